@@ -1,0 +1,34 @@
+# Both commands do everything on a fresh machine with Python 3.11+ and make.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check clean
+
+demo: .venv/demo-is-installed
+	$(BIN)/sfumato demo --preset digits-cpu
+
+test: check
+	$(BIN)/pytest -n 2 -m "not slow and not gpu"
+
+check: .venv/dev-is-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| (echo "sfumato needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1)
+	$(PYTHON) -m venv .venv
+
+.venv/demo-is-installed: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo]"
+	touch $@
+
+.venv/dev-is-installed: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,dev]"
+	touch $@ .venv/demo-is-installed
+
+clean:
+	rm -rf .venv

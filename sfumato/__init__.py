@@ -1,0 +1,57 @@
+"""sfumato: train vision models on pictures you must not leak.
+
+Names are loaded when they are first used, so that `import sfumato` takes no time:
+
+    images = sfumato.load_images("digits", "train")
+    plan = sfumato.make_plan(sfumato.Budget(epsilon=3, delta=1e-5), size=len(images), ...)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from sfumato.data.augment import Augmentation as Augmentation
+    from sfumato.data.images import Images as Images
+    from sfumato.data.load import load_images as load_images
+    from sfumato.privacy.accounting import epsilon as epsilon
+    from sfumato.privacy.budget import Budget as Budget
+    from sfumato.privacy.budget import Plan as Plan
+    from sfumato.privacy.budget import make_plan as make_plan
+    from sfumato.privacy.events import Event as Event
+    from sfumato.privacy.ledger import Header as Header
+    from sfumato.privacy.ledger import Ledger as Ledger
+    from sfumato.privacy.noise import privatize as privatize
+    from sfumato.privacy.sampling import Secret as Secret
+    from sfumato.privacy.sampling import poisson_batches as poisson_batches
+    from sfumato.runs import Run as Run
+    from sfumato.runs import open_run as open_run
+
+_HOMES = {
+    "Augmentation": "data.augment",
+    "Images": "data.images",
+    "load_images": "data.load",
+    "epsilon": "privacy.accounting",
+    "Budget": "privacy.budget",
+    "Plan": "privacy.budget",
+    "make_plan": "privacy.budget",
+    "Event": "privacy.events",
+    "Header": "privacy.ledger",
+    "Ledger": "privacy.ledger",
+    "privatize": "privacy.noise",
+    "Secret": "privacy.sampling",
+    "poisson_batches": "privacy.sampling",
+    "Run": "runs",
+    "open_run": "runs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sfumato' has no attribute {name!r}")
+    return getattr(import_module(f"sfumato.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)

@@ -1,0 +1,127 @@
+"""`sfumato VERB ...`: from words to recipes. The only file that knows the CLI library.
+
+`sfumato --help` reads this table and nothing else, so it answers at once; a verb's recipe is
+imported when the verb is called. Every verb takes `--preset`, `--out` and `--json`.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
+
+from sfumato import __version__
+from sfumato.config import dumps
+from sfumato.errors import ConfigError, SfumatoError
+from sfumato.runs import open_run
+
+VERBS = {
+    "demo": "the story on embedded digits, in seconds: private means, a ledger, a picture",
+    "account": "budget arithmetic: epsilon of a plan, noise for an epsilon",
+}
+"""Verb -> what it does. The recipe of a verb is sfumato.recipes.VERB."""
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(Generic[Config]):
+    """What was asked for: the recipe's own settings, and those that every verb has."""
+
+    config: Config
+    preset: str | None = None
+    """Start from these settings; further flags change them."""
+    out: Path | None = None
+    """The run directory. The same command goes on where it was cut."""
+    json: bool = False
+    """Print the summary as JSON on standard output."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 done, 2 something to mend, 130 interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())
+        raise SystemExit(0)
+    if words[0] in ("-V", "--version"):
+        print(f"sfumato {__version__}")
+        raise SystemExit(0)
+    try:
+        _call(words[0], words[1:])
+    except SfumatoError as problem:
+        print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("\nInterrupted. The same command goes on from here.", file=sys.stderr)
+        raise SystemExit(130) from None
+    raise SystemExit(0)
+
+
+def _call(verb: str, words: list[str]) -> None:
+    if verb not in VERBS:
+        near = get_close_matches(verb, VERBS, n=1)
+        hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(VERBS)}."
+        raise SfumatoError(f'there is no verb "{verb}".{hint}')
+    recipe = import_module(f"sfumato.recipes.{verb}")
+    order = _parse(recipe, verb, words)
+    summary = _execute(recipe, verb, order)
+    print(dumps(summary, indent=2) if order.json else recipe.show(summary))
+
+
+def _execute(recipe: Any, verb: str, order: "Order[Any]") -> dict[str, Any]:
+    if not recipe.NEEDS_RUN and order.out is None:
+        return recipe.run(order.config, None)
+    with open_run(order.config, verb=verb, out=order.out, say=_say) as run:
+        if run.finished:
+            _say(f"{run.path} is finished already; this is what it found.")
+            return run.summary
+        return recipe.run(order.config, run)
+
+
+def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":
+    import tyro
+
+    presets = ", ".join(recipe.PRESETS)
+    default = None
+    name = _preset_name(words)
+    if name is not None:
+        if name not in recipe.PRESETS:
+            raise ConfigError(f'sfumato {verb} has no preset "{name}". There are: {presets}.')
+        default = Order(config=recipe.PRESETS[name](), preset=name)
+    order: Any = tyro.cli(
+        Order[tyro.conf.OmitArgPrefixes[recipe.Config]],
+        args=words,
+        default=default,
+        prog=f"sfumato {verb}",
+        description=f"{recipe.Config.__doc__} Presets: {presets}.",
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    return order
+
+
+def _preset_name(words: list[str]) -> str | None:
+    """The preset is needed before the flags can be read, since it sets their defaults."""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word == "--preset":
+            return after
+        if word.startswith("--preset="):
+            return word.removeprefix("--preset=")
+    return None
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _help() -> str:
+    verbs = "\n".join(f"  {verb:<12} {text}" for verb, text in VERBS.items())
+    return (
+        "usage: sfumato VERB [OPTIONS]\n\n"
+        "Train vision models on pictures you must not leak, share what carries the task,\n"
+        "and measure what a model gives away.\n\n"
+        f"verbs:\n{verbs}\n\n"
+        "Every verb takes --preset NAME, --out DIR (the run directory; the same command resumes)\n"
+        "and --json (the summary on standard output). sfumato VERB --help lists its settings."
+    )

@@ -1,0 +1,116 @@
+"""Configs: frozen, keyword-only dataclasses that survive a round trip through JSON, strictly.
+
+Reading is the strict direction: a key that is missing, unknown or of the wrong type is an error
+that names it. So a config on disk means what it says, and a run is never resumed by half a config.
+"""
+
+import dataclasses
+import json
+import math
+import types
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from sfumato.errors import ConfigError
+
+Config = TypeVar("Config")
+
+
+def to_json(value: Any) -> Any:
+    """The value as plain JSON: dataclasses become objects, paths strings, infinity "inf"."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [entry.name for entry in dataclasses.fields(value)]
+        return {name: to_json(getattr(value, name)) for name in names}
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{type(value).__name__} has no place in a config: {value!r}")
+
+
+def dumps(value: Any, indent: int | None = None) -> str:
+    """The value as JSON text that any program can read."""
+    return json.dumps(to_json(value), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def from_json(kind: type[Config], data: Any) -> Config:
+    """The config of this kind that `to_json` made `data` from."""
+    return _read(kind, data, "")
+
+
+def differences(before: Any, after: Any, name: str = "") -> list[str]:
+    """One line for each field in which two JSON values differ, as `name: before -> after`."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        lines = []
+        for key in sorted(before.keys() | after.keys()):
+            path = f"{name}.{key}" if name else key
+            lines += differences(before.get(key), after.get(key), path)
+        return lines
+    return [] if before == after else [f"{name}: {json.dumps(before)} -> {json.dumps(after)}"]
+
+
+def _read(kind: Any, data: Any, name: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return _read_dataclass(kind, data, name)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _read_union(arguments, data, name)
+    if origin is tuple and isinstance(data, list):
+        return _read_tuple(arguments, data, name)
+    if origin is Literal:
+        if data not in arguments:
+            raise _mismatch(name, data, " or ".join(map(repr, arguments)))
+        return data
+    return _read_plain(kind, data, name)
+
+
+def _read_plain(kind: Any, data: Any, name: str) -> Any:
+    if kind is Path and isinstance(data, str):
+        return Path(data)
+    if kind is float and (type(data) in (int, float) or data in ("inf", "-inf", "nan")):
+        return float(data)
+    if kind in (bool, int, str, types.NoneType) and type(data) is kind:
+        return data
+    raise _mismatch(name, data, getattr(kind, "__name__", str(kind)))
+
+
+def _read_tuple(kinds: tuple[Any, ...], data: list[Any], name: str) -> Any:
+    kinds = kinds[:1] * len(data) if kinds[-1] is ... else kinds
+    if len(kinds) != len(data):
+        raise _mismatch(name, data, f"{len(kinds)} values")
+    pairs = enumerate(zip(kinds, data, strict=True))
+    return tuple(_read(kind, item, f"{name}[{i}]") for i, (kind, item) in pairs)
+
+
+def _read_dataclass(kind: Any, data: Any, name: str) -> Any:
+    if not isinstance(data, dict):
+        raise _mismatch(name, data, "an object")
+    prefix = f"{name}." if name else ""
+    hints = get_type_hints(kind)
+    names = [entry.name for entry in dataclasses.fields(kind)]
+    unknown, missing = set(data) - set(names), set(names) - set(data)
+    if unknown:
+        known = ", ".join(names)
+        raise ConfigError(f'unknown setting "{prefix}{min(unknown)}". There are: {known}.')
+    if missing:
+        raise ConfigError(f'setting "{prefix}{min(missing)}" is missing.')
+    return kind(**{key: _read(hints[key], data[key], prefix + key) for key in names})
+
+
+def _read_union(kinds: tuple[Any, ...], data: Any, name: str) -> Any:
+    for kind in kinds:
+        try:
+            return _read(kind, data, name)
+        except ConfigError:
+            continue
+    raise _mismatch(name, data, " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds))
+
+
+def _mismatch(name: str, data: Any, expected: str) -> ConfigError:
+    return ConfigError(f'setting "{name}" is {data!r}, and must be {expected}.')

@@ -1,0 +1,5 @@
+"""Images in memory and on disk.
+
+`images` is the one container, `load` finds images by name or path, `folder`, `arrays` and `named`
+read the formats, `embedded` the digits that ship with a package, `augment` changes batches.
+"""

@@ -1,0 +1,115 @@
+"""Images from an `.npz` file in the Keras layout: x_train, y_train, x_test, y_test.
+
+Images are n h w (grey) or n h w c with 1 or 3 channels; bytes, or floats between 0 and 1. Labels
+are whole numbers. An optional `classes` array names the classes. Nothing is ever unpickled.
+"""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sfumato.data.images import Images
+from sfumato.errors import DataError
+
+
+def load_npz(path: Path, split: str, *, private: bool, name: str | None = None) -> Images:
+    """One split of the file. The classes are those of the whole file, so that splits agree."""
+    arrays = _read(path)
+    pixels = _pixels(arrays[f"x_{split}"], f"{path}: x_{split}")
+    labels = _labels(arrays[f"y_{split}"], f"{path}: y_{split}")
+    if len(pixels) != len(labels):
+        raise DataError(
+            f"{path}: x_{split} has {len(pixels)} images and y_{split} {len(labels)} labels. "
+            "Each image needs one label."
+        )
+    both = [_labels(arrays[key], f"{path}: {key}") for key in ("y_train", "y_test")]
+    values = np.unique(np.concatenate(both))
+    classes = _class_names(arrays, values, path)
+    if "classes" not in arrays:
+        labels = np.searchsorted(values, labels)
+    return Images(
+        pixels=torch.from_numpy(pixels),
+        labels=torch.from_numpy(labels.astype(np.int64)),
+        classes=classes,
+        name=f"{name or path.stem}-{split}",
+        private=private,
+    )
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    needed = ("x_train", "y_train", "x_test", "y_test")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [key for key in needed if key not in file]
+            if missing:
+                raise DataError(
+                    f"{path} has no array {missing[0]}; it holds {', '.join(file.files) or 'none'}."
+                    f" The Keras layout needs {', '.join(needed)}."
+                )
+            return {key: file[key] for key in (*needed, "classes") if key in file}
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist.") from None
+    except ValueError as problem:
+        if isinstance(problem, DataError):
+            raise
+        if "pickle" in str(problem).lower():
+            raise DataError(
+                f"{path} holds an object array, and opening it would run code from the file. Save "
+                "plain arrays of one shape instead."
+            ) from problem
+        raise DataError(f"{path} is damaged or no .npz file: {problem}.") from problem
+    except (zipfile.BadZipFile, EOFError, OSError, TypeError, AttributeError) as problem:
+        raise DataError(f"{path} is damaged or no .npz file: {problem}.") from problem
+
+
+def _pixels(array: np.ndarray, where: str) -> np.ndarray:
+    if array.ndim == 3:
+        array = array[..., None]
+    if array.ndim != 4 or array.shape[-1] not in (1, 3):
+        hint = " Move the channels last." if array.ndim == 4 and array.shape[1] in (1, 3) else ""
+        raise DataError(f"{where} has shape {array.shape}, not n h w or n h w 3.{hint}")
+    if min(array.shape[1:3]) == 0:
+        raise DataError(f"{where} has images without pixels: shape {array.shape}.")
+    return np.ascontiguousarray(_bytes(array, where).transpose(0, 3, 1, 2))
+
+
+def _bytes(array: np.ndarray, where: str) -> np.ndarray:
+    if array.dtype == np.uint8:
+        return array
+    low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+    if np.issubdtype(array.dtype, np.floating):
+        if not np.isfinite(array).all():
+            raise DataError(f"{where} holds NaN or infinity. Clean the images first.")
+        if low < 0 or high > 1:
+            raise DataError(
+                f"{where} holds floats from {low:g} to {high:g}. Give bytes, or floats from 0 to 1."
+            )
+        return np.round(array * 255).astype(np.uint8)
+    if np.issubdtype(array.dtype, np.integer):
+        if low < 0 or high > 255:
+            raise DataError(f"{where} holds values from {low:g} to {high:g}, not bytes (0 to 255).")
+        return array.astype(np.uint8)
+    raise DataError(f"{where} is of type {array.dtype}: images are bytes, or floats from 0 to 1.")
+
+
+def _labels(array: np.ndarray, where: str) -> np.ndarray:
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise DataError(f"{where} has shape {array.shape}: labels are one number an image.")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise DataError(f"{where} is of type {array.dtype}: labels are whole numbers.")
+    return array.astype(np.int64)
+
+
+def _class_names(arrays: dict[str, np.ndarray], values: np.ndarray, path: Path) -> tuple[str, ...]:
+    if "classes" not in arrays:
+        return tuple(str(value) for value in values)
+    names = arrays["classes"]
+    if names.ndim != 1 or names.dtype.kind != "U":
+        raise DataError(f"{path}: classes must be a list of names, one a class.")
+    if len(values) and not 0 <= values.min() <= values.max() < len(names):
+        raise DataError(f"{path} names {len(names)} classes and has labels up to {values.max()}.")
+    return tuple(str(name) for name in names)

@@ -1,0 +1,117 @@
+"""Images from a folder tree with one folder a class.
+
+    pictures/cat/1.jpg  pictures/dog/2.png           split by us, one fifth of each class for test
+    pictures/train/cat/1.jpg  pictures/test/cat/2.jpg   split by you ("val" works for "test")
+
+Files are decoded in parallel, turned as their EXIF tag says, and resized with antialiasing.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from sfumato.data.images import Images
+from sfumato.errors import DataError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+TEST_NAMES = ("test", "val", "valid", "validation")
+TEST_SHARE = 0.2
+
+
+def load_folder(path: Path, split: str, *, private: bool, image_size: int | None = None) -> Images:
+    """One split of a folder tree. Classes are the folder names in alphabetical order."""
+    root, ours = _split_root(path, split)
+    files, labels, classes = _find(root)
+    images = Images(
+        pixels=decode(files, image_size),
+        labels=torch.tensor(labels),
+        classes=classes,
+        name=f"{path.name}-{split}",
+        private=private,
+    )
+    if not ours:
+        return images
+    test, train = images.split(TEST_SHARE, seed=0)
+    return test if split == "test" else train
+
+
+def decode(files: Sequence[Path], image_size: int | None) -> Tensor:
+    """Pixels of all files, n c h w; grey when every file is grey.
+
+    With `image_size` the shorter side is resized to it and the middle is cut out; without, all
+    files must have one size already.
+    """
+    with ThreadPoolExecutor() as pool:
+        arrays = list(pool.map(lambda file: _decode_one(file, image_size), files))
+    if len({array.shape[:2] for array in arrays}) > 1:
+        first = arrays[0].shape[:2]
+        other = next(i for i, array in enumerate(arrays) if array.shape[:2] != first)
+        raise DataError(
+            f"the images differ in size: {files[0]} is {_size(arrays[0])} and {files[other]} is "
+            f"{_size(arrays[other])}. Give --image-size to resize them."
+        )
+    channels = max(array.shape[2] for array in arrays)
+    same = [np.broadcast_to(array, (*array.shape[:2], channels)) for array in arrays]
+    return torch.from_numpy(np.stack(same)).permute(0, 3, 1, 2).contiguous()
+
+
+def _decode_one(file: Path, image_size: int | None) -> np.ndarray:
+    try:
+        with Image.open(file) as opened:
+            picture = ImageOps.exif_transpose(opened)
+            picture = _to_bytes(picture)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
+        raise DataError(
+            f"{file} cannot be read as an image ({problem}). Replace it or take it away."
+        ) from problem
+    if image_size is not None and picture.size != (image_size, image_size):
+        # ImageOps.fit cuts to the target's shape and antialiases while it resizes.
+        picture = ImageOps.fit(picture, (image_size, image_size), Image.Resampling.BICUBIC)
+    array = np.asarray(picture)
+    return array[..., None] if array.ndim == 2 else array
+
+
+def _to_bytes(picture: Image.Image) -> Image.Image:
+    if picture.mode.startswith("I"):
+        # 16-bit grey, as scanners write it: Pillow's own conversion would cut it off at 255.
+        return Image.fromarray((np.asarray(picture).astype(np.int64) >> 8).astype(np.uint8))
+    return picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
+
+
+def _split_root(path: Path, split: str) -> tuple[Path, bool]:
+    """Where the split lives, and whether it is ours to make."""
+    if not path.is_dir():
+        raise DataError(f"{path} is not a folder. It should hold one folder of images a class.")
+    if not (path / "train").is_dir():
+        return path, True
+    if split == "train":
+        return path / "train", False
+    for name in TEST_NAMES:
+        if (path / name).is_dir():
+            return path / name, False
+    raise DataError(f"{path} has a train folder and none of {', '.join(TEST_NAMES)} beside it.")
+
+
+def _find(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
+    folders = sorted(item for item in root.iterdir() if item.is_dir() and item.name[0] != ".")
+    if not folders:
+        raise DataError(f"{root} has no folders in it. Put the images into one folder a class.")
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, folder in enumerate(folders):
+        found = sorted(item for item in folder.rglob("*") if item.suffix.lower() in SUFFIXES)
+        if not found:
+            kinds = ", ".join(SUFFIXES)
+            raise DataError(f"{folder} has no images ({kinds}). Fill it or take it away.")
+        files += found
+        labels += [label] * len(found)
+    return files, labels, tuple(folder.name for folder in folders)
+
+
+def _size(array: np.ndarray) -> str:
+    return f"{array.shape[1]}x{array.shape[0]}"

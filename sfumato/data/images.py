@@ -1,0 +1,139 @@
+"""`Images`: pixels, labels and, above all, whether they are private.
+
+Privacy is marked once, at loading, and travels with every selection and split. A step that adds
+no noise calls `require_public` on what it reads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from sfumato.errors import ConfigError, DataError, PrivacyError
+from sfumato.runs import atomic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """A labelled set of images of one size. `labels[i]` is the place of its class in `classes`."""
+
+    pixels: UInt8[Tensor, "n c h w"]
+    labels: Int[Tensor, " n"]
+    classes: tuple[str, ...]
+    name: str
+    private: bool
+
+    def __post_init__(self) -> None:
+        if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4:
+            raise DataError(f'"{self.name}": pixels must be uint8 of shape n c h w.')
+        if len(self.pixels) != len(self.labels):
+            raise DataError(
+                f'"{self.name}" has {len(self.pixels)} images and {len(self.labels)} labels: each '
+                "image needs one."
+            )
+        if len(self.labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(
+            self.classes
+        ):
+            raise DataError(f'"{self.name}" has labels outside its {len(self.classes)} classes.')
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        channels, height, width = self.pixels.shape[1:]
+        return channels, height, width
+
+    def require_public(self, purpose: str) -> "Images":
+        """These images, or a `PrivacyError` if they are private: `purpose` adds no noise."""
+        if self.private:
+            raise PrivacyError(
+                f'{purpose} would read "{self.name}", which is private, and adds no noise. Give it '
+                "public images, or split some off with a public share."
+            )
+        return self
+
+    def select(self, indices: Int[Tensor, " k"] | Sequence[int]) -> "Images":
+        """The images at these places, in this order."""
+        where = torch.as_tensor(indices, dtype=torch.int64)
+        return replace(self, pixels=self.pixels[where], labels=self.labels[where])
+
+    def split(self, share: float, seed: int = 0) -> tuple["Images", "Images"]:
+        """Two parts: `share` of every class, drawn by `seed`, and the rest.
+
+        The same seed gives the same parts for ever. Each class gives its share rounded to whole
+        images, with the remainders settled so that the total is right too.
+        """
+        if not 0 < share < 1:
+            raise ConfigError(f"share={share:g} must lie between 0 and 1.")
+        first = _stratified(self.labels.numpy(), len(self.classes), share, seed)
+        rest = np.setdiff1d(np.arange(len(self)), first)
+        return self.select(first.tolist()), self.select(rest.tolist())
+
+    def public_share(self, share: float, seed: int = 0) -> tuple["Images", "Images"]:
+        """Declare `share` of every class public. Returns the public part and the private rest.
+
+        This is a decision about people, not a computation: whoever calls it promises that these
+        images may be seen. The ledger of what follows speaks of the private rest alone.
+        """
+        public, rest = self.split(share, seed)
+        missing = [name for i, name in enumerate(self.classes) if not (public.labels == i).any()]
+        if missing:
+            raise DataError(
+                f'a public share of {share:g} of "{self.name}" leaves class "{missing[0]}" with no '
+                "image at all. Raise the share."
+            )
+        percent = f"{100 * share:g}%"
+        public = replace(public, name=f"{self.name}-public-{percent}", private=False)
+        return public, replace(rest, name=f"{self.name}-without-{percent}")
+
+    def save_npz(self, path: Path, test: "Images | None" = None) -> Path:
+        """Write the Keras layout that `load_images` reads back."""
+        held_out = self.select([]) if test is None else test
+        arrays = {
+            "x_train": _keras(self.pixels),
+            "y_train": self.labels.numpy(),
+            "x_test": _keras(held_out.pixels),
+            "y_test": held_out.labels.numpy(),
+            "classes": np.array(self.classes, dtype=np.str_),
+        }
+        with atomic(path) as file:
+            np.savez_compressed(file, **arrays)
+        return path
+
+    def save_folder(self, path: Path) -> Path:
+        """Write one PNG an image, in one folder a class."""
+        from PIL import Image
+
+        digits = len(str(max(len(self) - 1, 0)))
+        for label, name in enumerate(self.classes):
+            folder = path / name
+            folder.mkdir(parents=True, exist_ok=True)
+            for index in torch.nonzero(self.labels == label).flatten().tolist():
+                picture = Image.fromarray(_keras(self.pixels[index : index + 1])[0])
+                picture.save(folder / f"{index:0{digits}d}.png")
+        return path
+
+
+def _keras(pixels: UInt8[Tensor, "n c h w"]) -> np.ndarray:
+    array = pixels.cpu().permute(0, 2, 3, 1).numpy()
+    return array[..., 0] if array.shape[-1] == 1 else array
+
+
+def _stratified(labels: np.ndarray, num_classes: int, share: float, seed: int) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    members = [np.flatnonzero(labels == label) for label in range(num_classes)]
+    exact = np.array([share * len(places) for places in members])
+    counts = np.floor(exact).astype(int)
+    # Largest remainders first, so that the parts add up to the share of the whole.
+    for label in np.argsort(counts - exact, kind="stable")[: round(exact.sum()) - counts.sum()]:
+        counts[label] += 1
+    drawn = [
+        generator.permutation(places)[:count] for places, count in zip(members, counts, strict=True)
+    ]
+    return np.sort(np.concatenate(drawn))

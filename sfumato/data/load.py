@@ -1,0 +1,97 @@
+"""`load_images`: a name or a path, and the images are here, marked private or public for good."""
+
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from sfumato.data.arrays import load_npz
+from sfumato.data.embedded import load_digits
+from sfumato.data.folder import load_folder
+from sfumato.data.images import Images
+from sfumato.data.named import SOURCES, load_named
+from sfumato.errors import ConfigError, DataError
+
+Split = Literal["train", "test"]
+
+NAMES = ("digits", *SOURCES)
+
+
+def load_images(
+    source: str | Path,
+    split: Split = "train",
+    private: bool = True,
+    *,
+    image_size: int | None = None,
+    data_root: Path = Path("data"),
+    download: bool = False,
+) -> Images:
+    """The train or test split of `source`, resized to `image_size` if given.
+
+    `source` is a name (digits, mnist, fashion_mnist, emnist-letters, cifar10, cifar100, svhn,
+    celeba), a path to an .npz file in the Keras layout, or a folder with one folder a class. Images
+    are private unless said otherwise. Raises `DataError` for data that cannot be trained on: no
+    images, or a single class.
+    """
+    if split not in ("train", "test"):
+        raise ConfigError(f'split="{split}" must be "train" or "test".')
+    if image_size is not None and image_size < 1:
+        raise ConfigError(f"image_size={image_size} must be at least 1.")
+    images = _load(str(source), split, private, image_size, data_root, download)
+    if image_size is not None:
+        images = resize(images, image_size)
+    if len(images) == 0:
+        raise DataError(f'"{images.name}" has no images.')
+    if len(images.classes) < 2:
+        raise DataError(
+            f'"{images.name}" has one class only, "{", ".join(images.classes)}": there is nothing '
+            "to tell apart. Give at least two."
+        )
+    return images
+
+
+def resize(images: Images, image_size: int) -> Images:
+    """The same images, square with sides of `image_size` pixels, antialiased."""
+    if images.shape[1:] == (image_size, image_size):
+        return images
+    from torchvision.transforms.v2.functional import center_crop, resize
+
+    # In pieces, so that the float copy stays small beside the images.
+    pieces = [
+        center_crop(resize(piece, [image_size], antialias=True), [image_size])
+        for piece in images.pixels.split(4096)
+    ]
+    return replace(images, pixels=torch.cat(pieces))
+
+
+def _load(
+    source: str,
+    split: Split,
+    private: bool,
+    image_size: int | None,
+    data_root: Path,
+    download: bool,
+) -> Images:
+    if source == "digits":
+        return load_digits(split, private=private)
+    if source.partition(":")[0] in SOURCES:
+        return load_named(
+            source,
+            split,
+            private=private,
+            data_root=data_root,
+            image_size=image_size,
+            download=download,
+        )
+    path = Path(source).expanduser()
+    if path.suffix == ".npz":
+        return load_npz(path, split, private=private)
+    if path.exists():
+        return load_folder(path, split, private=private, image_size=image_size)
+    near = get_close_matches(source, NAMES, n=1)
+    hint = f' Did you mean "{near[0]}"?' if near else ""
+    raise DataError(
+        f'"{source}" is neither a file, a folder nor a known name ({", ".join(NAMES)}).{hint}'
+    )

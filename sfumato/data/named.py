@@ -1,0 +1,135 @@
+"""The torchvision data sets by name, from files under a data root.
+
+`NAME.npz` in the root is used when it is there. Otherwise torchvision reads its own files from the
+root, and fetches them only when asked to.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sfumato.data.arrays import load_npz
+from sfumato.data.folder import decode
+from sfumato.data.images import Images
+from sfumato.errors import DataError
+
+
+@dataclass(frozen=True)
+class Source:
+    """How torchvision builds a set, and how its files become arrays."""
+
+    build: Callable[..., Any]
+    """(root, split, download) -> torchvision data set"""
+    read: Callable[..., tuple[np.ndarray, np.ndarray, tuple[str, ...]]]
+    """(data set, image size) -> pixels n h w [c], labels, class names"""
+
+
+def load_named(
+    name: str,
+    split: str,
+    *,
+    private: bool,
+    data_root: Path,
+    image_size: int | None = None,
+    download: bool = False,
+) -> Images:
+    """One split of the set called `name`; `celeba:Smiling` picks the attribute that labels it."""
+    base, _, variant = name.partition(":")
+    prepared = data_root / f"{name.replace(':', '-')}.npz"
+    if prepared.exists():
+        return load_npz(prepared, split, private=private, name=name)
+    try:
+        source = SOURCES[base](variant)
+        dataset = source.build(str(data_root), split, download)
+    except (RuntimeError, FileNotFoundError) as problem:
+        raise DataError(
+            f'"{name}" is not under {data_root}, neither as {prepared.name} nor in torchvision\'s '
+            "own layout. Put it there, name the right --data-root, or fetch it with --download."
+        ) from problem
+    pixels, labels, classes = source.read(dataset, image_size)
+    pixels = pixels[..., None] if pixels.ndim == 3 else pixels
+    return Images(
+        pixels=torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))),
+        labels=torch.from_numpy(np.asarray(labels, dtype=np.int64)),
+        classes=classes,
+        name=f"{name}-{split}",
+        private=private,
+    )
+
+
+def _torchvision(kind: str, **options: Any) -> Callable[..., Any]:
+    """Sets whose constructor takes train=True or False."""
+
+    def build(root: str, split: str, download: bool) -> Any:
+        from torchvision import datasets
+
+        make = getattr(datasets, kind)
+        return make(root, train=split == "train", download=download, **options)
+
+    return build
+
+
+def _read_plain(dataset: Any, _: int | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    return np.asarray(dataset.data), np.asarray(dataset.targets), tuple(dataset.classes)
+
+
+def _read_letters(dataset: Any, _: int | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    # EMNIST stores its pictures transposed, and counts letters from 1.
+    pixels = np.asarray(dataset.data).transpose(0, 2, 1)
+    letters = tuple(chr(ord("a") + i) for i in range(26))
+    return pixels, np.asarray(dataset.targets) - 1, letters
+
+
+def _build_svhn(root: str, split: str, download: bool) -> Any:
+    from torchvision.datasets import SVHN
+
+    return SVHN(root, split=split, download=download)
+
+
+def _read_svhn(dataset: Any, _: int | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    classes = tuple(str(digit) for digit in range(10))
+    return np.asarray(dataset.data).transpose(0, 2, 3, 1), np.asarray(dataset.labels), classes
+
+
+def _build_celeba(root: str, split: str, download: bool) -> Any:
+    from torchvision.datasets import CelebA
+
+    return CelebA(root, split=split, target_type=["attr", "identity"], download=download)
+
+
+def _celeba(variant: str) -> Source:
+    label = variant or "Male"
+
+    def read(
+        dataset: Any, image_size: int | None
+    ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+        attributes = [name for name in dataset.attr_names if name]
+        folder = Path(dataset.root) / dataset.base_folder / "img_align_celeba"
+        if label == "identity":
+            people, labels = np.unique(dataset.identity.numpy().ravel(), return_inverse=True)
+            classes = tuple(str(person) for person in people)
+        elif label in attributes:
+            labels = dataset.attr.numpy()[:, attributes.index(label)]
+            classes = (f"not {label}", label)
+        else:
+            known = ", ".join(["identity", *attributes])
+            raise DataError(f'celeba has no label "{label}". There are: {known}.')
+        pixels = decode([folder / name for name in dataset.filename], image_size)
+        return pixels.permute(0, 2, 3, 1).numpy(), labels, classes
+
+    return Source(_build_celeba, read)
+
+
+SOURCES: dict[str, Callable[[str], Source]] = {
+    "mnist": lambda _: Source(_torchvision("MNIST"), _read_plain),
+    "fashion_mnist": lambda _: Source(_torchvision("FashionMNIST"), _read_plain),
+    "emnist-letters": lambda _: Source(_torchvision("EMNIST", split="letters"), _read_letters),
+    "cifar10": lambda _: Source(_torchvision("CIFAR10"), _read_plain),
+    "cifar100": lambda _: Source(_torchvision("CIFAR100"), _read_plain),
+    "svhn": lambda _: Source(_build_svhn, _read_svhn),
+    "celeba": _celeba,
+}

@@ -1,0 +1,25 @@
+"""The errors a user may meet. Each message says what is wrong, why, and what to do about it.
+
+All of them are `SfumatoError`, itself a `ValueError`: the command line turns them into a message
+and exit code 2. Our own mistakes are `assert`s and keep their traceback.
+"""
+
+
+class SfumatoError(ValueError):
+    """Something the user can mend."""
+
+
+class ConfigError(SfumatoError):
+    """A setting that cannot work, named as the user typed it."""
+
+
+class DataError(SfumatoError):
+    """Images or labels that cannot be used; the message names the file."""
+
+
+class PrivacyError(SfumatoError):
+    """Going on would break the promise, so nothing went on."""
+
+
+class RunError(SfumatoError):
+    """A run directory that cannot be opened, resumed or trusted."""

@@ -1,0 +1,208 @@
+"""What is promised, and the plan that keeps the promise.
+
+A `Budget` is the promise (epsilon, delta). A `Plan` is one way to spend it: T steps, each on a
+Poisson batch that every example joins with probability `rate`, each example's contribution
+clipped to norm `max_norm`, Gaussian noise of deviation `noise_multiplier * max_norm` on the sum
+(Abadi et al. 2016). `make_plan` finds the least noise that fits the budget, after what has been
+spent already, so that several stages can share one budget.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.privacy.accounting import least_noise, most_steps, price
+from sfumato.privacy.events import Event, Relation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The promise: (epsilon, delta)-differential privacy. An infinite epsilon promises nothing."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise ConfigError(
+                f"epsilon={self.epsilon:g} must be above 0: at 0 nothing can be learnt from the "
+                "data. Between 1 and 8 is usual."
+            )
+        if not 0 < self.delta < 1:
+            raise ConfigError(
+                f"delta={self.delta:g} must lie between 0 and 1: it is the chance that the "
+                "promise fails. Leave it out to get one that suits the data's size."
+            )
+
+    def check_against(self, size: int) -> None:
+        """Refuse a delta that a careless mechanism satisfies on a data set of `size` examples."""
+        if self.delta >= 1 / size:
+            raise ConfigError(
+                f"delta={self.delta:g} is not below 1/{size}: publishing one image at random "
+                f"would satisfy it. Use {default_delta(size):.2g}, the default, or less."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a budget is spent: every number the guarantee depends on, and nothing else.
+
+    `expected_batch` divides the noisy sum. It is a public setting, never the size a batch happened
+    to have, because that size depends on who is in the data. `max_batch`, when given, cuts a larger
+    Poisson batch to a random subset (Ganesh 2025), so that memory has a bound; then `size`, the
+    number of examples, is part of the plan too.
+    """
+
+    noise_multiplier: float
+    expected_batch: float
+    rate: float = 1.0
+    steps: int = 1
+    max_norm: float = 1.0
+    relation: Relation = "add-or-remove"
+    max_batch: int | None = None
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"rate={self.rate:g} must lie in (0, 1]: it is a probability.")
+        if self.steps < 1:
+            raise ConfigError(f"steps={self.steps} must be at least 1.")
+        if not (self.max_norm > 0 and math.isfinite(self.max_norm)):
+            raise ConfigError(
+                f"max_norm={self.max_norm:g} must be positive and finite: it bounds what one "
+                "example can change."
+            )
+        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
+            raise ConfigError(
+                f"noise_multiplier={self.noise_multiplier:g} must be finite and not negative."
+            )
+        if not self.expected_batch > 0:
+            raise ConfigError(f"expected_batch={self.expected_batch:g} must be above 0.")
+        if self.max_batch is not None and not (self.size and 0 < self.max_batch <= self.size):
+            raise ConfigError(
+                f"max_batch={self.max_batch} must lie between 1 and the {self.size} examples."
+            )
+
+    @property
+    def noise_deviation(self) -> float:
+        """Standard deviation of the noise on each coordinate of a sum."""
+        return self.noise_multiplier * self.max_norm
+
+    def event(self, stage: str, step: int, data: str = "") -> Event:
+        """The ledger line that step number `step` costs."""
+        if not 0 <= step < self.steps:
+            raise PrivacyError(
+                f'step {step} of stage "{stage}" is beyond its plan of {self.steps} steps: the '
+                "budget is spent. Plan more steps from the start, with more noise in each."
+            )
+        return Event(
+            stage=stage,
+            step=step,
+            data=data,
+            rate=self.rate,
+            noise_multiplier=self.noise_multiplier,
+            max_batch=self.max_batch,
+            size=self.size if self.max_batch is not None else None,
+        )
+
+    def epsilon(self, delta: float, steps: int | None = None) -> float:
+        """What the plan will cost, or its first `steps` steps, by the PLD accountant."""
+        costs = Counter({self.event("plan", 0).cost: self.steps if steps is None else steps})
+        return price(costs, delta, self.relation)
+
+
+def make_plan(
+    budget: Budget | None = None,
+    *,
+    size: int,
+    batch_size: float | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    noise_multiplier: float | None = None,
+    max_norm: float = 1.0,
+    relation: Relation = "add-or-remove",
+    max_batch: int | None = None,
+    spent: Sequence[Event] = (),
+) -> Plan:
+    """The plan with the least noise that keeps `budget`, or the one with that `noise_multiplier`.
+
+    Guarantee: with a budget, the events of the plan composed with `spent` cost at most
+    `budget.epsilon` at `budget.delta` under `relation`, by the PLD accountant's upper bound. With a
+    noise multiplier the caller chooses, and the ledger will say what it costs.
+
+    Without `batch_size` the plan takes all of the data (rate 1); without `epochs` and `steps` it is
+    a single release.
+
+    >>> plan = make_plan(Budget(epsilon=2, delta=1e-5), size=50_000, batch_size=1000, epochs=1)
+    >>> plan.steps, round(plan.noise_multiplier, 2)
+    (50, 0.83)
+    """
+    if (budget is None) == (noise_multiplier is None):
+        raise ConfigError("give either a budget (epsilon, delta) or a noise multiplier.")
+    if size < 1:
+        raise ConfigError(f"size={size}: the data set is empty.")
+    batch_size = size if batch_size is None else batch_size
+    if not 0 < batch_size <= size:
+        raise ConfigError(
+            f"batch_size={batch_size:g} must be above 0 and at most {size}, the number of examples."
+        )
+    plan = Plan(
+        noise_multiplier=0.0 if noise_multiplier is None else noise_multiplier,
+        expected_batch=batch_size,
+        rate=batch_size / size,
+        steps=count_steps(size, batch_size, epochs=epochs, steps=steps),
+        max_norm=max_norm,
+        relation=relation,
+        max_batch=max_batch,
+        size=size,
+    )
+    if budget is None:
+        return plan
+    budget.check_against(size)
+    if math.isinf(budget.epsilon):
+        return plan
+    before = Counter(event.cost for event in spent)
+
+    def price_of(noise: float) -> float:
+        cost = replace(plan, noise_multiplier=noise).event("plan", 0).cost
+        return price(before + Counter({cost: plan.steps}), budget.delta, relation)
+
+    return replace(plan, noise_multiplier=least_noise(price_of, budget.epsilon))
+
+
+def steps_within(budget: Budget, plan: Plan, spent: Sequence[Event] = ()) -> int:
+    """How many steps of the plan's kind the budget allows, after what was `spent`."""
+    before = Counter(event.cost for event in spent)
+    cost = plan.event("plan", 0).cost
+
+    def price_of(steps: int) -> float:
+        return price(before + Counter({cost: steps}), budget.delta, plan.relation)
+
+    return most_steps(price_of, budget.epsilon)
+
+
+def count_steps(
+    size: int, batch_size: float, *, epochs: float | None = None, steps: int | None = None
+) -> int:
+    """Steps that `epochs` passes take, rounded up; one step when neither is given."""
+    if epochs is not None and steps is not None:
+        raise ConfigError(f"epochs={epochs:g} and steps={steps} say the same thing: give one.")
+    if epochs is None:
+        return 1 if steps is None else steps
+    if not (epochs > 0 and math.isfinite(epochs)):
+        raise ConfigError(f"epochs={epochs:g} must be above 0.")
+    # 4 epochs of 60,000 in batches of 128 are 1875 steps, not 1876 by a rounding error.
+    return math.ceil(round(epochs * size / batch_size, 6))
+
+
+def default_delta(size: int) -> float:
+    """1e-5 as in the literature, or size^-1.1 where that is smaller: always well below 1/size.
+
+    >>> default_delta(4_000)
+    1e-05
+    >>> f"{default_delta(1_000_000):.1e}"
+    '2.5e-07'
+    """
+    return min(1e-5, size**-1.1)

@@ -1,0 +1,187 @@
+"""The ledger: an append-only record of each use of private data.
+
+Epsilon is always derived from it, never stored in it. The first line says what the promise is
+about: which data is private, which data sets count as neighbours, how the randomness was made.
+Each further line is an `Event`, written *before* the step it pays for. A step taken again after a
+crash, with the same batch and the same noise, is the same release: it finds its line there and is
+not charged twice. What is made from an artefact inherits its lines, so a student distilled from a
+private teacher carries the teacher's cost.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar
+
+from sfumato.errors import PrivacyError, RunError
+from sfumato.privacy.accounting import Accountant, epsilon
+from sfumato.privacy.events import Event, Relation
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The first line: what the promise is about."""
+
+    data: str
+    """Name of the private data set."""
+    delta: float
+    relation: Relation = "add-or-remove"
+    unit: Literal["example", "person"] = "example"
+    """Whose presence is hidden: one image, or all the images of one person."""
+    public: str = "nothing"
+    """What the promise treats as public, in words."""
+    noise: Literal["torch", "chacha20"] = "torch"
+    """Where the noise comes from."""
+    fixed_seed: bool = False
+    """The randomness came from a seed that somebody knows: for research, not for release."""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+
+class Ledger:
+    """A header and its events, in the order they were charged.
+
+    `write`, if given, must make a record durable before it returns.
+    """
+
+    def __init__(self, header: Header, write: Callable[[Record], None] | None = None) -> None:
+        self.header = header
+        self._write = write
+        self._events: dict[tuple[str, str, int], Event] = {}
+        self._charged: set[tuple[str, str, int]] = set()
+        self._seeded_parents: list[str] = []
+        self._record({"header": asdict(header)})
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """All lines so far."""
+        return tuple(self._events.values())
+
+    def charge(self, event: Event) -> None:
+        """Write the line for what is about to happen.
+
+        Guarantee: when this returns, the event is in the ledger, and on disk if the ledger has a
+        file. A line read back from there may be charged again, once: that is a step repeated after
+        a crash, the same release with the same noise, and costs nothing more. Anything else that
+        asks for a line twice is refused, because the same noise would hide two different sums.
+        """
+        event = replace(event, ledger=self.header.id)
+        if event.name in self._charged:
+            raise PrivacyError(
+                f'step {event.step} of stage "{event.stage}" was already taken: its noise must not '
+                "be used for a second sum. Count steps up, or name another stage."
+            )
+        self._charged.add(event.name)
+        self._add(event)
+
+    def inherit(self, parent: "Ledger") -> None:
+        """Take over the lines of what this run's material was made from.
+
+        The same line counts once, however many ways it comes.
+        """
+        ours, theirs = self.header, parent.header
+        if (ours.relation, ours.unit) != (theirs.relation, theirs.unit):
+            raise PrivacyError(
+                f'the ledger of "{theirs.data}" hides one {theirs.unit} by {theirs.relation}, this '
+                f"one hides one {ours.unit} by {ours.relation}. Such promises do not add up: make "
+                "both with the same relation and unit."
+            )
+        seeded = [theirs.id] if theirs.fixed_seed else []
+        for parent_id in [*seeded, *parent._seeded_parents]:
+            self._mark_seeded(parent_id)
+        for event in parent.events:
+            self._add(event)
+
+    def epsilon(self, delta: float | None = None, accountant: Accountant = "pld") -> float:
+        """An upper bound on what all events together cost; infinite if one of them was exact."""
+        delta = self.header.delta if delta is None else delta
+        return epsilon(self.events, delta, self.header.relation, accountant)
+
+    @property
+    def objections(self) -> list[str]:
+        """Why what this ledger pays for must not be released; empty if it may be."""
+        found = []
+        if self.header.fixed_seed:
+            found.append("its noise came from a fixed seed, which anybody can replay and subtract")
+        for parent in self._seeded_parents:
+            found.append(f"it was made from {parent}, whose noise came from a fixed seed")
+        for stage in {event.stage: None for event in self.events if event.is_exact}:
+            found.append(f'stage "{stage}" released exact values')
+        return found
+
+    def records(self) -> list[Record]:
+        """The ledger as records for a file of JSON lines."""
+        marks = [{"seeded_parent": parent} for parent in self._seeded_parents]
+        lines = [{"event": asdict(event)} for event in self.events]
+        return [{"header": asdict(self.header)}, *marks, *lines]
+
+    @classmethod
+    def resume(
+        cls, records: Sequence[Record], header: Header, write: Callable[[Record], None]
+    ) -> "Ledger":
+        """The ledger that an interrupted run left in `records`; a new one if there are none."""
+        if not records:
+            return cls(header, write)
+        ledger = cls.from_records(records, write)
+        if replace(ledger.header, id=header.id) != header:
+            raise PrivacyError(
+                f"the ledger here makes another promise, {ledger.header}, than this run would, "
+                f"{header}. Start a new run."
+            )
+        return ledger
+
+    @classmethod
+    def from_records(
+        cls, records: Iterable[Record], write: Callable[[Record], None] | None = None
+    ) -> "Ledger":
+        """Read a ledger back, strictly. Later charges go to `write`."""
+        first, *rest = list(records) or [{}]
+        if set(first) != {"header"}:
+            raise RunError("a ledger begins with its header, and this file does not.")
+        ledger = cls(_read(Header, first["header"]))
+        for record in rest:
+            match dict(record):
+                case {"event": values, **others} if not others:
+                    ledger._add(_read(Event, values))
+                case {"seeded_parent": str(parent), **others} if not others:
+                    ledger._mark_seeded(parent)
+                case _:
+                    raise RunError(f"this ledger line holds no event: {dict(record)!r}.")
+        ledger._write = write
+        return ledger
+
+    def _add(self, event: Event) -> None:
+        known = self._events.get(event.name)
+        if known is None:
+            self._record({"event": asdict(event)})
+            self._events[event.name] = event
+        elif known != event:
+            raise PrivacyError(
+                f'step {event.step} of stage "{event.stage}" was charged as {known.describe()}, '
+                f"and would now be {event.describe()}. A second release needs its own stage."
+            )
+
+    def _mark_seeded(self, parent: str) -> None:
+        if parent not in self._seeded_parents:
+            self._record({"seeded_parent": parent})
+            self._seeded_parents.append(parent)
+
+    def _record(self, record: Record) -> None:
+        if self._write is not None:
+            self._write(record)
+
+
+Line = TypeVar("Line", Header, Event)
+
+
+def _read(kind: type[Line], values: Any) -> Line:
+    names = {entry.name for entry in fields(kind)}
+    if not isinstance(values, Mapping) or not set(values) <= names:
+        raise RunError(f"a ledger line holds fields that are not known here: {values!r}.")
+    try:
+        return kind(**values)
+    except TypeError as problem:
+        raise RunError(
+            f"a ledger line is incomplete or of the wrong type: {values!r}."
+        ) from problem

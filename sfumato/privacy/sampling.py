@@ -1,0 +1,126 @@
+"""Poisson batches, as index chunks that fit memory.
+
+In each step every example joins the batch by its own coin of chance `rate`; only this sampling is
+what the subsampled accountant prices, and only while nobody knows the coins. So coins and noise
+both derive from the run's `Secret`: 32 bytes from the operating system, gone when the run is done.
+
+Everything is a function of (secret, step), not of what was drawn before. A run killed anywhere
+goes on with the same batches and the same noise, and a step that is repeated is the same release,
+not a second one. It also makes the ranks of a distributed run agree without talking.
+"""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from sfumato.errors import ConfigError
+from sfumato.privacy.budget import Plan
+
+
+@dataclass(frozen=True)
+class Secret:
+    """The randomness of one run. Keep it in `private/`, and only until the run is finished."""
+
+    key: bytes = field(repr=False)
+    fixed: bool = False
+    """Made from a seed that somebody knows: whatever it protects is not for release."""
+
+    @classmethod
+    def draw(cls) -> "Secret":
+        """A fresh secret from the operating system."""
+        return cls(secrets.token_bytes(32))
+
+    @classmethod
+    def from_seed(cls, seed: int) -> "Secret":
+        """A secret that is none, for tests and experiments that must repeat exactly."""
+        return cls(hashlib.sha256(f"sfumato seed {seed}".encode()).digest(), fixed=True)
+
+    def derive(self, purpose: Sequence[str | int], num_bytes: int) -> bytes:
+        """Bytes for one purpose, independent of those for any other (SHAKE-256).
+
+        The purpose is written as JSON, so that no two of them can read alike.
+        """
+        name = json.dumps(list(purpose)).encode()
+        return hashlib.shake_256(self.key + name).digest(num_bytes)
+
+    def words(self, purpose: Sequence[str | int], count: int) -> np.ndarray:
+        """The same bytes as `count` unsigned 64-bit integers."""
+        return np.frombuffer(self.derive(purpose, 8 * count), dtype="<u8")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a batch that fits memory: where `mask` is false the index is only padding."""
+
+    indices: Int[Tensor, " chunk"]
+    mask: Bool[Tensor, " chunk"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One logical batch: the examples of one private step. No chunks at all is a legal batch."""
+
+    step: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def indices(self) -> Int[Tensor, " examples"]:
+        """All examples of the batch, in ascending order, without padding."""
+        parts = [chunk.indices[chunk.mask] for chunk in self.chunks]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+
+
+def poisson_batches(
+    plan: Plan,
+    size: int,
+    secret: Secret,
+    *,
+    chunk_size: int | None = None,
+    start: int = 0,
+    pad: bool = True,
+) -> Iterator[Batch]:
+    """The batches of steps `start` to `plan.steps`, for a data set of `size` examples.
+
+    Guarantee: in every step each example is present independently with probability `plan.rate`
+    (off by less than 2^-63), and with `plan.max_batch` a larger batch is cut to a uniformly random
+    subset. Which examples make up step t depends on the secret and t alone: not on `chunk_size`,
+    `start` or `pad`.
+
+    Chunks have `chunk_size` rows, the last one padded, so that compiled code sees one shape; with
+    `pad=False` the last one is shorter instead. An empty batch is yielded with no chunks: it must
+    be noised and paid for like any other.
+    """
+    if chunk_size is not None and chunk_size < 1:
+        raise ConfigError(f"physical batch size {chunk_size} must be at least 1.")
+    for step in range(start, plan.steps):
+        chosen = torch.from_numpy(sample(plan, size, secret, step))
+        length = max(len(chosen), 1) if chunk_size is None else chunk_size
+        parts = chosen.split(length) if len(chosen) else ()
+        yield Batch(step, tuple(_chunk(part, length if pad else len(part)) for part in parts))
+
+
+def sample(plan: Plan, size: int, secret: Secret, step: int) -> Int[np.ndarray, " examples"]:
+    """The examples of one step, as ascending indices."""
+    # The coin is an integer comparison: a float32 uniform would round rates by up to 2^-24.
+    words = secret.words(("batch", step), size)
+    threshold = np.uint64(min(round(plan.rate * 2**64), 2**64 - 1))
+    chosen = np.flatnonzero(words < threshold) if plan.rate < 1 else np.arange(size)
+    if plan.max_batch is not None and len(chosen) > plan.max_batch:
+        # Ties among 64-bit words are a chance of n^2/2^65: nothing beside delta.
+        order = np.argsort(secret.words(("truncate", step), len(chosen)))
+        chosen = np.sort(chosen[order[: plan.max_batch]])
+    return chosen.astype(np.int64)
+
+
+def _chunk(indices: Int[Tensor, " part"], length: int) -> Chunk:
+    mask = torch.arange(length) < len(indices)
+    padded = torch.zeros(length, dtype=torch.int64)
+    padded[: len(indices)] = indices
+    return Chunk(padded, mask)

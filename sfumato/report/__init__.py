@@ -1,0 +1,1 @@
+"""Quality, leakage, cost, and the pictures and pages that show them."""

@@ -1,0 +1,72 @@
+"""Pictures for people: grids of images, and epsilon as a run spends it. The door to matplotlib."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from sfumato.privacy.budget import Plan
+from sfumato.runs import atomic
+
+INK, ACCENT, GREY = "#222222", "#b3541e", "#999999"
+
+
+def save_image_rows(
+    path: Path, rows: Sequence[tuple[str, Float[Tensor, "n c h w"]]], columns: Sequence[str]
+) -> Path:
+    """Rows of images between 0 and 1, with a name before each row and above each column."""
+    figure, axes = _subplots(len(rows), len(columns), cell=1.0, left=1.3)
+    for (label, images), line in zip(rows, axes, strict=True):
+        for column, (image, axis) in enumerate(zip(images, line, strict=True)):
+            picture = image.clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy()
+            axis.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            axis.set(xticks=[], yticks=[])
+            if line is axes[0]:
+                axis.set_title(columns[column], fontsize=9, color=INK)
+        text = {"rotation": 0, "ha": "right", "va": "center", "fontsize": 9, "color": INK}
+        line[0].set_ylabel(label, **text)
+    return _save(figure, path)
+
+
+def save_epsilon_curve(path: Path, plan: Plan, delta: float, points: int = 24) -> Path:
+    """Epsilon over the steps of a plan, as the PLD accountant prices it."""
+    from matplotlib.ticker import MaxNLocator
+
+    steps = sorted({max(1, round(plan.steps * i / points)) for i in range(1, points + 1)})
+    spent = [plan.epsilon(delta, steps=count) for count in steps]
+    figure, axes = _subplots(1, 1, cell=(5.4, 3.2))
+    axis = axes[0][0]
+    axis.plot([0, *steps], [0, *spent], color=ACCENT, linewidth=2, marker="." if points < 3 else "")
+    axis.annotate(f"{spent[-1]:.3g}", (steps[-1], spent[-1]), ha="right", va="bottom", color=INK)
+    axis.set_xlabel("steps")
+    axis.set_ylabel(f"epsilon at delta = {delta:.2g}")
+    axis.set_title(
+        f"rate {plan.rate:.4g}, noise multiplier {plan.noise_multiplier:.4g}, {plan.relation}",
+        fontsize=9,
+        color=INK,
+    )
+    axis.set(xlim=(0, None), ylim=(0, None))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(color=GREY, alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    return _save(figure, path)
+
+
+def _subplots(
+    rows: int, columns: int, cell: float | tuple[float, float], left: float = 0.0
+) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    width, height = cell if isinstance(cell, tuple) else (cell, cell)
+    figure = Figure(figsize=(left + columns * width, 0.3 + rows * height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _save(figure: Any, path: Path) -> Path:
+    with atomic(path) as file:
+        figure.savefig(file, format="png", dpi=130, facecolor="white")
+    return path

@@ -1,0 +1,318 @@
+"""The run directory: what a verb leaves behind, how it is resumed, and how verbs hand work on.
+
+    config.json  plan.json  ledger.jsonl  metrics.jsonl  log.txt
+    model.safetensors | images.npz | ...      artefacts; never a pickle
+    private/      what was computed from private images without a mechanism, and the run's secret
+    stages/NAME/  sub-runs, each with its own done.json
+    done.json     the summary; written last
+
+Everything outside `private/` is covered by the ledger and may be shared. The same command goes on
+where it was cut: files appear whole or not at all, lines are on disk before anything relies on
+them, and what was logged after the last checkpoint is forgotten before it is logged again.
+"""
+
+import fcntl
+import json
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from sfumato.config import differences, dumps, to_json
+from sfumato.errors import RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass
+class Run:
+    """An open run directory. Make one with `open_run`; stages come from `stage`."""
+
+    path: Path
+    say: Callable[[str], None] = lambda _: None
+    """Where messages go besides log.txt: the command line sets it."""
+    _release: Callable[[], object] = field(default=lambda: None, repr=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let other processes have the directory. Happens by itself when the run goes away."""
+        self._release()
+
+    @property
+    def private(self) -> Path:
+        """The folder for what must not be shared; made on first use, readable by its owner."""
+        folder = self.path / "private"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has its summary."""
+        return (self.path / "done.json").exists()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `finish` wrote."""
+        return json.loads((self.path / "done.json").read_text())
+
+    def stage(self, name: str) -> "Run":
+        """The sub-run of that name: a directory of its own, skipped when it is finished."""
+        folder = self.path / "stages" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return Run(folder, self.say)
+
+    def log(self, message: str) -> None:
+        """A line for people, on the screen and in log.txt."""
+        with (self.path / "log.txt").open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {message}\n")
+        self.say(message)
+
+    def measure(self, step: int, **numbers: float) -> None:
+        """A line for programs, in metrics.jsonl. Only numbers that may be shared belong there."""
+        append_line(self.path / "metrics.jsonl", {"step": step, **numbers}, durable=False)
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """A JSON file in the run; `private/scores.json` and the like too."""
+        path = self.path / name
+        if path.parent == self.path / "private":
+            path = self.private / path.name
+        with atomic(path) as file:
+            file.write((dumps(value, indent=2) + "\n").encode())
+        return path
+
+    def ledger_records(self) -> list[dict[str, Any]]:
+        """The lines of ledger.jsonl, ready to be added to; empty when there is none yet."""
+        return read_lines(self.path / "ledger.jsonl", mend=True)
+
+    def write_ledger(self, record: Mapping[str, Any]) -> None:
+        """Append a line to ledger.jsonl; it is on disk when this returns."""
+        append_line(self.path / "ledger.jsonl", record, durable=True)
+
+    def secret(self, make: Callable[[], bytes]) -> bytes:
+        """The run's secret key, made once and kept in `private/` until the run is finished."""
+        path = self.private / "secret.key"
+        if not path.exists():
+            with atomic(path, mode=0o600) as file:
+                file.write(make())
+        return path.read_bytes()
+
+    def save_tensors(self, name: str, tensors: "Mapping[str, Tensor]") -> Path:
+        """An artefact in the safetensors format."""
+        from safetensors.torch import save
+
+        path = self.path / name
+        with atomic(path) as file:
+            file.write(
+                save({key: value.detach().cpu().contiguous() for key, value in tensors.items()})
+            )
+        return path
+
+    def save_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Keep a nested state of tensors and plain values, replacing the last one in one move.
+
+        Generators go in by `generator.get_state()`, modules and optimizers by `state_dict()`.
+        """
+        from safetensors.torch import save
+
+        metrics = self.path / "metrics.jsonl"
+        written = metrics.stat().st_size if metrics.exists() else 0
+        tensors: dict[str, Tensor] = {}
+        shape = _pack(dict(state), "", tensors)
+        notes = {"state": json.dumps(shape), "metrics_bytes": str(written)}
+        with atomic(self.path / "checkpoint.safetensors") as file:
+            file.write(save(tensors, metadata=notes))
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The last state saved, or None. Metrics logged after it are dropped: they come again."""
+        from safetensors import safe_open
+
+        path, metrics = self.path / "checkpoint.safetensors", self.path / "metrics.jsonl"
+        written, state = 0, None
+        if path.exists():
+            with safe_open(path, framework="pt") as file:
+                notes = file.metadata()
+                state = _unpack(json.loads(notes["state"]), file.get_tensor)
+                written = int(notes["metrics_bytes"])
+        if metrics.exists():
+            os.truncate(metrics, written)
+        return state
+
+    def finish(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the summary, then clear away what only an unfinished run needs."""
+        self.write_json("done.json", summary)
+        self._tidy()
+        return self.summary
+
+    def _tidy(self) -> None:
+        (self.path / "private" / "secret.key").unlink(missing_ok=True)
+        (self.path / "checkpoint.safetensors").unlink(missing_ok=True)
+
+
+def open_run(
+    config: Any,
+    *,
+    verb: str,
+    out: Path | None = None,
+    root: Path = Path("runs"),
+    label: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> Run:
+    """Open the run of `config`: a new one, or the one that an earlier, equal command left.
+
+    With `out` that is the directory; a different config in it is refused, field by field. Without
+    it, an unfinished run of the same verb and config under `root` goes on, else a new directory is
+    named after verb, label and time. Another process in the same directory is refused.
+    """
+    wanted = {"verb": verb, **to_json(config)}
+    path = out or _unfinished(root, wanted) or _fresh(root, "-".join(filter(None, (verb, label))))
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path} is a file. Give a directory with --out.")
+    record = path / "config.json"
+    if path.exists() and not record.exists() and any(path.iterdir()):
+        raise RunError(f"{path} is not empty and holds no run. Choose another --out.")
+    path.mkdir(parents=True, exist_ok=True)
+    run = Run(path, say)
+    run._release = weakref.finalize(run, os.close, _lock(path))
+    if not record.exists():
+        run.write_json("config.json", wanted)
+        return run
+    changed = differences(_read_json(record), wanted)
+    if changed:
+        raise RunError(
+            f"{path} was made with other settings:\n  " + "\n  ".join(changed) + "\n"
+            "Repeat the command as it was, or choose another --out."
+        )
+    if run.finished:
+        run._tidy()
+    return run
+
+
+@contextmanager
+def atomic(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """A file that appears under its name whole, or not at all, whatever happens in between."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        _sync_folder(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def append_line(path: Path, record: Mapping[str, Any], *, durable: bool) -> None:
+    """Append a JSON line; with `durable` it is on disk when this returns."""
+    is_new = not path.exists()
+    with path.open("ab") as file:
+        file.write((dumps(dict(record)) + "\n").encode())
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+    if durable and is_new:
+        _sync_folder(path.parent)
+
+
+def read_lines(path: Path, *, mend: bool = False) -> list[dict[str, Any]]:
+    """The JSON lines of a file; none if it is not there.
+
+    A last line cut short by a crash was never relied on: it does not count, and `mend` removes it.
+    """
+    if not path.exists():
+        return []
+    whole, newline, torn = path.read_bytes().rpartition(b"\n")
+    if torn and mend:
+        os.truncate(path, len(whole) + len(newline))
+    try:
+        return [json.loads(line) for line in whole.splitlines()]
+    except ValueError as problem:
+        raise RunError(f"{path} is damaged: {problem}. It must not be edited by hand.") from problem
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as problem:
+        raise RunError(f"{path} is damaged: {problem}.") from problem
+
+
+def _pack(value: Any, name: str, tensors: "dict[str, Tensor]") -> Any:
+    """The value as JSON, with tensors taken out and referred to by name."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {"tensor": name}
+    if isinstance(value, dict):
+        # Keys keep their type: optimizers number their parameters.
+        return {
+            "items": [[key, _pack(item, f"{name}/{key}", tensors)] for key, item in value.items()]
+        }
+    if isinstance(value, list | tuple):
+        return {"list": [_pack(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(f"a checkpoint cannot hold {name}, a {type(value).__name__}")
+
+
+def _unpack(shape: Any, tensor: Callable[[str], Any]) -> Any:
+    match shape:
+        case {"tensor": name}:
+            return tensor(name)
+        case {"items": items}:
+            return {key: _unpack(item, tensor) for key, item in items}
+        case {"list": items}:
+            return [_unpack(item, tensor) for item in items]
+    return shape["value"]
+
+
+def _lock(path: Path) -> int:
+    """A lock that the operating system releases when the process ends, however it ends."""
+    descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as busy:
+        os.close(descriptor)
+        raise RunError(
+            f"{path} is in use by another process. Wait for it, or choose another --out."
+        ) from busy
+    return descriptor
+
+
+def _unfinished(root: Path, wanted: Any) -> Path | None:
+    """The newest unfinished run of this very config that nobody is working on."""
+    records = sorted(root.glob(f"{wanted['verb']}*/config.json"), key=lambda p: p.stat().st_mtime)
+    for record in reversed(records):
+        if (record.parent / "done.json").exists() or differences(_read_json(record), wanted):
+            continue
+        try:
+            os.close(_lock(record.parent))
+        except RunError:
+            continue
+        return record.parent
+    return None
+
+
+def _fresh(root: Path, stem: str) -> Path:
+    stem = f"{stem}-{time.strftime('%Y%m%d-%H%M')}"
+    names = [stem, *(f"{stem}-{i}" for i in range(2, 1000))]
+    return next(root / name for name in names if not (root / name).exists())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

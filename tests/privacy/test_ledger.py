@@ -1,0 +1,148 @@
+import math
+
+import pytest
+
+from sfumato.errors import PrivacyError, RunError
+from sfumato.privacy.budget import Plan
+from sfumato.privacy.events import Event
+from sfumato.privacy.ledger import Header, Ledger
+
+
+def header(**changes):
+    return Header(**{"data": "faces", "delta": 1e-5, **changes})
+
+
+def filled(steps=4, **changes):
+    ledger = Ledger(header(**changes))
+    plan = Plan(noise_multiplier=1.1, expected_batch=10, rate=0.1, steps=100)
+    for step in range(steps):
+        ledger.charge(plan.event("train", step))
+    return ledger
+
+
+def test_epsilon_is_derived_from_the_events():
+    plan = Plan(noise_multiplier=1.1, expected_batch=10, rate=0.1, steps=4)
+    assert filled(4).epsilon() == plan.epsilon(1e-5)
+    assert Ledger(header()).epsilon() == 0
+
+
+def test_records_bring_the_same_ledger_back():
+    ledger = filled()
+    again = Ledger.from_records(ledger.records())
+    assert again.header == ledger.header
+    assert again.events == ledger.events
+    assert again.records() == ledger.records()
+
+
+def test_every_line_is_written_when_charge_returns():
+    written = []
+    ledger = Ledger(header(), written.append)
+    for step in range(3):
+        ledger.charge(Event(stage="a", step=step, noise_multiplier=2.0))
+        assert written == ledger.records()
+
+
+def test_a_line_that_cannot_be_written_is_not_charged():
+    def write(record):
+        if "event" in record:
+            raise OSError("disk full")
+
+    ledger = Ledger(header(), write)
+    with pytest.raises(OSError, match="disk full"):
+        ledger.charge(Event(stage="a", noise_multiplier=2.0))
+    assert ledger.events == ()
+
+
+def test_a_step_repeated_after_a_crash_is_not_charged_twice():
+    written = []
+    resumed = Ledger.from_records(filled(4).records(), written.append)
+    plan = Plan(noise_multiplier=1.1, expected_batch=10, rate=0.1, steps=100)
+    resumed.charge(plan.event("train", 3))
+    assert written == []
+    resumed.charge(plan.event("train", 4))
+    assert len(written) == 1
+    assert len(resumed.events) == 5
+
+
+def test_a_repeated_step_must_be_the_same_event():
+    resumed = Ledger.from_records(filled(4).records())
+    with pytest.raises(PrivacyError, match="its own stage"):
+        resumed.charge(Event(stage="train", step=3, rate=0.1, noise_multiplier=0.5))
+
+
+def test_a_step_is_refused_twice_in_one_process():
+    ledger = filled(4)
+    with pytest.raises(PrivacyError, match="already taken"):
+        ledger.charge(ledger.events[3])
+
+
+def test_a_student_carries_the_cost_of_its_teacher_once():
+    teacher, student = filled(4), Ledger(header(data="synthetic"))
+    student.inherit(teacher)
+    student.inherit(teacher)
+    assert student.epsilon() == teacher.epsilon()
+    student.charge(Event(stage="moments", noise_multiplier=5.0))
+    assert student.epsilon() > teacher.epsilon()
+    again = Ledger.from_records(student.records())
+    assert again.epsilon() == student.epsilon()
+
+
+def test_two_teachers_add_up():
+    child = Ledger(header())
+    child.inherit(filled(4))
+    child.inherit(filled(4))
+    assert len(child.events) == 8
+    assert child.epsilon() > filled(4).epsilon()
+
+
+@pytest.mark.parametrize("change", [{"relation": "replace"}, {"unit": "person"}])
+def test_promises_about_different_neighbours_do_not_mix(change):
+    with pytest.raises(PrivacyError, match="do not add up"):
+        Ledger(header()).inherit(filled(1, **change))
+
+
+def test_a_fixed_seed_is_an_objection_that_children_inherit():
+    parent = filled(1, fixed_seed=True)
+    assert "fixed seed" in parent.objections[0]
+    child, grandchild = Ledger(header()), Ledger(header())
+    child.inherit(parent)
+    grandchild.inherit(Ledger.from_records(child.records()))
+    assert parent.header.id in grandchild.objections[0]
+
+
+def test_an_exact_release_is_an_objection_and_costs_everything():
+    ledger = filled(2)
+    assert ledger.objections == []
+    ledger.charge(Event(stage="statistics", noise_multiplier=0.0))
+    assert ledger.objections == ['stage "statistics" released exact values']
+    assert ledger.epsilon() == math.inf
+
+
+def test_a_run_is_not_resumed_under_another_promise():
+    records = filled(2).records()
+    with pytest.raises(PrivacyError, match="another promise"):
+        Ledger.resume(records, header(delta=1e-3), lambda _: None)
+    assert len(Ledger.resume(records, header(), lambda _: None).events) == 2
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [],
+        [{"event": {}}],
+        [{"header": {"data": "x", "delta": 1e-5, "colour": "red"}}],
+        [{"header": {"data": "x"}}],
+        [{"header": {"data": "x", "delta": 1e-5}}, {"surprise": 1}],
+        [{"header": {"data": "x", "delta": 1e-5}}, {"event": {"stage": "a"}}],
+        [{"header": {"data": "x", "delta": 1e-5}}, {"event": {"noise": 1, "stage": "a"}}],
+    ],
+)
+def test_a_ledger_that_is_not_one_is_refused(records):
+    with pytest.raises(RunError):
+        Ledger.from_records(records)
+
+
+def test_an_impossible_event_is_refused():
+    for change in ({"rate": 0.0}, {"rate": 1.5}, {"noise_multiplier": -1.0}, {"max_batch": 3}):
+        with pytest.raises(PrivacyError):
+            Event(**{"stage": "a", "noise_multiplier": 1.0, **change})

@@ -1,0 +1,73 @@
+import math
+
+import numpy as np
+import torch
+from scipy import stats
+
+from sfumato.privacy.budget import Plan
+from sfumato.privacy.sampling import Secret
+from sfumato.privacy.secure import GRID_BITS, add_secure_noise, chacha20, gaussian_words
+
+PLAN = Plan(noise_multiplier=0.8, max_norm=3.0, expected_batch=1)
+GRID = 2.0 ** (math.floor(math.log2(PLAN.noise_deviation)) - GRID_BITS)
+
+
+def noisy(total, seed=0, plan=PLAN):
+    return add_secure_noise({"x": total}, plan, Secret.from_seed(seed), ("noise", "a", 0))["x"]
+
+
+def test_the_stream_is_chacha20_as_the_standard_prints_it():
+    # RFC 8439, 2.3.2: key 00..1f, block counter 1, nonce 000000090000004a00000000.
+    nonce = (1).to_bytes(4, "little") + bytes.fromhex("000000090000004a00000000")
+    expected = bytes.fromhex(
+        "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
+        "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
+    )
+    assert bytes(chacha20(bytes(range(32)), 64, nonce)) == expected
+
+
+def test_the_words_are_normal_far_into_the_tails():
+    drawn = gaussian_words(bytes(32), 400_000, 1.0).numpy()
+    assert stats.kstest(drawn, "norm").pvalue > 1e-3
+    assert stats.kstest(drawn, "norm", (0, 1.01)).pvalue < 1e-3
+    for limit in (2, 3, 4):
+        expected = 2 * stats.norm.sf(limit)
+        assert (
+            stats.binomtest(int((np.abs(drawn) > limit).sum()), len(drawn), expected).pvalue > 1e-3
+        )
+    assert np.abs(drawn).max() < 9.2
+
+
+def test_no_word_repeats():
+    words = np.frombuffer(bytes(chacha20(bytes(32), 8 * 200_000)), dtype="<u8")
+    assert len(np.unique(words)) == len(words)
+
+
+def test_every_output_lies_on_a_grid_that_does_not_depend_on_the_sum():
+    total = torch.randn(5000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for scale in (1e-9, 1.0, 1e3):
+        steps = noisy(scale * total) / GRID
+        assert torch.equal(steps, steps.round())
+
+
+def test_output_of_two_neighbours_can_reach_the_same_values():
+    # Mironov 2012: plain float noise gives sums whose low bits tell the neighbours apart.
+    def low_bits(value):
+        steps = noisy(torch.full((4000,), value, dtype=torch.float64), seed=int(value * 8))
+        whole = (steps / GRID).round().to(torch.int64)
+        return np.bincount((whole % 16).numpy(), minlength=16)
+
+    assert stats.chisquare(low_bits(0.0)).pvalue > 1e-3
+    assert stats.chisquare(low_bits(1.0)).pvalue > 1e-3
+
+
+def test_the_noise_covers_the_rounding_of_many_coordinates():
+    # With d coordinates the deviation is noise * (max_norm + grid * sqrt(d)), never less.
+    drawn = noisy(torch.zeros(100_000, dtype=torch.float64)).numpy()
+    deviation = PLAN.noise_multiplier * (PLAN.max_norm + GRID * math.sqrt(len(drawn)))
+    assert deviation > PLAN.noise_deviation
+    assert stats.kstest(drawn, "norm", (0, deviation)).pvalue > 1e-3
+
+
+def test_empty_tensors_are_legal():
+    assert noisy(torch.zeros(0)).shape == (0,)

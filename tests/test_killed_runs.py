@@ -1,0 +1,44 @@
+"""A run killed at any instant ends with the same model, the same ledger and the same epsilon."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sfumato.runs import read_lines
+
+FILES = ("model.safetensors", "metrics.jsonl", "done.json")
+
+
+def train(out: Path, kills: int, seed: int = 0) -> int:
+    script = Path(__file__).with_name("killed.py")
+    command = [sys.executable, str(script), str(out), str(kills), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def events(out: Path) -> list[dict]:
+    lines = read_lines(out / "ledger.jsonl")
+    assert set(lines[0]) == {"header"}
+    return [{**line["event"], "ledger": ""} for line in lines[1:]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "undisturbed"
+    assert train(out, kills=0) == 0
+    return out
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_killed_many_times_ends_like_an_undisturbed_one(tmp_path, undisturbed, seed):
+    out = tmp_path / "killed"
+    assert train(out, kills=25, seed=seed) >= 5
+    for name in FILES:
+        assert (out / name).read_bytes() == (undisturbed / name).read_bytes(), name
+    assert events(out) == events(undisturbed)
+    assert [event["step"] for event in events(out)] == list(range(60))
+    left = {path.name for path in out.iterdir()} - {path.name for path in undisturbed.iterdir()}
+    assert all(name.endswith(".draft") for name in left)

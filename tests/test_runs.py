@@ -1,0 +1,192 @@
+import json
+import os
+import stat
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from sfumato.errors import RunError
+from sfumato.runs import append_line, atomic, open_run, read_lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    epsilon: float = 1.0
+    steps: int = 3
+
+
+def test_a_run_keeps_its_config_and_its_summary(tmp_path):
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    assert not run.finished
+    run.finish({"epsilon": float("inf")})
+    assert run.finished
+    assert json.loads((run.path / "config.json").read_text())["epsilon"] == 1.0
+    assert run.summary == {"epsilon": "inf"}
+
+
+def test_a_changed_config_is_refused_with_the_fields_that_differ(tmp_path):
+    open_run(Config(), verb="train", out=tmp_path / "run").close()
+    with pytest.raises(RunError, match=r"epsilon: 1.0 -> 2.0"):
+        open_run(Config(epsilon=2.0), verb="train", out=tmp_path / "run")
+    with pytest.raises(RunError, match="verb"):
+        open_run(Config(), verb="audit", out=tmp_path / "run")
+    assert open_run(Config(), verb="train", out=tmp_path / "run").path == tmp_path / "run"
+
+
+def test_the_same_command_goes_on_with_the_unfinished_run(tmp_path):
+    first = open_run(Config(), verb="train", root=tmp_path)
+    first.close()
+    other = open_run(Config(steps=9), verb="train", root=tmp_path)
+    again = open_run(Config(), verb="train", root=tmp_path)
+    assert again.path == first.path != other.path
+    again.finish({})
+    again.close()
+    assert open_run(Config(), verb="train", root=tmp_path).path != first.path
+
+
+def test_two_processes_do_not_share_a_run(tmp_path):
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    with pytest.raises(RunError, match="in use"):
+        open_run(Config(), verb="train", out=tmp_path / "run")
+    run.close()
+    open_run(Config(), verb="train", out=tmp_path / "run")
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(RunError, match="holds no run"):
+        open_run(Config(), verb="train", out=tmp_path)
+    with pytest.raises(RunError, match="is a file"):
+        open_run(Config(), verb="train", out=tmp_path / "thesis.tex")
+
+
+def test_a_damaged_config_is_named(tmp_path):
+    open_run(Config(), verb="train", out=tmp_path / "run").close()
+    (tmp_path / "run" / "config.json").write_text("{")
+    with pytest.raises(RunError, match=r"config.json is damaged"):
+        open_run(Config(), verb="train", out=tmp_path / "run")
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "model"
+    with atomic(path) as file:
+        file.write(b"old")
+
+    def fail():
+        with atomic(path) as file:
+            file.write(b"half of the new")
+            assert path.read_bytes() == b"old"
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_a_torn_last_line_does_not_count_and_is_mended(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    append_line(path, {"a": 1}, durable=True)
+    with path.open("a") as file:
+        file.write('{"a": 2')
+    assert read_lines(path) == [{"a": 1}]
+    assert path.read_text().endswith('{"a": 2')
+    assert read_lines(path, mend=True) == [{"a": 1}]
+    append_line(path, {"a": 3}, durable=True)
+    assert read_lines(path) == [{"a": 1}, {"a": 3}]
+
+
+def test_a_line_damaged_in_the_middle_is_an_error(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    path.write_text('{"a": 1}\n{"a"\n{"a": 3}\n')
+    with pytest.raises(RunError, match="damaged"):
+        read_lines(path)
+
+
+def test_a_checkpoint_brings_everything_back(tmp_path):
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    assert run.load_checkpoint() is None
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    generator = torch.Generator().manual_seed(4)
+
+    def step(model, optimizer, average, generator):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3, generator=generator)).square().sum().backward()
+        optimizer.step()
+        average.update_parameters(model)
+
+    step(model, optimizer, average, generator)
+    run.save_checkpoint(
+        {
+            "step": 1,
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "average": average.state_dict(),
+            "generator": generator.get_state(),
+        }
+    )
+    state = run.load_checkpoint()
+    other = torch.nn.Linear(3, 2)
+    other_optimizer = torch.optim.Adam(other.parameters(), lr=0.5)
+    other_average = torch.optim.swa_utils.AveragedModel(other)
+    other_generator = torch.Generator()
+    other.load_state_dict(state["model"])
+    other_optimizer.load_state_dict(state["optimizer"])
+    other_average.load_state_dict(state["average"])
+    other_generator.set_state(state["generator"])
+    assert state["step"] == 1
+    for _ in range(3):
+        step(model, optimizer, average, generator)
+        step(other, other_optimizer, other_average, other_generator)
+    assert torch.equal(model.weight, other.weight)
+    assert torch.equal(average.module.weight, other_average.module.weight)
+
+
+def test_a_checkpoint_refuses_what_it_cannot_bring_back(tmp_path):
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    with pytest.raises(TypeError, match="/model"):
+        run.save_checkpoint({"model": torch.nn.Linear(1, 1)})
+    assert run.load_checkpoint() is None
+
+
+def test_metrics_after_the_checkpoint_are_forgotten(tmp_path):
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    run.measure(0, loss=1.0)
+    run.save_checkpoint({"step": 1})
+    run.measure(1, loss=0.5)
+    run.load_checkpoint()
+    run.measure(1, loss=0.5)
+    assert [line["step"] for line in read_lines(run.path / "metrics.jsonl")] == [0, 1]
+
+
+def test_the_secret_is_kept_while_it_is_needed_and_no_longer(tmp_path):
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    assert run.secret(lambda: b"s" * 32) == run.secret(lambda: b"t" * 32) == b"s" * 32
+    path = run.private / "secret.key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(run.private.stat().st_mode) == 0o700
+    run.save_checkpoint({"step": 1})
+    run.finish({})
+    assert not path.exists()
+    assert not (run.path / "checkpoint.safetensors").exists()
+
+
+def test_stages_are_runs_of_their_own(tmp_path):
+    run = open_run(Config(), verb="release", out=tmp_path / "run")
+    teacher = run.stage("teacher")
+    teacher.finish({"epsilon": 1})
+    assert run.stage("teacher").finished
+    assert not run.stage("student").finished
+    assert (run.path / "stages" / "teacher" / "done.json").exists()
+
+
+def test_messages_go_to_the_log_and_to_whoever_listens(tmp_path):
+    heard = []
+    run = open_run(Config(), verb="train", out=tmp_path / "run", say=heard.append)
+    run.log("half way")
+    assert heard == ["half way"]
+    assert "half way" in (run.path / "log.txt").read_text()
