@@ -103,9 +103,9 @@ def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":
 
 def _preset_name(words: list[str]) -> str | None:
     """The preset is needed before the flags can be read, since it sets their defaults."""
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for place, word in enumerate(words):
         if word == "--preset":
-            return after
+            return "".join(words[place + 1 : place + 2])
         if word.startswith("--preset="):
             return word.removeprefix("--preset=")
     return None

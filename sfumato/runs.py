@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any
 
 from sfumato.config import differences, dumps, to_json
 from sfumato.errors import RunError
@@ -38,7 +38,7 @@ class Run:
     """Where messages go besides log.txt: the command line sets it."""
     _release: Callable[[], object] = field(default=lambda: None, repr=False)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Run":
         return self
 
     def __exit__(self, *_: object) -> None:

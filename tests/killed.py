@@ -67,7 +67,7 @@ def train(out: Path) -> None:
         model.weight.grad = noisy["w"].float()[None]
         optimizer.step()
         average.update_parameters(model)
-        run.measure(batch.step, weight=float(model.weight.sum()))
+        run.measure(batch.step, weight=float(model.weight.detach().sum()))
         done = batch.step + 1
         if done % config.checkpoint_every == 0:
             run.save_checkpoint(

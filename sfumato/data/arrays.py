@@ -41,7 +41,7 @@ def load_npz(path: Path, split: str, *, private: bool, name: str | None = None) 
 def _read(path: Path) -> dict[str, np.ndarray]:
     needed = ("x_train", "y_train", "x_test", "y_test")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             missing = [key for key in needed if key not in file]
             if missing:
                 raise DataError(
@@ -78,6 +78,8 @@ def _pixels(array: np.ndarray, where: str) -> np.ndarray:
 def _bytes(array: np.ndarray, where: str) -> np.ndarray:
     if array.dtype == np.uint8:
         return array
+    if array.dtype.kind not in "iuf":
+        raise DataError(f"{where} is of type {array.dtype}: images are bytes, or floats in 0..1.")
     low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
     if np.issubdtype(array.dtype, np.floating):
         if not np.isfinite(array).all():
@@ -87,11 +89,9 @@ def _bytes(array: np.ndarray, where: str) -> np.ndarray:
                 f"{where} holds floats from {low:g} to {high:g}. Give bytes, or floats from 0 to 1."
             )
         return np.round(array * 255).astype(np.uint8)
-    if np.issubdtype(array.dtype, np.integer):
-        if low < 0 or high > 255:
-            raise DataError(f"{where} holds values from {low:g} to {high:g}, not bytes (0 to 255).")
-        return array.astype(np.uint8)
-    raise DataError(f"{where} is of type {array.dtype}: images are bytes, or floats from 0 to 1.")
+    if low < 0 or high > 255:
+        raise DataError(f"{where} holds values from {low:g} to {high:g}, not bytes (0 to 255).")
+    return array.astype(np.uint8)
 
 
 def _labels(array: np.ndarray, where: str) -> np.ndarray:

@@ -93,6 +93,8 @@ def random_colour(images: Pixels, strength: float, generator: torch.Generator) -
 
 def random_affine(images: Pixels, strength: float, generator: torch.Generator) -> Pixels:
     """Turn, shift and scale each image a little; what comes in from outside is reflected."""
+    if len(images) == 0:
+        return images
     turn, scale, right, down = strength * (2 * _uniform((4, len(images)), images, generator) - 1)
     angle = turn * (torch.pi / 2)
     cosine, sine = (1 + scale) * angle.cos(), (1 + scale) * angle.sin()

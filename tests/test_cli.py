@@ -1,0 +1,147 @@
+"""The command line as people and programs use it."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sfumato.cli import VERBS, main
+
+
+def call(capsys, *words):
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    streams = capsys.readouterr()
+    return stopped.value.code, streams.out, streams.err
+
+
+def test_help_is_quick_and_does_not_import_torch():
+    script = (
+        "import sys; from sfumato.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'tyro' not in sys.modules"
+    )
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(verb in done.stdout for verb in VERBS)
+    assert time.monotonic() - start < 1
+
+
+def test_importing_sfumato_and_pricing_a_plan_needs_no_torch():
+    script = (
+        "import sys, sfumato\n"
+        "plan = sfumato.make_plan(size=1000, batch_size=100, epochs=1, noise_multiplier=1.0)\n"
+        "assert plan.epsilon(1e-5) > 0 and 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_minus_m_works():
+    done = subprocess.run([sys.executable, "-m", "sfumato", "--version"], capture_output=True)
+    assert done.stdout.startswith(b"sfumato ")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself_and_has_the_preset_for_cpus(capsys, verb):
+    code, out, _ = call(capsys, verb, "--help")
+    assert code == 0
+    assert "--preset" in out
+    assert "--out" in out
+    assert "digits-cpu" in out
+
+
+def test_every_public_name_can_be_loaded():
+    import sfumato
+
+    assert all(getattr(sfumato, name) is not None for name in dir(sfumato))
+    with pytest.raises(AttributeError, match="privatise"):
+        sfumato.privatise  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["acount"], 'Did you mean "account"?'),
+        (["account", "--preset", "x"], 'no preset "x"'),
+        (["account"], "--size is missing"),
+        (["account", "--size", "100"], "give --epsilon"),
+        (["account", "--size", "100", "--epsilon", "-1"], "epsilon=-1"),
+        (["account", "--size", "100", "--epsilon", "1", "--delta", "0.5"], "not below 1/100"),
+        (["account", "--size", "9", "--noise-multiplier", "1", "--delta", "0.5"], "not below 1/9"),
+        (["account", "--size", "100", "--epsilon", "1", "--batch-size", "101"], "at most 100"),
+        (
+            ["account", "--size", "100", "--epsilon", "1", "--epochs", "1", "--steps", "2"],
+            "give one",
+        ),
+        (["account", "--ledger", "nowhere"], "no ledger at nowhere"),
+        (["account", "--ledger", "a", "--size", "3"], "--size has no meaning"),
+        (["demo", "--data", "digit"], 'Did you mean "digits"'),
+        (["account", "--epslon", "1"], "--epsilon"),
+        (["account", "--size", "many"], "--size"),
+    ],
+)
+def test_mistakes_are_answered_with_what_to_do(capsys, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, *words)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in out + err
+
+
+def test_account_finds_the_noise_for_an_epsilon(capsys):
+    plan = ["--size", "50000", "--batch-size", "1000", "--epochs", "3", "--delta", "1e-5"]
+    code, out, _ = call(capsys, "account", "--epsilon", "1", *plan, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["noise_multiplier"] == pytest.approx(1.269, rel=0.002)
+    assert found["steps"] == 150
+    assert found["rate"] == 0.02
+    assert found["epsilon"] <= 1 < found["rdp_epsilon"] < found["shuffled_epsilon"]
+    noise = str(found["noise_multiplier"])
+    _, again, _ = call(capsys, "account", "--noise-multiplier", noise, *plan, "--json")
+    assert json.loads(again)["epsilon"] == found["epsilon"]
+
+
+def test_account_counts_the_steps_that_fit(capsys):
+    words = ["--epsilon", "2", "--noise-multiplier", "1", "--size", "50000", "--batch-size", "1000"]
+    _, out, _ = call(capsys, "account", *words, "--json")
+    found = json.loads(out)
+    assert found["epsilon"] <= 2
+    assert found["steps"] > 100
+
+
+def test_account_draws_and_speaks(capsys, tmp_path):
+    plot = tmp_path / "epsilon.png"
+    _, out, _ = call(capsys, "account", "--preset", "digits-cpu", "--plot", str(plot))
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "if shuffled" in out
+    assert str(plot) in out
+
+
+def test_account_keeps_a_run_when_asked(capsys, tmp_path):
+    out = tmp_path / "run"
+    call(capsys, "account", "--preset", "digits-cpu", "--out", str(out))
+    assert {"config.json", "plan.json", "done.json", "epsilon.png"} <= {
+        p.name for p in out.iterdir()
+    }
+    _, again, err = call(capsys, "account", "--preset", "digits-cpu", "--out", str(out))
+    assert "finished already" in err
+    assert "noise multiplier" in again
+    code, _, err = call(
+        capsys, "account", "--preset", "digits-cpu", "--epsilon", "4", "--out", str(out)
+    )
+    assert code == 2
+    assert "epsilon: 3.0 -> 4.0" in err
+
+
+def test_replace_one_has_no_renyi_price_and_says_so(capsys):
+    words = ["--preset", "digits-cpu", "--relation", "replace"]
+    _, out, _ = call(capsys, "account", *words)
+    assert "no formula" in out
+    _, out, _ = call(capsys, "account", *words, "--json")
+    assert json.loads(out)["rdp_epsilon"] == "nan"
