@@ -38,18 +38,25 @@ def add_secure_noise(
     `plan.noise_multiplier`. Every value is a whole number of grid steps. Noise is made on the CPU
     in float64; the result has each tensor's own type and device.
     """
-    dimension = sum(tensor.numel() for tensor in sums.values())
-    grid = 2.0 ** (math.floor(math.log2(plan.noise_deviation)) - GRID_BITS)
-    sensitivity = plan.max_norm + grid * math.sqrt(dimension)
-    deviation = plan.noise_multiplier * sensitivity / grid
+    grid, deviation = grid_noise(plan, sum(tensor.numel() for tensor in sums.values()))
     noisy = {}
     for number, (name, tensor) in enumerate(sums.items()):
         # The stream's name holds stage, step and tensor: no word is ever used twice.
         key = secret.derive((*purpose, number), 32)
         whole = (tensor.to("cpu", torch.float64) / grid).round()
-        whole += gaussian_words(key, tensor.numel(), deviation).round().view(tensor.shape)
+        whole += gaussian_words(key, tensor.numel(), deviation / grid).round().view(tensor.shape)
         noisy[name] = (whole * grid).to(tensor.device, tensor.dtype)
     return noisy
+
+
+def grid_noise(plan: Plan, dimension: int) -> tuple[float, float]:
+    """The grid step for sums of `dimension` coordinates, and the deviation of the noise on it.
+
+    Guarantee: neighbours that differ by `plan.max_norm` differ by at most deviation over noise
+    multiplier once both are rounded to the grid.
+    """
+    grid = 2.0 ** (math.floor(math.log2(plan.noise_deviation)) - GRID_BITS)
+    return grid, plan.noise_multiplier * (plan.max_norm + grid * math.sqrt(dimension))
 
 
 def gaussian_words(key: bytes, count: int, deviation: float) -> Tensor:

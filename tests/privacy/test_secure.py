@@ -6,10 +6,10 @@ from scipy import stats
 
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.sampling import Secret
-from sfumato.privacy.secure import GRID_BITS, add_secure_noise, chacha20, gaussian_words
+from sfumato.privacy.secure import add_secure_noise, chacha20, gaussian_words, grid_noise
 
 PLAN = Plan(noise_multiplier=0.8, max_norm=3.0, expected_batch=1)
-GRID = 2.0 ** (math.floor(math.log2(PLAN.noise_deviation)) - GRID_BITS)
+GRID, _ = grid_noise(PLAN, 1)
 
 
 def noisy(total, seed=0, plan=PLAN):
@@ -61,10 +61,20 @@ def test_output_of_two_neighbours_can_reach_the_same_values():
     assert stats.chisquare(low_bits(1.0)).pvalue > 1e-3
 
 
-def test_the_noise_covers_the_rounding_of_many_coordinates():
-    # With d coordinates the deviation is noise * (max_norm + grid * sqrt(d)), never less.
+def test_rounding_to_the_grid_is_paid_for():
+    # The worst case by construction: every coordinate of two neighbours rounds apart by a step.
+    dimension = 10_000
+    plan = Plan(noise_multiplier=40.0, max_norm=3.0, expected_batch=1)
+    grid, deviation = grid_noise(plan, dimension)
+    one = torch.full((dimension,), 0.5 * grid - 1e-12, dtype=torch.float64)
+    other = one + 2e-12 + plan.max_norm / math.sqrt(dimension)
+    moved = ((one / grid).round() - (other / grid).round()).norm() * grid
+    assert plan.max_norm < float(moved) <= deviation / plan.noise_multiplier
+
+
+def test_the_noise_on_the_grid_has_the_stated_deviation():
     drawn = noisy(torch.zeros(100_000, dtype=torch.float64)).numpy()
-    deviation = PLAN.noise_multiplier * (PLAN.max_norm + GRID * math.sqrt(len(drawn)))
+    _, deviation = grid_noise(PLAN, len(drawn))
     assert deviation > PLAN.noise_deviation
     assert stats.kstest(drawn, "norm", (0, deviation)).pvalue > 1e-3
 
