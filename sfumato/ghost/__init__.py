@@ -1,0 +1,22 @@
+"""Per-example gradient norms and clipped sums, at almost the cost of an ordinary backward pass.
+
+Read in this order:
+
+1. `contract`  the algebra of layers that multiply by a weight: norms and sums, two exact ways
+2. `tape`      how parameters are followed through a model: the `Leaf` tensor and the `Tape`
+3. `rules`     what happens where a parameter meets a batch: one rule a kind of operation
+4. `layout`    which way each layer takes, by cost; the table that `--explain` prints
+5. `clip`      clip factors, and `clipped_gradient`, which puts it all together
+6. `admit`     the test a model passes before its norms are believed
+
+The idea (Bu et al. 2022, 2023; Goodfellow 2015): the gradient of example i for a weight is
+b_i a_i', where a_i is the layer's input and b_i the gradient of its output. Its norm can be had
+without its being formed, and the sum of clipped gradients is one more product, of inputs with
+output gradients scaled by the clip factors.
+
+How it is wired: rules are keyed by the *operation* in which a parameter meets the batch, not by
+the class of a module. A parameter travels as a `Leaf`, a tensor that notices its own use. So
+subclasses, functional use of a weight, tied weights and raw parameters need no special cases.
+What a backward pass learns (norms, per-example gradients, layer inputs) comes back as gradients
+of dummy inputs that are zero. No hooks, no state on parameters, and `torch.compile` sees it all.
+"""

@@ -1,0 +1,326 @@
+"""Clip factors, and the sum of clipped per-example gradients.
+
+One pass (the default): forward, one backward pass for output gradients alone, norms on the way,
+then weighted sums from what was kept. Two passes, when memory is short: the same without keeping
+anything, then an ordinary forward and backward pass of the weighted losses. Both give the same
+numbers. (Book-keeping: Bu et al. 2023; clip functions: Abadi et al. 2016, Bu et al. 2022b.)
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from sfumato.errors import ConfigError
+from sfumato.ghost import contract
+from sfumato.ghost.layout import MODES, Mode, choose_methods, joint_names
+from sfumato.ghost.rules import dispatch
+from sfumato.ghost.tape import Part, Tape, UnsupportedLayer, new_leaf_type, plain, swapped
+
+ClipStyle = Literal["vanilla", "automatic", "auto-v", "global"]
+MARGIN = 1e-5
+"""Factors are this much too small, so that rounding cannot push a contribution over the bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipping:
+    """How contributions are bounded.
+
+    vanilla: min(1, C / norm), Abadi et al. automatic (AUTO-S): C / (norm + stability); auto-v:
+    C / norm. global: 1 where the norm is at most C, else 0. With `per_layer`, each of the L layers
+    is clipped on its own to C / sqrt(L), so that the whole stays within C.
+    """
+
+    max_norm: float = 1.0
+    style: ClipStyle = "vanilla"
+    stability: float = 0.01
+    per_layer: bool = False
+
+
+def clip_factors(norms: Tensor, max_norm: float, style: ClipStyle, stability: float) -> Tensor:
+    """One factor an example.
+
+    Guarantee: factor times norm is at most `max_norm`. A norm of zero gives a finite factor, a norm
+    that is infinite or NaN gives factor 0.
+    """
+    bound = max_norm * (1 - MARGIN)
+    safe = torch.where(norms > 0, norms, 1.0)
+    if style == "vanilla":
+        factors = (bound / safe).clamp(max=1.0)
+    elif style == "automatic":
+        factors = bound / (norms + stability)
+    elif style == "auto-v":
+        factors = torch.where(norms > 0, bound / safe, 0.0)
+    elif style == "global":
+        factors = (norms <= bound).to(norms.dtype)
+    else:
+        raise ConfigError(f'clip style "{style}": there are vanilla, automatic, auto-v, global.')
+    # A factor so large that it overflows would turn a tiny gradient into an infinite one.
+    return torch.where(norms.isfinite() & factors.isfinite(), factors, 0.0)
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """What `Ghost.clip` returns: sums by parameter name, in float32, and what they came from."""
+
+    total: dict[str, Tensor]
+    norms: Float[Tensor, " n"]
+    factors: Float[Tensor, "groups n"]
+    losses: Float[Tensor, " n"]
+
+
+@dataclass
+class Ghost:
+    """A model made ready for per-example clipping. The model itself is not changed."""
+
+    model: nn.Module
+    mode: Mode = "ghost_mixed"
+    two_pass: bool = False
+    clipping: Clipping = Clipping()
+    layouts: dict[Any, list[Part]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(f'mode "{self.mode}": there are {", ".join(MODES)}.')
+        self.leaf_type = new_leaf_type(dispatch)
+        layers = [name.rpartition(".")[0] for name in self.parameters]
+        order = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
+        per_layer = self.clipping.per_layer
+        self.group_of = {n: order[layer] if per_layer else 0 for n, layer in zip(self.parameters, layers)}
+        self.num_groups = max(1, len(order)) if per_layer else 1
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters by name; tied ones once."""
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def clip(
+        self,
+        loss_fn: Callable[..., Float[Tensor, " n"]],
+        inputs: Sequence[Tensor],
+        examples: int,
+        mask: Bool[Tensor, " n"] | None = None,
+    ) -> Clipped:
+        """The sum of clipped gradients of `loss_fn(model, *inputs)`, one loss for each example.
+
+        Guarantee: each example adds a vector of norm at most `clipping.max_norm` to the total;
+        where `mask` is false it adds nothing. An example whose gradient is not finite adds nothing.
+
+        An example may have several rows in the inputs (views, the images of one person), next to
+        each other; the loss is then one number for all of them.
+        """
+        key = tuple((tuple(x.shape[1:]), x.shape[0] // max(1, examples)) for x in inputs)
+        if key not in self.layouts:
+            self.survey(lambda marked: loss_fn(self.model, *marked), inputs, examples, key)
+        state = torch.get_rng_state() if self.two_pass else None
+        with self.recording(examples, key) as tape:
+            losses = loss_fn(self.model, *tape.mark(inputs))
+        result = self.finish(tape, losses, mask)
+        if state is None:
+            return result
+        torch.set_rng_state(state)
+        return self._second_pass(result, loss_fn(self.model, *inputs))
+
+    @contextmanager
+    def recording(self, examples: int, key: Any = None) -> Iterator[Tape]:
+        """Follow the parameters through the forward pass made inside."""
+        parts = self.layouts[key]
+        options = (self.group_of, self.num_groups, not self.two_pass)
+        tape = Tape(examples, self._seed(), parts, False, *options)
+        with self._swapped(tape):
+            yield tape
+
+    def survey(
+        self, forward: Callable[[list[Tensor]], Any], inputs: Sequence[Tensor], examples: int,
+        key: Any = None,
+    ) -> list[Part]:  # fmt: skip
+        """Find where parameters meet the batch, and choose a method for each place."""
+        for name, parameter in self.parameters.items():
+            if parameter.dtype in (torch.float16, torch.bfloat16):
+                raise ConfigError(
+                    f'"{name}" is {parameter.dtype}: sums would be rounded before the noise comes. '
+                    "Keep parameters in float32 and use autocast."
+                )
+        tape = Tape(examples, self._seed(), [], survey=True)
+        with self._swapped(tape), torch.enable_grad():
+            forward(tape.mark(inputs))
+        leaves = list(self.parameters.values())
+        for part, value in zip(tape.parts, tape.values, strict=True):
+            touched = torch.autograd.grad(
+                value.sum(), leaves, retain_graph=True, allow_unused=True
+            )
+            part.sources = tuple(
+                name for name, g in zip(self.parameters, touched, strict=True) if g is not None
+            )
+        choose_methods(tape.parts, self.mode, two_pass=self.two_pass)
+        self.layouts[key] = tape.parts
+        return tape.parts
+
+    def finish(
+        self, tape: Tape, losses: Float[Tensor, " n"], mask: Bool[Tensor, " n"] | None = None
+    ) -> Clipped:
+        """Backward pass, norms, clip factors and, in one pass, the weighted sums."""
+        if tape.count != len(tape.parts):
+            raise UnsupportedLayer(tape.wandered("the end of the forward pass"))
+        if losses.shape != (tape.examples,):
+            raise ConfigError(
+                f"the loss has shape {tuple(losses.shape)}, and must be one number for each of the "
+                f'{tape.examples} examples. Use reduction="none", and average over views.'
+            )
+        dummies = [*tape.norms, *tape.keeps]
+        found = torch.autograd.grad(losses.sum(), dummies, allow_unused=True, retain_graph=True)
+        kept = _sort(tape, found[len(tape.norms) :])
+        squares = self._squares(tape, kept, found[: len(tape.norms)])
+        norms = squares.sum(dim=0).sqrt()
+        bound = self.clipping.max_norm / self.num_groups**0.5
+        style, stability = self.clipping.style, self.clipping.stability
+        factors = clip_factors(squares.sqrt(), bound, style, stability)
+        factors = torch.where(norms.isfinite(), factors, 0.0)
+        if mask is not None:
+            factors = torch.where(mask, factors, 0.0)
+        total = {} if self.two_pass else self._weigh(tape, kept, factors, norms)
+        return Clipped(total, norms, factors, losses.detach())
+
+    def _squares(
+        self, tape: Tape, kept: "list[Kept]", from_products: Sequence[Tensor | None]
+    ) -> Float[Tensor, "groups n"]:
+        """Squared norms: from the products, from kept gradients, and from sums of several uses."""
+        zero = torch.zeros(tape.examples, device=self._device)
+        rows = [zero if found is None else found for found in from_products]
+        joint = joint_names(tape.parts)
+        several: dict[str, Tensor] = {}
+        for one in kept:
+            part = one.part
+            if joint.isdisjoint(part.sources):
+                group = self.group_of[part.path]
+                rows[group] = rows[group] + one.square_norm()
+                continue
+            gradient = one.per_example()
+            if gradient is None:
+                continue
+            names = list(part.sources)
+            pulled = torch.autograd.grad(
+                one.value, [self.parameters[name] for name in names], gradient,
+                is_grads_batched=True, retain_graph=True,
+            )  # fmt: skip
+            for name, more in zip(names, pulled, strict=True):
+                several[name] = several[name] + more if name in several else more
+        for name, gradient in several.items():
+            group = self.group_of[name]
+            rows[group] = rows[group] + gradient.float().square().flatten(1).sum(dim=1)
+        return torch.stack(rows)
+
+    def _weigh(
+        self, tape: Tape, kept: "list[Kept]", factors: Tensor, norms: Tensor
+    ) -> dict[str, Tensor]:
+        """The sums of clipped gradients, pulled back from where they met the batch."""
+        broken = None if torch.compiler.is_compiling() else ~norms.isfinite()
+        if broken is not None and not bool(broken.any()):
+            broken = None
+        elif broken is None:
+            broken = ~norms.isfinite()
+        sums = [
+            one.weighted(factors[self.group_of[one.part.path]], broken).to(one.value.dtype)
+            for one in kept
+        ]
+        names = [name for name in self.parameters if any(name in k.part.sources for k in kept)]
+        gradients = torch.autograd.grad(
+            [one.value for one in kept], [self.parameters[n] for n in names], sums
+        )
+        return {name: g.detach() for name, g in zip(names, gradients, strict=True)}
+
+    def _second_pass(self, first: Clipped, losses: Tensor) -> Clipped:
+        if self.num_groups > 1:
+            raise ConfigError("per-layer clipping needs one pass: it has a factor for each layer.")
+        (weights,) = first.factors
+        weighted = torch.where(weights > 0, losses, 0.0) * weights
+        gradients = torch.autograd.grad(
+            weighted.sum(), list(self.parameters.values()), allow_unused=True
+        )
+        pairs = zip(self.parameters, gradients, strict=True)
+        total = {name: g.detach() for name, g in pairs if g is not None}
+        return Clipped(total, first.norms, first.factors, first.losses)
+
+    @contextmanager
+    def _swapped(self, tape: Tape) -> Iterator[None]:
+        leaves = {n: p.as_subclass(self.leaf_type) for n, p in self.parameters.items()}
+        if tape.survey:
+            tape.roots = {id(leaf): (name, True) for name, leaf in leaves.items()}
+        before = self.leaf_type.cell[0]
+        self.leaf_type.cell[0] = tape
+        try:
+            with swapped(self.model, leaves):
+                yield
+        finally:
+            self.leaf_type.cell[0] = before
+
+    def _seed(self) -> Tensor:
+        return torch.zeros((), device=self._device, requires_grad=True)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.model.parameters())).device
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the backward pass left for one part; `tensors` is empty if the part had no effect."""
+
+    part: Part
+    value: Tensor
+    extra: Tensor | None
+    tensors: tuple[Tensor | None, ...]
+    examples: int
+
+    def square_norm(self) -> Float[Tensor, " n"] | float:
+        """Squared norms, unless the product has counted them already."""
+        (first, *others) = self.tensors or (None,)
+        if first is None or others:
+            return 0.0
+        if self.part.kind == "rows":
+            assert self.extra is not None
+            return contract.lookup_norm(self.extra, first, self.examples)
+        return first.float().square().flatten(1).sum(dim=1)
+
+    def per_example(self) -> Tensor | None:
+        """The per-example gradient of the value, formed if need be."""
+        (first, *_) = self.tensors or (None,)
+        if first is None:
+            return None
+        if self.part.kind == "rows":
+            assert self.extra is not None
+            return contract.lookup_gradient(self.extra, first, self.value.shape, self.examples)
+        return first.reshape(self.examples, *self.value.shape)
+
+    def weighted(self, factors: Tensor, broken: Tensor | None) -> Tensor:
+        """The sum over examples of factor times gradient; examples that are broken are left out."""
+        kept = [t if t is None else contract.without(t, broken) for t in self.tensors]
+        if not kept or kept[0] is None:
+            return torch.zeros_like(self.value)
+        if len(kept) == 2:
+            x, g = kept
+            assert x is not None and g is not None and self.part.geometry is not None
+            with plain():
+                return contract.weighted_gradient(x, g, factors, self.value, self.part.geometry)
+        if self.part.kind == "rows":
+            assert self.extra is not None
+            return contract.weighted_lookup(self.extra, kept[0], factors, self.value.shape)
+        gradient = kept[0].reshape(self.examples, -1).float()
+        return (factors @ gradient).reshape(self.value.shape)
+
+
+def _sort(tape: Tape, found: Sequence[Tensor | None]) -> list[Kept]:
+    """Hand the kept tensors to their parts, in the order they were asked for."""
+    queue, kept = list(found), []
+    for part, value, extra in zip(tape.parts, tape.values, tape.extras, strict=True):
+        count = 1
+        if part.kind == "product" and part.method != "store":
+            count = 2 if tape.keeps_factors else 0
+        tensors, queue = tuple(queue[:count]), queue[count:]
+        kept.append(Kept(part, value, extra, tensors, tape.examples))
+    assert not queue
+    return kept

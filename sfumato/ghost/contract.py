@@ -1,0 +1,209 @@
+"""The algebra of a linear layer or convolution, example by example.
+
+Legend: n examples, G groups, D inputs of a group (channels times kernel), P outputs of a group,
+T positions. Every such layer is, per group, outputs = weight (P x D) times columns (D x T). With
+a (n G D T) the columns of the input and b (n G P T) the gradient of the output:
+
+    per-example gradient   b a'                           2 T D P operations, n G P D numbers
+    its squared norm       sum of (a'a) * (b'b)           2 T T (D + P) operations, n G T T numbers
+
+These few functions are what a kernel may replace; everything else in this room calls them.
+"""
+
+from math import prod
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+Columns = Float[Tensor, "n g d t"]
+
+ROUNDING = 2.0**-20
+"""Gram products cancel; their rounding error is below this part of their absolute sum."""
+
+CHUNK = 1 << 24
+"""Numbers of per-example gradients that may exist at once when only their norm is wanted."""
+
+
+class Geometry(NamedTuple):
+    """How a weight is applied: as a matrix on the last axis, or as a convolution."""
+
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+    groups: int = 1
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether this is a matrix and no convolution."""
+        return not self.stride
+
+
+LINEAR = Geometry()
+
+
+def apply(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """The layer's output."""
+    if geometry.is_linear:
+        return F.linear(x, weight, bias)
+    return torch.ops.aten.convolution(x, weight, bias, *geometry)
+
+
+def output_shape(x: Tensor, weight: Tensor, geometry: Geometry) -> tuple[int, ...]:
+    """Its shape, without computing it."""
+    if geometry.is_linear:
+        return (*x.shape[:-1], weight.shape[0])
+    kernel = weight.shape[2:]
+    stride, padding, dilation, transposed, extra, groups = geometry
+    if transposed:
+        sizes = [
+            (size - 1) * s - 2 * p + d * (k - 1) + e + 1
+            for size, k, s, p, d, e in zip(x.shape[2:], kernel, stride, padding, dilation, extra)
+        ]
+        return (x.shape[0], weight.shape[1] * groups, *sizes)
+    sizes = [
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation)
+    ]
+    return (x.shape[0], weight.shape[0], *sizes)
+
+
+def input_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """The gradient of the input, as the ordinary backward pass computes it."""
+    if geometry.is_linear:
+        return g @ weight
+    mask = [True, False, False]
+    return torch.ops.aten.convolution_backward(g, x, weight, None, *geometry, mask)[0]
+
+
+def weighted_gradient(
+    x: Tensor, g: Tensor, factors: Float[Tensor, " n"], weight: Tensor, geometry: Geometry
+) -> Tensor:
+    """The sum over examples of factor times gradient of the weight: one ordinary product."""
+    scaled = _float32(g) * _by_row(factors, g)
+    if geometry.is_linear:
+        return scaled.flatten(0, -2).mT @ _float32(x).flatten(0, -2)
+    mask = [False, True, False]
+    weight = _float32(weight)
+    return torch.ops.aten.convolution_backward(
+        scaled, _float32(x), weight, None, *geometry, mask
+    )[1]
+
+
+def columns(
+    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
+) -> tuple[Columns, Columns]:
+    """The pair (a, b) whose product b a' is the per-example gradient, laid out like the weight.
+
+    Rows that belong to one example (windows, views) stand next to each other and become positions
+    of that example.
+    """
+    if geometry.is_linear:
+        a = x.reshape(examples, 1, -1, x.shape[-1]).mT
+        return _float32(a), _float32(g.reshape(examples, 1, -1, g.shape[-1]).mT)
+    if geometry.transposed:
+        # The adjoint of a convolution: input and output gradient change places.
+        x, g = g, x
+    a = _unfold(_float32(x), weight.shape[2:], geometry)
+    b = _float32(g).flatten(2).unflatten(1, (geometry.groups, -1))
+    return _fold(a, examples), _fold(b, examples)
+
+
+def per_example_gradient(a: Columns, b: Columns) -> Float[Tensor, "n g p d"]:
+    """The gradients themselves."""
+    return b @ a.mT
+
+
+def ghost_norm(a: Columns, b: Columns) -> Float[Tensor, " n"]:
+    """Squared norms from Gram matrices, never below the truth by rounding."""
+    products = (a.mT @ a) * (b.mT @ b)
+    return products.sum(dim=(1, 2, 3)).clamp(min=0) + ROUNDING * products.abs().sum(dim=(1, 2, 3))
+
+
+def instantiated_norm(a: Columns, b: Columns) -> Float[Tensor, " n"]:
+    """Squared norms from gradients that are formed a few examples at a time and dropped."""
+    size = max(1, CHUNK // max(1, a.shape[1] * a.shape[2] * b.shape[2]))
+    parts = [
+        per_example_gradient(some_a, some_b).square().sum(dim=(1, 2, 3))
+        for some_a, some_b in zip(a.split(size), b.split(size))
+    ]
+    return torch.cat(parts) if parts else a.new_zeros(0)
+
+
+def lookup_norm(ids: Tensor, g: Tensor, examples: int) -> Float[Tensor, " n"]:
+    """Squared norms for rows of a table: positions with the same row add up; -1 is no row."""
+    ids = ids.reshape(examples, -1)
+    g = _float32(g).reshape(examples, ids.shape[1], -1)
+    same = (ids[:, :, None] == ids[:, None, :]) & (ids >= 0)[:, :, None]
+    products = (g @ g.mT) * same
+    return products.sum(dim=(1, 2)).clamp(min=0) + ROUNDING * products.abs().sum(dim=(1, 2))
+
+
+def lookup_gradient(ids: Tensor, g: Tensor, shape: tuple[int, ...], examples: int) -> Tensor:
+    """The per-example gradients of a table, in full."""
+    ids = ids.reshape(examples, -1)
+    g = torch.where((ids >= 0)[..., None], _float32(g).reshape(*ids.shape, -1), 0.0)
+    table = g.new_zeros(examples, *shape)
+    places = ids.clamp(min=0)[..., None].expand_as(g)
+    return table.scatter_add(1, places, g)
+
+
+def weighted_lookup(ids: Tensor, g: Tensor, factors: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The sum of factor times gradient of a table."""
+    flat_ids = ids.flatten()
+    scaled = (_float32(g) * _by_row(factors, g)).reshape(len(flat_ids), -1)
+    scaled = torch.where((flat_ids >= 0)[:, None], scaled, 0.0)
+    return scaled.new_zeros(shape).index_add(0, flat_ids.clamp(min=0), scaled)
+
+
+def without(tensor: Tensor, broken: Tensor | None) -> Tensor:
+    """The tensor with the rows of broken examples set to zero."""
+    if broken is None:
+        return tensor
+    rows = broken.repeat_interleave(tensor.shape[0] // len(broken), dim=0)
+    return tensor.masked_fill(rows.reshape(-1, *[1] * (tensor.ndim - 1)), 0.0)
+
+
+def _unfold(x: Tensor, kernel: tuple[int, ...], geometry: Geometry) -> Tensor:
+    """The columns of a convolution in any number of dimensions: rows, G, D, T."""
+    stride, padding, dilation = geometry.stride, geometry.padding, geometry.dilation
+    if any(padding):
+        x = F.pad(x, [side for p in reversed(padding) for side in (p, p)])
+    rows, channels = x.shape[:2]
+    sizes = [
+        (size - d * (k - 1) - 1) // s + 1
+        for size, k, s, d in zip(x.shape[2:], kernel, stride, dilation)
+    ]
+    x = x.contiguous()
+    steps = x.stride()[2:]
+    windows = x.as_strided(
+        (rows, channels, *kernel, *sizes),
+        (
+            *x.stride()[:2],
+            *(step * d for step, d in zip(steps, dilation)),
+            *(step * s for step, s in zip(steps, stride)),
+        ),
+    )
+    inputs = channels // geometry.groups * prod(kernel)
+    return windows.reshape(rows, geometry.groups, inputs, prod(sizes))
+
+
+def _fold(rows: Tensor, examples: int) -> Columns:
+    """Rows of one example side by side along the positions."""
+    if len(rows) == examples:
+        return rows
+    return rows.unflatten(0, (examples, -1)).movedim(1, -2).flatten(-2)
+
+
+def _by_row(factors: Tensor, g: Tensor) -> Tensor:
+    """One factor an example, shaped to multiply the rows of `g`."""
+    per_row = factors.repeat_interleave(g.shape[0] // max(1, len(factors)), dim=0)
+    return per_row.reshape(-1, *[1] * (g.ndim - 1))
+
+
+def _float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -1,0 +1,99 @@
+"""Which way each layer takes, by cost, and the table that says so.
+
+Per layer, with T positions, D inputs and P outputs (of a group), forming the per-example gradient
+costs what the ordinary weight gradient costs, and replaces it: nothing is lost but memory for P D
+numbers an example. Gram matrices cost T T (D + P) on top of it and need no such memory. So early
+convolutions, with many positions and small weights, store; late and linear layers take the ghost
+norm. (Bu et al. 2022 chose by memory alone; book-keeping makes the stored gradient free.)
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import nn
+
+from sfumato.ghost.tape import Part
+
+Mode = Literal["ghost_mixed", "ghost", "non-ghost"]
+MODES: tuple[Mode, ...] = ("ghost_mixed", "ghost", "non-ghost")
+
+
+def choose_methods(parts: Sequence[Part], mode: Mode, *, two_pass: bool) -> None:
+    """Set the method of every part.
+
+    A parameter that is used several times, or through a computation, needs its per-example
+    gradient itself: the norm of a sum is not the sum of norms.
+    """
+    joint = joint_names(parts)
+    for part in parts:
+        if part.kind != "product":
+            continue
+        if not joint.isdisjoint(part.sources):
+            part.method = "store"
+        elif mode == "non-ghost":
+            part.method = "square" if two_pass else "store"
+        elif mode == "ghost" or _gram_is_cheaper(part):
+            part.method = "ghost"
+        else:
+            part.method = "square" if two_pass else "store"
+
+
+def joint_names(parts: Sequence[Part]) -> set[str]:
+    """Parameters whose per-example gradient is a sum of several uses, or pulled back from one."""
+    uses = Counter(name for part in parts for name in part.sources)
+    computed = {name for part in parts if part.root is None for name in part.sources}
+    return computed | {name for name, count in uses.items() if count > 1}
+
+
+def _gram_is_cheaper(part: Part) -> bool:
+    t, d, p = part.positions, part.inputs, part.outputs
+    return d > t and t * (d + p) < d * p
+
+
+def explain_layout(parts: Sequence[Part], model: nn.Module) -> str:
+    """A table: for each use of a parameter its method, work, memory and share of the model."""
+    total = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    lines = [
+        f"{'parameter':<44} {'operation':<16} {'method':<9} {'T':>6} {'D':>6} {'P':>6} "
+        f"{'MFLOP':>9} {'extra':>7} {'KB kept':>9} {'share':>7}"
+    ]
+    plain = added = 0.0
+    for part in parts:
+        work, extra, kept = part_cost(part)
+        plain, added = plain + work, added + extra
+        size = 1
+        for side in part.shape:
+            size *= side
+        name = part.path if len(part.path) <= 44 else "…" + part.path[-43:]
+        method = part.method if part.kind == "product" else "rows" if part.kind == "rows" else "keep"
+        lines.append(
+            f"{name:<44} {part.operation:<16} {method:<9} {part.positions:>6} {part.inputs:>6} "
+            f"{part.outputs:>6} {work / 1e6:>9.2f} {_percent(extra, work):>7} {kept / 1e3:>9.1f} "
+            f"{_percent(size, total):>7}"
+        )
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    lines.append(
+        f"{len({p.path for p in parts})} parameters trained, {len(frozen)} frozen; per example "
+        f"{plain / 1e6:.1f} MFLOP of products in plain training, predicted private cost "
+        f"{1 + added / plain if plain else 1:.3f} times that."
+    )
+    return "\n".join(lines)
+
+
+def part_cost(part: Part) -> tuple[float, float, float]:
+    """FLOPs of plain training, FLOPs on top of it, and bytes kept: for one example."""
+    size = 4.0
+    for side in part.shape:
+        size *= side
+    if part.kind != "product":
+        return 0.0, 0.0, size
+    t, d, p, g = part.positions, part.inputs, part.outputs, part.groups
+    work = 6.0 * t * d * p * g
+    if part.method == "ghost":
+        return work, 2.0 * t * t * (d + p) * g, 4.0 * t * p * g
+    return work, 2.0 * d * p * g, size
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else "-"

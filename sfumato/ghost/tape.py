@@ -1,0 +1,251 @@
+"""How parameters are followed through a model.
+
+During a recorded forward pass every trainable parameter is a `Leaf`: a tensor subclass that is told
+of each operation it takes part in. As long as it only meets constants and other parameters
+(reshaping, standardising, concatenating) the result is a `Leaf` again. Where it meets the batch, a
+rule takes over and opens a *part*: a place where per-example gradients can be had.
+
+What the backward pass learns comes back as gradients of dummy inputs, zeros that cost no memory:
+the squared norms by `norms`, everything else by one `keep` a tensor. So one call of
+`torch.autograd.grad` returns it all, and nothing is written to the side.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import SfumatoError
+from sfumato.ghost.contract import Geometry
+
+plain = torch._C.DisableTorchFunctionSubclass
+"""Inside this context a Leaf is an ordinary tensor."""
+
+
+class UnsupportedLayer(SfumatoError):
+    """A layer whose per-example gradients do not exist or cannot be computed exactly."""
+
+
+@dataclass
+class Part:
+    """One use of a parameter on a batch; what is known of it before any batch comes."""
+
+    root: str | None
+    """The parameter it is, perhaps reshaped; None if it is computed from parameters."""
+    path: str
+    """Name of a parameter it comes from, for people."""
+    shape: tuple[int, ...]
+    kind: str = "gradient"
+    """"gradient": per-example gradients are kept; "product": may be a contraction; "rows": lookup"""
+    operation: str = ""
+    geometry: Geometry | None = None
+    positions: int = 0
+    inputs: int = 0
+    outputs: int = 0
+    groups: int = 1
+    method: str = "store"
+    """store: keep per-example gradients; ghost: Gram norms; square: form, measure, drop."""
+    sources: tuple[str, ...] = ()
+    """All parameters it depends on."""
+    reads_input: bool = False
+    """Whether the layer's input is the batch itself, so that nobody wants its gradient."""
+
+
+@dataclass
+class Tape:
+    """One recorded forward pass of `examples` examples.
+
+    With `parts` None the pass is a survey: it finds the parts. Otherwise it must meet the same
+    parts in the same order, which is checked.
+    """
+
+    examples: int
+    seed: Tensor
+    parts: list[Part]
+    survey: bool = False
+    group_of: dict[str, int] = field(default_factory=dict)
+    num_groups: int = 1
+    keeps_factors: bool = True
+    """Whether layer inputs and output gradients are kept for the weighted sum (one pass)."""
+    count: int = 0
+    keeps: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+    """The parameter values that met the batch, one a part, still attached to the parameters."""
+    extras: list[Tensor | None] = field(default_factory=list)
+    roots: dict[int, tuple[str, bool]] = field(default_factory=dict)
+    """In a survey: id of a Leaf -> (parameter, whether it is that parameter reshaped)."""
+    alive: list[Tensor] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    norms: tuple[Tensor, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.norms = tuple(self.keep_zeros((self.examples,)) for _ in range(self.num_groups))
+
+    def keep_zeros(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        """A dummy: zeros of any shape that take no memory and can be differentiated."""
+        return self.seed.to(dtype).expand(shape)
+
+    def keep(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A dummy whose gradient will be kept."""
+        self.keeps.append(self.keep_zeros(shape, dtype))
+        return self.keeps[-1]
+
+    def mark(self, inputs: Iterable[Any]) -> list[Any]:
+        """Let the batch require gradients, which is how an operation tells batch from constant."""
+        marked = []
+        for item in inputs:
+            is_batch = isinstance(item, Tensor) and item.is_floating_point()
+            marked.append(Mark.apply(item, self.seed) if is_batch else item)
+        self.inputs = [id(item) for item in marked]
+        return marked
+
+    def open(self, leaf: Tensor, kind: str, operation: str) -> Part:
+        """The part for a Leaf that meets the batch here."""
+        if self.survey:
+            name, same = self.roots[id(leaf)]
+            root = name if same else None
+            self.parts.append(Part(root, name, tuple(leaf.shape), kind, operation))
+        elif self.count >= len(self.parts):
+            raise UnsupportedLayer(self.wandered(operation))
+        part = self.parts[self.count]
+        if (part.kind, part.operation, part.shape) != (kind, operation, tuple(leaf.shape)):
+            raise UnsupportedLayer(self.wandered(operation))
+        self.count += 1
+        self.values.append(leaf)
+        self.extras.append(None)
+        return part
+
+    def expects(self, leaf: Tensor, operation: str) -> bool:
+        """Whether the survey met a part here; only asked where a batch of one hides it."""
+        if self.survey or self.count >= len(self.parts):
+            return False
+        part = self.parts[self.count]
+        return (part.operation, part.shape) == (operation, tuple(leaf.shape))
+
+    def derive(self, func: Callable[..., Any], args: Any, kwargs: Any, kind: type) -> Any:
+        """A batch-free operation on Leafs gives Leafs."""
+        result = func(*args, **kwargs)
+        return self._wrap(result, func, args, kind)
+
+    def _wrap(self, result: Any, func: Callable[..., Any], args: Any, kind: type) -> Any:
+        if isinstance(result, tuple | list):
+            return type(result)(self._wrap(item, func, args, kind) for item in result)
+        if not isinstance(result, Tensor) or not result.requires_grad:
+            return result
+        leaf = result.as_subclass(kind)
+        if self.survey:
+            known = [self.roots[id(a)] for a in flat(args) if id(a) in self.roots]
+            name, same = known[0] if known else ("", False)
+            reshaped = len(known) == 1 and func in RESHAPING and same
+            same_size = leaf.numel() == next((a.numel() for a in flat(args)), 0)
+            self.roots[id(leaf)] = (name, reshaped and same_size)
+            self.alive.append(leaf)
+        return leaf
+
+    def wandered(self, operation: str) -> str:
+        """What to say when the pass is not the one that was examined."""
+        return (
+            f"the model took another path than when it was examined (at {operation}, use number "
+            f"{self.count}): its operations must not depend on the batch. Examine it again with "
+            "inputs of this size, or remove the data-dependent branch."
+        )
+
+
+class Mark(torch.autograd.Function):
+    """The identity, on the way forward; the end, on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seed: Tensor) -> Tensor:
+        """The same tensor, now of the batch."""
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        """Nobody wants the gradient of the images."""
+        return None, None
+
+
+class Leaf(Tensor):
+    """A parameter, or something computed from parameters alone, during a recorded pass."""
+
+    cell: ClassVar[list[Tape | None]] = [None]
+    dispatch: ClassVar[Callable[..., Any]]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Tell the tape of every operation a Leaf takes part in."""
+        tape = cls.cell[0]
+        with plain():
+            if tape is None:
+                return func(*args, **(kwargs or {}))
+            return cls.dispatch(tape, func, args, kwargs or {}, cls)
+
+
+def new_leaf_type(dispatch: Callable[..., Any]) -> type[Leaf]:
+    """A Leaf type of its own for one recorder, so that two of them never meet."""
+    return type("BoundLeaf", (Leaf,), {"cell": [None], "dispatch": staticmethod(dispatch)})
+
+
+@contextmanager
+def swapped(model: nn.Module, leaves: dict[str, Tensor]) -> Iterator[None]:
+    """Put the Leafs in the place of the model's parameters, for the length of a forward pass."""
+    places: list[tuple[nn.Module, str, nn.Parameter]] = []
+    originals = dict(model.named_parameters())
+    by_id = {id(originals[name]): leaf for name, leaf in leaves.items()}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) in by_id:
+                places.append((module, name, parameter))
+    try:
+        for module, name, parameter in places:
+            module._parameters[name] = by_id[id(parameter)]  # pyright: ignore
+        yield
+    finally:
+        for module, name, parameter in places:
+            module._parameters[name] = parameter
+
+
+def flat(args: Any) -> list[Tensor]:
+    """The tensors among arguments, looking into lists and tuples."""
+    found: list[Tensor] = []
+    for item in args:
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            found.extend(flat(item))
+    return found
+
+
+RESHAPING = {
+    Tensor.view,
+    Tensor.reshape,
+    Tensor.permute,
+    Tensor.transpose,
+    Tensor.t,
+    Tensor.squeeze,
+    Tensor.unsqueeze,
+    Tensor.flatten,
+    Tensor.unflatten,
+    Tensor.contiguous,
+    Tensor.clone,
+    Tensor.movedim,
+    Tensor.view_as,
+    Tensor.reshape_as,
+    Tensor.float,
+    Tensor.T.__get__,
+    Tensor.mT.__get__,
+    torch.reshape,
+    torch.permute,
+    torch.transpose,
+    torch.squeeze,
+    torch.unsqueeze,
+    torch.flatten,
+    torch.clone,
+    torch.movedim,
+}
+"""Operations that only move numbers: the norm of a gradient is the same before and after."""
