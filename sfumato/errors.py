@@ -23,3 +23,7 @@ class PrivacyError(SfumatoError):
 
 class RunError(SfumatoError):
     """A run directory that cannot be opened, resumed or trusted."""
+
+
+class UnsupportedLayer(SfumatoError):
+    """A layer whose per-example gradients do not exist, or cannot be had exactly."""

@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost import contract
 from sfumato.ghost.layout import MODES, Mode, choose_methods, joint_names
 from sfumato.ghost.rules import dispatch
-from sfumato.ghost.tape import Part, Tape, UnsupportedLayer, new_leaf_type, plain, swapped
+from sfumato.ghost.tape import Part, Tape, new_leaf_type, plain, swapped
 
 ClipStyle = Literal["vanilla", "automatic", "auto-v", "global"]
 MARGIN = 1e-5
@@ -90,7 +90,9 @@ class Ghost:
         layers = [name.rpartition(".")[0] for name in self.parameters]
         order = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
         per_layer = self.clipping.per_layer
-        self.group_of = {n: order[layer] if per_layer else 0 for n, layer in zip(self.parameters, layers)}
+        self.group_of = {
+            n: order[layer] if per_layer else 0 for n, layer in zip(self.parameters, layers)
+        }
         self.num_groups = max(1, len(order)) if per_layer else 1
 
     @property
@@ -150,9 +152,7 @@ class Ghost:
             forward(tape.mark(inputs))
         leaves = list(self.parameters.values())
         for part, value in zip(tape.parts, tape.values, strict=True):
-            touched = torch.autograd.grad(
-                value.sum(), leaves, retain_graph=True, allow_unused=True
-            )
+            touched = torch.autograd.grad(value.sum(), leaves, retain_graph=True, allow_unused=True)
             part.sources = tuple(
                 name for name, g in zip(self.parameters, touched, strict=True) if g is not None
             )
@@ -172,7 +172,9 @@ class Ghost:
                 f'{tape.examples} examples. Use reduction="none", and average over views.'
             )
         dummies = [*tape.norms, *tape.keeps]
-        found = torch.autograd.grad(losses.sum(), dummies, allow_unused=True, retain_graph=True)
+        tape.replaying = True
+        with self._swapped(tape):
+            found = torch.autograd.grad(losses.sum(), dummies, allow_unused=True, retain_graph=True)
         kept = _sort(tape, found[len(tape.norms) :])
         squares = self._squares(tape, kept, found[: len(tape.norms)])
         norms = squares.sum(dim=0).sqrt()
@@ -211,7 +213,9 @@ class Ghost:
                 several[name] = several[name] + more if name in several else more
         for name, gradient in several.items():
             group = self.group_of[name]
-            rows[group] = rows[group] + gradient.float().square().flatten(1).sum(dim=1)
+            rows[group] = rows[group] + gradient.to(contract.sum_type(gradient)).square().flatten(
+                1
+            ).sum(dim=1)
         return torch.stack(rows)
 
     def _weigh(
@@ -259,7 +263,9 @@ class Ghost:
             self.leaf_type.cell[0] = before
 
     def _seed(self) -> Tensor:
-        return torch.zeros((), device=self._device, requires_grad=True)
+        first = next(iter(self.model.parameters()))
+        dtype = contract.sum_type(first)
+        return torch.zeros((), device=first.device, dtype=dtype, requires_grad=True)
 
     @property
     def _device(self) -> torch.device:
@@ -284,7 +290,7 @@ class Kept:
         if self.part.kind == "rows":
             assert self.extra is not None
             return contract.lookup_norm(self.extra, first, self.examples)
-        return first.float().square().flatten(1).sum(dim=1)
+        return first.to(contract.sum_type(first)).square().flatten(1).sum(dim=1)
 
     def per_example(self) -> Tensor | None:
         """The per-example gradient of the value, formed if need be."""
@@ -309,8 +315,9 @@ class Kept:
         if self.part.kind == "rows":
             assert self.extra is not None
             return contract.weighted_lookup(self.extra, kept[0], factors, self.value.shape)
-        gradient = kept[0].reshape(self.examples, -1).float()
-        return (factors @ gradient).reshape(self.value.shape)
+        gradient = kept[0].reshape(self.examples, -1)
+        gradient = gradient.to(contract.sum_type(gradient))
+        return (factors.to(gradient.dtype) @ gradient).reshape(self.value.shape)
 
 
 def _sort(tape: Tape, found: Sequence[Tensor | None]) -> list[Kept]:

@@ -18,10 +18,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-Columns = Float[Tensor, "n g d t"]
-
-ROUNDING = 2.0**-20
-"""Gram products cancel; their rounding error is below this part of their absolute sum."""
+A = Float[Tensor, "n g d t"]
+B = Float[Tensor, "n g p t"]
 
 CHUNK = 1 << 24
 """Numbers of per-example gradients that may exist at once when only their norm is wanted."""
@@ -89,14 +87,12 @@ def weighted_gradient(
         return scaled.flatten(0, -2).mT @ _float32(x).flatten(0, -2)
     mask = [False, True, False]
     weight = _float32(weight)
-    return torch.ops.aten.convolution_backward(
-        scaled, _float32(x), weight, None, *geometry, mask
-    )[1]
+    return torch.ops.aten.convolution_backward(scaled, _float32(x), weight, None, *geometry, mask)[
+        1
+    ]
 
 
-def columns(
-    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
-) -> tuple[Columns, Columns]:
+def columns(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> tuple[A, B]:
     """The pair (a, b) whose product b a' is the per-example gradient, laid out like the weight.
 
     Rows that belong to one example (windows, views) stand next to each other and become positions
@@ -113,18 +109,17 @@ def columns(
     return _fold(a, examples), _fold(b, examples)
 
 
-def per_example_gradient(a: Columns, b: Columns) -> Float[Tensor, "n g p d"]:
+def per_example_gradient(a: A, b: B) -> Float[Tensor, "n g p d"]:
     """The gradients themselves."""
     return b @ a.mT
 
 
-def ghost_norm(a: Columns, b: Columns) -> Float[Tensor, " n"]:
+def ghost_norm(a: A, b: B) -> Float[Tensor, " n"]:
     """Squared norms from Gram matrices, never below the truth by rounding."""
-    products = (a.mT @ a) * (b.mT @ b)
-    return products.sum(dim=(1, 2, 3)).clamp(min=0) + ROUNDING * products.abs().sum(dim=(1, 2, 3))
+    return _sum_from_above((a.mT @ a) * (b.mT @ b))
 
 
-def instantiated_norm(a: Columns, b: Columns) -> Float[Tensor, " n"]:
+def instantiated_norm(a: A, b: B) -> Float[Tensor, " n"]:
     """Squared norms from gradients that are formed a few examples at a time and dropped."""
     size = max(1, CHUNK // max(1, a.shape[1] * a.shape[2] * b.shape[2]))
     parts = [
@@ -139,8 +134,7 @@ def lookup_norm(ids: Tensor, g: Tensor, examples: int) -> Float[Tensor, " n"]:
     ids = ids.reshape(examples, -1)
     g = _float32(g).reshape(examples, ids.shape[1], -1)
     same = (ids[:, :, None] == ids[:, None, :]) & (ids >= 0)[:, :, None]
-    products = (g @ g.mT) * same
-    return products.sum(dim=(1, 2)).clamp(min=0) + ROUNDING * products.abs().sum(dim=(1, 2))
+    return _sum_from_above((g @ g.mT) * same)
 
 
 def lookup_gradient(ids: Tensor, g: Tensor, shape: tuple[int, ...], examples: int) -> Tensor:
@@ -192,7 +186,18 @@ def _unfold(x: Tensor, kernel: tuple[int, ...], geometry: Geometry) -> Tensor:
     return windows.reshape(rows, geometry.groups, inputs, prod(sizes))
 
 
-def _fold(rows: Tensor, examples: int) -> Columns:
+def _sum_from_above(products: Tensor) -> Float[Tensor, " n"]:
+    """The sum for each example, never below the truth by rounding.
+
+    Gram products can cancel almost entirely. Their rounding error is a small part of their absolute
+    sum, so that much is added: an example may be clipped a little more, never less.
+    """
+    flat = products.flatten(1)
+    rounding = 8 * torch.finfo(products.dtype).eps
+    return flat.sum(dim=1).clamp(min=0) + rounding * flat.abs().sum(dim=1)
+
+
+def _fold(rows: Tensor, examples: int) -> Tensor:
     """Rows of one example side by side along the positions."""
     if len(rows) == examples:
         return rows
@@ -205,5 +210,10 @@ def _by_row(factors: Tensor, g: Tensor) -> Tensor:
     return per_row.reshape(-1, *[1] * (g.ndim - 1))
 
 
+def sum_type(tensor: Tensor) -> torch.dtype:
+    """The type sums and norms are taken in: float32, or float64 for those who compute in it."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
 def _float32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    return tensor.to(sum_type(tensor))

@@ -66,7 +66,9 @@ def explain_layout(parts: Sequence[Part], model: nn.Module) -> str:
         for side in part.shape:
             size *= side
         name = part.path if len(part.path) <= 44 else "…" + part.path[-43:]
-        method = part.method if part.kind == "product" else "rows" if part.kind == "rows" else "keep"
+        method = (
+            part.method if part.kind == "product" else "rows" if part.kind == "rows" else "keep"
+        )
         lines.append(
             f"{name:<44} {part.operation:<16} {method:<9} {part.positions:>6} {part.inputs:>6} "
             f"{part.outputs:>6} {work / 1e6:>9.2f} {_percent(extra, work):>7} {kept / 1e3:>9.1f} "

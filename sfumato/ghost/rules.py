@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato.errors import UnsupportedLayer
 from sfumato.ghost import contract
 from sfumato.ghost.contract import LINEAR, Geometry
-from sfumato.ghost.tape import Leaf, Part, Tape, UnsupportedLayer, flat, plain
+from sfumato.ghost.tape import Leaf, Part, Tape, flat, plain
 
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -30,9 +31,7 @@ def norm_rule(*operations: Callable[..., Any]) -> Callable[[Callable[..., Any]],
     return register
 
 
-def dispatch(
-    tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind: type[Leaf]
-) -> Any:
+def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind: type[Leaf]) -> Any:
     """Decide what an operation with a Leaf among its arguments is."""
     tensors = flat((args, tuple(kwargs.values())))
     meets = any(not isinstance(t, Leaf) and t.requires_grad for t in tensors)
@@ -107,14 +106,15 @@ def contraction(
             _measure(by_weight, x, weight, geometry, out, tape)
         method = by_weight.method
         if method == "store":
-            dummies.append(tape.keep((tape.examples, *weight.shape), torch.float32))
+            dummies.append(tape.keep((tape.examples, *weight.shape), contract.sum_type(x)))
         else:
             norm = tape.norms[tape.group_of.get(by_weight.root or "", 0)]
             if tape.keeps_factors:
                 dtype = _product_type(x)
                 dummies += [tape.keep(tuple(x.shape), dtype), tape.keep(out, dtype)]
     if by_bias is not None:
-        dummies.append(tape.keep((tape.examples, out[-1 if geometry.is_linear else 1]), torch.float32))
+        width = out[-1 if geometry.is_linear else 1]
+        dummies.append(tape.keep((tape.examples, width), contract.sum_type(x)))
     first = by_weight.reads_input if by_weight is not None else False
     dtype = _product_type(x)
     x, weight = x.to(dtype), weight.to(dtype)
@@ -233,18 +233,21 @@ def batch_norm(
 
 @norm_rule(F.embedding)
 def embedding(
-    tape: Tape, input: Tensor, weight: Tensor, padding_idx: int | None = None, *options: Any,
-    **more: Any,
+    tape: Tape, input: Tensor, weight: Tensor, padding_idx: int | None = None,
+    max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> Tensor:  # fmt: skip
     """Rows of a table. The gradient of the output is all there is to keep."""
-    if any(options) or any(more.values()):
+    if max_norm is not None or scale_grad_by_freq or sparse:
         raise UnsupportedLayer(
-            f'"{tape.roots.get(id(weight), ("an embedding",))[0]}" uses max_norm, '
-            "scale_grad_by_freq or sparse, which change other examples' rows. Turn them off."
+            f'"{tape.name_of(weight)}" uses max_norm, scale_grad_by_freq or sparse, which let '
+            "examples change each other's rows. Turn them off."
         )
     part = tape.open(weight, "rows", "embedding")
     rows = F.embedding(input, weight.detach(), padding_idx)
-    tape.extras[-1] = input.masked_fill(input == padding_idx, -1) if padding_idx is not None else input
+    tape.extras[-1] = (
+        input.masked_fill(input == padding_idx, -1) if padding_idx is not None else input
+    )
     if tape.survey:
         part.outputs, part.positions = weight.shape[1], input.numel() // tape.examples
     return rows + tape.keep(tuple(rows.shape), rows.dtype)
@@ -288,9 +291,17 @@ def multi_head_attention(
         raise UnsupportedLayer(
             "MultiheadAttention with add_bias_kv, add_zero_attn or unbatched input has no rule."
         )
-    kind = next(type(w) for w in (in_proj_weight, q_proj_weight, out_proj_weight, out_proj_bias) if isinstance(w, Leaf))
+    kind = next(
+        type(w)
+        for w in (in_proj_weight, q_proj_weight, out_proj_weight, out_proj_bias)
+        if isinstance(w, Leaf)
+    )
     q, k, v = (t.transpose(0, 1) for t in (query, key, value))
-    biases = [None] * 3 if in_proj_bias is None else tape.derive(torch.chunk, (in_proj_bias, 3), {}, kind)
+    biases = (
+        [None] * 3
+        if in_proj_bias is None
+        else tape.derive(torch.chunk, (in_proj_bias, 3), {}, kind)
+    )
     if use_separate_proj_weight:
         weights = (q_proj_weight, k_proj_weight, v_proj_weight)
     elif query is key and key is value:
@@ -308,7 +319,11 @@ def multi_head_attention(
         scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     if key_padding_mask is not None:
         hidden = key_padding_mask[:, None, None, :]
-        scores = scores.masked_fill(hidden, -torch.inf) if hidden.dtype == torch.bool else scores + hidden
+        scores = (
+            scores.masked_fill(hidden, -torch.inf)
+            if hidden.dtype == torch.bool
+            else scores + hidden
+        )
     weights = F.dropout(scores.softmax(dim=-1), dropout_p, training)
     mixed = (weights @ v).transpose(1, 2).flatten(-2)
     out = project(tape, mixed, out_proj_weight, out_proj_bias).transpose(0, 1)
@@ -359,7 +374,11 @@ def by_expanding(
         return tape.derive(func, args, kwargs, kind)
     wide = per_row(tape, leaf, result.ndim, rows, func.__name__)
     tiles = [size // have for size, have in zip(result.shape, wide.shape, strict=True)]
-    return wide.repeat(tiles) if "repeat" in func.__name__ or "tile" in func.__name__ else wide.expand(result.shape)
+    return (
+        wide.repeat(tiles)
+        if "repeat" in func.__name__ or "tile" in func.__name__
+        else wide.expand(result.shape)
+    )
 
 
 def by_vmap(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -417,7 +436,9 @@ def per_row(tape: Tape, leaf: Tensor, ndim: int, rows: int, operation: str) -> T
     shape = (1,) * (ndim - leaf.ndim) + tuple(leaf.shape)
     tape.open(leaf, "gradient", operation)
     copies = leaf.reshape(shape) + tape.keep((tape.examples, *shape[1:]), leaf.dtype)
-    return copies if rows == tape.examples else copies.repeat_interleave(rows // tape.examples, dim=0)
+    return (
+        copies if rows == tape.examples else copies.repeat_interleave(rows // tape.examples, dim=0)
+    )
 
 
 def _scale_and_shift(
@@ -454,8 +475,9 @@ def _measure(
 
 def _bias_gradient(g: Tensor, geometry: Geometry, examples: int) -> Tensor:
     if geometry.is_linear:
-        return g.reshape(examples, -1, g.shape[-1]).float().sum(dim=1)
-    return g.flatten(2).float().sum(dim=2).unflatten(0, (examples, -1)).sum(dim=1)
+        return g.reshape(examples, -1, g.shape[-1]).to(contract.sum_type(g)).sum(dim=1)
+    rows = g.flatten(2).to(contract.sum_type(g)).sum(dim=2)
+    return rows.unflatten(0, (examples, -1)).sum(dim=1)
 
 
 def _product_type(x: Tensor) -> torch.dtype:
@@ -482,7 +504,7 @@ def _pad_same(x: Tensor, kernel: Any, dilation: tuple[int, ...], padding: str) -
 
 
 def _mixes(weight: Any, tape: Tape, what: str) -> str:
-    name = tape.roots.get(id(weight), ("a layer", True))[0].rpartition(".")[0] or "a layer"
+    name = tape.name_of(weight).rpartition(".")[0] or "a layer"
     return (
         f'"{name}" is a {what}: it mixes the examples of a batch, so no per-example gradient '
         "exists. Use --norm group, or freeze it with --norm frozen (model.eval() for that layer)."
@@ -508,7 +530,14 @@ LOOKUPS = {F.embedding: _ids_carry_the_batch, F.embedding_bag: _ids_carry_the_ba
 PASSIVE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as}
 """Operations that look at the batch's type or shape only."""
 
-EXPANDING = {Tensor.expand, Tensor.expand_as, Tensor.repeat, torch.broadcast_to, torch.tile, Tensor.tile}
+EXPANDING = {
+    Tensor.expand,
+    Tensor.expand_as,
+    Tensor.repeat,
+    torch.broadcast_to,
+    torch.tile,
+    Tensor.tile,
+}
 
 BROADCASTING = {
     getattr(home, name)

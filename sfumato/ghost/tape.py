@@ -18,15 +18,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sfumato.errors import SfumatoError
+from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.contract import Geometry
 
 plain = torch._C.DisableTorchFunctionSubclass
 """Inside this context a Leaf is an ordinary tensor."""
-
-
-class UnsupportedLayer(SfumatoError):
-    """A layer whose per-example gradients do not exist or cannot be computed exactly."""
 
 
 @dataclass
@@ -79,10 +75,14 @@ class Tape:
     """In a survey: id of a Leaf -> (parameter, whether it is that parameter reshaped)."""
     alive: list[Tensor] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
+    replaying: bool = False
+    """Activation checkpointing computes again what it dropped: nothing new is recorded then."""
     norms: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
-        self.norms = tuple(self.keep_zeros((self.examples,)) for _ in range(self.num_groups))
+        self.norms = tuple(
+            self.keep_zeros((self.examples,), self.seed.dtype) for _ in range(self.num_groups)
+        )
 
     def keep_zeros(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         """A dummy: zeros of any shape that take no memory and can be differentiated."""
@@ -90,6 +90,8 @@ class Tape:
 
     def keep(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A dummy whose gradient will be kept."""
+        if self.replaying:
+            return self.keep_zeros(shape, dtype)
         self.keeps.append(self.keep_zeros(shape, dtype))
         return self.keeps[-1]
 
@@ -104,6 +106,9 @@ class Tape:
 
     def open(self, leaf: Tensor, kind: str, operation: str) -> Part:
         """The part for a Leaf that meets the batch here."""
+        if self.replaying:
+            wanted = (kind, operation, tuple(leaf.shape))
+            return next(p for p in self.parts if (p.kind, p.operation, p.shape) == wanted)
         if self.survey:
             name, same = self.roots[id(leaf)]
             root = name if same else None
@@ -117,6 +122,10 @@ class Tape:
         self.values.append(leaf)
         self.extras.append(None)
         return part
+
+    def name_of(self, leaf: Any) -> str:
+        """The parameter's name, for people."""
+        return self.roots.get(id(leaf), ("", True))[0]
 
     def expects(self, leaf: Tensor, operation: str) -> bool:
         """Whether the survey met a part here; only asked where a batch of one hides it."""

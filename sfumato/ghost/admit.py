@@ -1,0 +1,148 @@
+"""The test a model passes before its norms are believed.
+
+Two questions, on a few inputs. Independence: when one example changes, do the losses of the others
+stay as they are? If not, the model mixes examples (BatchNorm in any disguise, attention across the
+batch) and no per-example gradient exists. Equality: are the norms, and the clipped sum, those of
+autograd asked for one loss at a time? A wrong norm is never silent.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import UnsupportedLayer
+from sfumato.ghost.clip import Clipped, Ghost
+
+TOLERANCE = 2e-4
+"""Relative; float32 sums in another order differ by less, wrong rules by much more."""
+
+
+def admit(
+    ghost: Ghost, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int
+) -> None:
+    """Raise `UnsupportedLayer`, with the parameter and the remedy, unless the model passes.
+
+    `inputs` may be noise of the right shape; nothing of them is kept. Dropout and other per-example
+    randomness is switched off for the length of the test.
+    """
+    refuse_batch_norm(ghost.model)
+    with _without_dropout(ghost.model), torch.enable_grad():
+        _check_independence(ghost.model, loss_fn, inputs, examples)
+        _check_equality(ghost, loss_fn, inputs, examples)
+
+
+def refuse_batch_norm(model: nn.Module) -> None:
+    """Raise for the first BatchNorm that would use the statistics of the batch."""
+    for name, module in model.named_modules():
+        mixes = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if mixes and (module.training or module.running_mean is None):
+            raise UnsupportedLayer(
+                f'"{name}" is a {type(module).__name__}: it mixes the examples of a batch, so no '
+                "per-example gradient exists. Use --norm group, or freeze it with --norm frozen "
+                "(in Python: sfumato.nn.normalise.replace_batch_norm, freeze_batch_norm)."
+            )
+
+
+def one_at_a_time(
+    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
+) -> list[dict[str, Tensor]]:
+    """The oracle: autograd, asked for the gradient of one example's loss after the other."""
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    losses = loss_fn(model, *inputs)
+    rows = []
+    for loss in losses:
+        found = torch.autograd.grad(
+            loss, list(named.values()), retain_graph=True, allow_unused=True
+        )
+        pairs = zip(named.items(), found, strict=True)
+        rows.append({n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs})
+    return rows
+
+
+def _check_independence(
+    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int
+) -> None:
+    if examples < 2:
+        return
+    changed = [_with_first_example_changed(x, examples) for x in inputs]
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        before = loss_fn(model, *inputs)
+        torch.set_rng_state(state)
+        after = loss_fn(model, *changed)
+    scale = before.abs().max().clamp(min=1e-6)
+    if bool(((before - after)[1:].abs() > TOLERANCE * scale).any()):
+        raise UnsupportedLayer(
+            f"{type(model).__name__} mixes the examples of a batch: changing the first one changed "
+            "the loss of another, so no per-example gradient exists. Look for normalisation over "
+            "the batch, or attention across it, and use --norm group or replace that layer."
+        )
+
+
+def _check_equality(
+    ghost: Ghost, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int
+) -> None:
+    rows = one_at_a_time(ghost.model, loss_fn, inputs)
+    squares = [sum(g.double().square().sum() for g in row.values()) for row in rows]
+    norms = torch.stack([torch.as_tensor(s) for s in squares]).sqrt().to(torch.float32)
+    finite = norms[norms.isfinite()]
+    bound = float(finite.median()) if len(finite) else 1.0
+    trial = replace(
+        ghost,
+        clipping=replace(ghost.clipping, max_norm=max(bound, 1e-12), per_layer=False),
+        layouts={},
+    )
+    clipped = trial.clip(loss_fn, inputs, examples)
+    _compare(rows, norms, clipped)
+
+
+def _compare(rows: list[dict[str, Tensor]], norms: Tensor, clipped: Clipped) -> None:
+    (factors,) = clipped.factors
+    scale = max(float(norms.max()), 1e-12)
+    worst, where = 0.0, ""
+    for name in rows[0]:
+        wanted = sum(f * row[name] for f, row in zip(factors, rows, strict=True))
+        assert isinstance(wanted, Tensor)
+        found = clipped.total.get(name, torch.zeros_like(wanted))
+        # Gradients that vanish by symmetry are noise in both: compare on the scale of the whole.
+        floor = 1e-3 * float(factors.max()) * scale
+        error = float((found - wanted).norm()) / max(float(wanted.norm()), floor, 1e-30)
+        if not error <= worst:
+            worst, where = error, name
+    wrong_norm = bool(((clipped.norms - norms).abs() > TOLERANCE * norms.clamp(min=1e-12)).any())
+    if wrong_norm or worst > TOLERANCE:
+        raise UnsupportedLayer(
+            f"the per-example gradients found for this model are not those of autograd (worst at "
+            f'"{where}", relative error {worst:.1e}). Freeze that parameter, or write a rule for '
+            "the operation that uses it with @norm_rule."
+        )
+
+
+def _with_first_example_changed(x: Tensor, examples: int) -> Tensor:
+    if not x.is_floating_point():
+        return x
+    changed = x.clone()
+    rows = max(1, len(x) // examples)
+    changed[:rows] = torch.randn_like(changed[:rows]) * x.std().clamp(min=0.1) + x.mean()
+    return changed
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    kinds = ("drop", "stochasticdepth")
+    random = [m for m in model.modules() if m.training and _is_one_of(m, kinds)]
+    try:
+        for module in random:
+            module.eval()
+        yield
+    finally:
+        for module in random:
+            module.train()
+
+
+def _is_one_of(module: nn.Module, kinds: tuple[str, ...]) -> bool:
+    name = type(module).__name__.lower()
+    return not list(module.children()) and any(kind in name for kind in kinds)

@@ -1,0 +1,291 @@
+"""Clip factors, and what `Ghost.clip` promises whatever the model, the batch and the precision."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from sfumato.errors import ConfigError, UnsupportedLayer
+from sfumato.ghost.admit import admit, one_at_a_time
+from sfumato.ghost.clip import Clipping, Ghost, clip_factors
+
+STYLES = ["vanilla", "automatic", "auto-v", "global"]
+
+
+def small_net(classes=5):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 12, 3, stride=2),
+        nn.Flatten(),
+        nn.Linear(12 * 9, classes),
+    )
+
+
+def data(n=6, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 3, 8, 8, generator=generator), torch.arange(n) % 5
+
+
+def loss_of(model, x, y):
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def norm_of(total):
+    return float(torch.sqrt(sum(t.double().square().sum() for t in total.values())))
+
+
+@given(
+    st.lists(st.floats(0, 1e30), min_size=1, max_size=9),
+    st.floats(1e-6, 1e6),
+    st.sampled_from(STYLES),
+)
+def test_no_factor_lets_a_contribution_over_the_bound(norms, max_norm, style):
+    norms = torch.tensor(norms)
+    factors = clip_factors(norms, max_norm, style, 0.01)
+    assert (factors >= 0).all()
+    assert (factors.double() * norms.double() <= max_norm).all()
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_zero_infinite_and_missing_norms_have_safe_factors(style):
+    factors = clip_factors(torch.tensor([0.0, math.inf, math.nan]), 1.0, style, 0.01)
+    assert factors.isfinite().all()
+    assert factors[1:].tolist() == [0.0, 0.0]
+
+
+def test_the_four_clip_functions_are_the_published_ones():
+    norms = torch.tensor([0.5, 1.0, 4.0])
+    expected = {
+        "vanilla": [1.0, 1.0, 0.25],
+        "automatic": [1 / 0.51, 1 / 1.01, 1 / 4.01],
+        "auto-v": [2.0, 1.0, 0.25],
+        "global": [1.0, 0.0, 0.0],
+    }
+    for style, values in expected.items():
+        found = clip_factors(norms, 1.0, style, 0.01)
+        torch.testing.assert_close(found, torch.tensor(values), rtol=2e-5, atol=1e-6)
+
+
+def test_an_unknown_style_or_mode_is_refused():
+    with pytest.raises(ConfigError, match="there are vanilla"):
+        clip_factors(torch.ones(1), 1.0, "hard", 0.01)
+    with pytest.raises(ConfigError, match="there are ghost_mixed"):
+        Ghost(small_net(), mode="ghostly")
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_the_contribution_of_one_example_stays_within_the_bound(style, per_layer):
+    clipping = Clipping(max_norm=0.3, style=style, per_layer=per_layer)
+    ghost = Ghost(small_net(), clipping=clipping)
+    x, y = data()
+    for i in range(6):
+        clipped = ghost.clip(loss_of, (50 * x[i : i + 1], y[i : i + 1]), 1)
+        assert norm_of(clipped.total) <= 0.3
+
+
+def test_per_layer_clipping_clips_each_layer_on_its_own():
+    model, (x, y) = small_net(), data()
+    ghost = Ghost(model, clipping=Clipping(max_norm=0.2, per_layer=True))
+    clipped = ghost.clip(loss_of, (x, y), 6)
+    rows = one_at_a_time(model, loss_of, (x, y))
+    layers = sorted({name.rpartition(".")[0] for name in rows[0]})
+    bound = 0.2 / math.sqrt(len(layers)) * (1 - 1e-5)
+    for layer in layers:
+        names = [name for name in rows[0] if name.rpartition(".")[0] == layer]
+        for name in names:
+            wanted = torch.zeros_like(rows[0][name])
+            for row in rows:
+                norm = math.sqrt(sum(float(row[n].square().sum()) for n in names))
+                wanted += row[name] * min(1, bound / norm)
+            torch.testing.assert_close(clipped.total[name], wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_masked_examples_add_nothing():
+    model, (x, y) = small_net(), data()
+    ghost = Ghost(model)
+    mask = torch.tensor([True, False, True, True, False, True])
+    all_there = ghost.clip(loss_of, (x[mask], y[mask]), 4)
+    padded = ghost.clip(loss_of, (x, y), 6, mask)
+    for name, total in all_there.total.items():
+        torch.testing.assert_close(padded.total[name], total, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("two_pass", [False, True])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
+def test_a_broken_example_adds_nothing_and_spoils_nothing(bad, two_pass):
+    model, (x, y) = small_net(), data()
+    ghost = Ghost(model, two_pass=two_pass)
+    good = ghost.clip(loss_of, (x[1:], y[1:]), 5)
+    broken = x.clone()
+    broken[0, 0, 0, 0] = bad
+    broken[0] *= bad
+    clipped = ghost.clip(loss_of, (broken, y), 6)
+    assert not clipped.norms[0].isfinite()
+    if two_pass:
+        return  # the ordinary second pass cannot leave a row out; see the next test
+    for name, total in good.total.items():
+        torch.testing.assert_close(clipped.total[name], total, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("views", [2, 3])
+@pytest.mark.parametrize("mode", ["ghost_mixed", "ghost", "non-ghost"])
+def test_views_of_one_example_count_as_one_example(views, mode):
+    model = small_net().double()
+    x = torch.randn(4 * views, 3, 8, 8, dtype=torch.float64)
+    y = torch.arange(4)
+
+    def loss(model, x, y):
+        losses = F.cross_entropy(model(x), y.repeat_interleave(views), reduction="none")
+        return losses.unflatten(0, (-1, views)).mean(dim=1)
+
+    clipped = Ghost(model, mode=mode, clipping=Clipping(max_norm=0.5)).clip(loss, (x, y), 4)
+    rows = one_at_a_time(model, loss, (x, y))
+    norms = torch.stack([sum(g.square().sum() for g in row.values()) for row in rows]).sqrt()
+    torch.testing.assert_close(clipped.norms, norms)
+    for name in rows[0]:
+        wanted = sum(f * row[name] for f, row in zip(clipped.factors[0], rows, strict=True))
+        torch.testing.assert_close(clipped.total[name], wanted)
+
+
+@pytest.mark.parametrize("mode", ["ghost_mixed", "ghost", "non-ghost"])
+def test_the_model_is_left_as_it_was(mode):
+    model, (x, y) = small_net(), data()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    Ghost(model, mode=mode).clip(loss_of, (x, y), 6)
+    assert all(type(p) is nn.Parameter and p.grad is None for p in model.parameters())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_two_engines_in_one_process_do_not_meet():
+    one, other, (x, y) = small_net(), small_net(), data()
+    first, second = Ghost(one), Ghost(other)
+
+    def nested(model, x, y):
+        return loss_of(model, x, y) + 0 * second.clip(loss_of, (x.detach(), y), 6).norms
+
+    torch.testing.assert_close(
+        first.clip(nested, (x, y), 6).norms, second.clip(loss_of, (x, y), 6).norms
+    )
+
+
+def test_a_loss_that_is_not_per_example_is_refused():
+    x, y = data()
+    with pytest.raises(ConfigError, match='reduction="none"'):
+        Ghost(small_net()).clip(lambda m, x, y: F.cross_entropy(m(x), y), (x, y), 6)
+
+
+def test_half_precision_parameters_are_refused():
+    x, y = data()
+    with pytest.raises(ConfigError, match="autocast"):
+        Ghost(small_net().bfloat16()).clip(loss_of, (x.bfloat16(), y), 6)
+
+
+def test_a_data_dependent_path_is_refused():
+    class Wanderer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.b(x) if float(x.sum()) > 0 else self.a(self.b(x))
+
+    ghost = Ghost(Wanderer())
+    ghost.clip(lambda m, x: m(x).sum(dim=1), (torch.ones(3, 4),), 3)
+    with pytest.raises(UnsupportedLayer, match="another path"):
+        ghost.clip(lambda m, x: m(x).sum(dim=1), (-torch.ones(3, 4),), 3)
+
+
+@pytest.mark.parametrize("mode", ["ghost_mixed", "ghost", "non-ghost"])
+def test_bf16_autocast_gives_norms_of_what_is_summed(mode):
+    model, (x, y) = small_net(), data()
+
+    def loss(model, x, y):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x)
+        return F.cross_entropy(out.float(), y, reduction="none")
+
+    exact = Ghost(model).clip(loss_of, (x, y), 6)
+    for i in range(6):
+        ghost = Ghost(model, mode=mode, clipping=Clipping(max_norm=0.1))
+        clipped = ghost.clip(loss, (x[i : i + 1], y[i : i + 1]), 1)
+        assert norm_of(clipped.total) <= 0.1
+        assert float(clipped.norms[0]) == pytest.approx(float(exact.norms[i]), rel=0.05)
+        assert all(total.dtype == torch.float32 for total in clipped.total.values())
+
+
+def test_collinear_tokens_in_bf16_do_not_lose_their_norm():
+    # Gram matrices rounded to bf16 give norm 0 here, which means no clipping at all.
+    torch.manual_seed(0)
+    tokens = (torch.randn(8, 1, 64) + 0.01 * torch.randn(8, 32, 64)).bfloat16().float()
+    layer = nn.Linear(64, 64, bias=False)
+    weights = torch.randn(8, 32, 64)
+    weights -= weights.mean(dim=1, keepdim=True)
+
+    def loss(model, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x)
+        return (out.float() * weights).sum(dim=(1, 2))
+
+    ghost = Ghost(layer, mode="ghost", clipping=Clipping(max_norm=1e-3))
+    exact = Ghost(layer, mode="non-ghost").clip(loss, (tokens,), 8)
+    found = ghost.clip(loss, (tokens,), 8)
+    assert (found.norms >= 0.999 * exact.norms).all()
+    torch.testing.assert_close(found.norms, exact.norms, rtol=0.02, atol=0)
+
+
+def test_the_whole_step_compiles_in_one_graph():
+    torch._dynamo.config.trace_autograd_ops = True
+    model, (x, y) = small_net(), data()
+    ghost = Ghost(model, clipping=Clipping(max_norm=0.3))
+    eager = ghost.clip(loss_of, (x, y), 6)
+    step = torch.compile(ghost.clip, fullgraph=True, backend="aot_eager")
+    compiled = step(loss_of, (x, y), 6)
+    torch.testing.assert_close(compiled.norms, eager.norms)
+    for name, total in eager.total.items():
+        torch.testing.assert_close(compiled.total[name], total)
+
+
+def test_a_sound_model_is_admitted():
+    x, y = data()
+    admit(Ghost(small_net()), loss_of, (x, y), 6)
+
+
+def test_batch_norm_is_refused_with_its_path_and_the_remedy():
+    model = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(320, 5))
+    x, y = data()
+    with pytest.raises(UnsupportedLayer, match=r'"1" is a BatchNorm2d.*--norm group'):
+        admit(Ghost(model), loss_of, (x, y), 6)
+    model[1].eval()
+    admit(Ghost(model), loss_of, (x, y), 6)
+
+
+def test_a_hand_made_mixing_of_examples_is_noticed():
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(192, 5)
+
+        def forward(self, x):
+            x = x.flatten(1)
+            return self.layer(x - x.mean(dim=0))
+
+    x, y = data()
+    with pytest.raises(UnsupportedLayer, match="mixes the examples"):
+        admit(Ghost(Centred()), loss_of, (x, y), 6)
+
+
+def test_a_wrong_rule_is_noticed(monkeypatch):
+    from sfumato.ghost import contract
+
+    x, y = data()
+    monkeypatch.setattr(contract, "ghost_norm", lambda a, b: a.square().sum(dim=(1, 2, 3)))
+    with pytest.raises(UnsupportedLayer, match="not those of autograd"):
+        admit(Ghost(small_net(), mode="ghost"), loss_of, (x, y), 6)
