@@ -19,6 +19,7 @@ from sfumato.runs import open_run
 
 VERBS = {
     "demo": "the story on embedded digits, in seconds: private means, a ledger, a picture",
+    "train": "private (or plain) training and fine-tuning of any vision model",
     "account": "budget arithmetic: epsilon of a plan, noise for an epsilon",
 }
 """Verb -> what it does. The recipe of a verb is sfumato.recipes.VERB."""

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+METRICS = ("metrics.jsonl", "private/metrics.jsonl")
+
+
 @dataclass
 class Run:
     """An open run directory. Make one with `open_run`; stages come from `stage`."""
@@ -77,9 +80,14 @@ class Run:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {message}\n")
         self.say(message)
 
-    def measure(self, step: int, **numbers: float) -> None:
-        """A line for programs, in metrics.jsonl. Only numbers that may be shared belong there."""
-        append_line(self.path / "metrics.jsonl", {"step": step, **numbers}, durable=False)
+    def measure(self, step: int, *, private: bool = False, **numbers: float) -> None:
+        """A line for programs, in metrics.jsonl.
+
+        Numbers computed from private images without noise (losses, clip rates) must be marked
+        `private`: they go to private/metrics.jsonl.
+        """
+        folder = self.private if private else self.path
+        append_line(folder / "metrics.jsonl", {"step": step, **numbers}, durable=False)
 
     def write_json(self, name: str, value: Any) -> Path:
         """A JSON file in the run; `private/scores.json` and the like too."""
@@ -124,11 +132,10 @@ class Run:
         """
         from safetensors.torch import save
 
-        metrics = self.path / "metrics.jsonl"
-        written = metrics.stat().st_size if metrics.exists() else 0
+        written = {name: _size(self.path / name) for name in METRICS}
         tensors: dict[str, Tensor] = {}
         shape = _pack(dict(state), "", tensors)
-        notes = {"state": json.dumps(shape), "metrics_bytes": str(written)}
+        notes = {"state": json.dumps(shape), "written": json.dumps(written)}
         with atomic(self.path / "checkpoint.safetensors") as file:
             file.write(save(tensors, metadata=notes))
 
@@ -136,15 +143,16 @@ class Run:
         """The last state saved, or None. Metrics logged after it are dropped: they come again."""
         from safetensors import safe_open
 
-        path, metrics = self.path / "checkpoint.safetensors", self.path / "metrics.jsonl"
-        written, state = 0, None
+        path = self.path / "checkpoint.safetensors"
+        written, state = dict.fromkeys(METRICS, 0), None
         if path.exists():
             with safe_open(path, framework="pt") as file:
                 notes = file.metadata()
                 state = _unpack(json.loads(notes["state"]), file.get_tensor)
-                written = int(notes["metrics_bytes"])
-        if metrics.exists():
-            os.truncate(metrics, written)
+                written = json.loads(notes["written"])
+        for name in METRICS:
+            if (self.path / name).exists():
+                os.truncate(self.path / name, written[name])
         return state
 
     def finish(self, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,6 +246,10 @@ def read_lines(path: Path, *, mend: bool = False) -> list[dict[str, Any]]:
         return [json.loads(line) for line in whole.splitlines()]
     except ValueError as problem:
         raise RunError(f"{path} is damaged: {problem}. It must not be edited by hand.") from problem
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _read_json(path: Path) -> Any:

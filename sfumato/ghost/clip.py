@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost import contract
-from sfumato.ghost.layout import MODES, Mode, choose_methods, joint_names
+from sfumato.ghost.layout import MODES, choose_methods, joint_names
 from sfumato.ghost.rules import dispatch
 from sfumato.ghost.tape import Part, Tape, new_leaf_type, plain, swapped
 
@@ -41,7 +41,7 @@ class Clipping:
     per_layer: bool = False
 
 
-def clip_factors(norms: Tensor, max_norm: float, style: ClipStyle, stability: float) -> Tensor:
+def clip_factors(norms: Tensor, max_norm: float, style: str, stability: float) -> Tensor:
     """One factor an example.
 
     Guarantee: factor times norm is at most `max_norm`. A norm of zero gives a finite factor, a norm
@@ -78,7 +78,7 @@ class Ghost:
     """A model made ready for per-example clipping. The model itself is not changed."""
 
     model: nn.Module
-    mode: Mode = "ghost_mixed"
+    mode: str = "ghost_mixed"
     two_pass: bool = False
     clipping: Clipping = Clipping()
     layouts: dict[Any, list[Part]] = field(default_factory=dict)
@@ -87,6 +87,11 @@ class Ghost:
         if self.mode not in MODES:
             raise ConfigError(f'mode "{self.mode}": there are {", ".join(MODES)}.')
         self.leaf_type = new_leaf_type(dispatch)
+        first = next(iter(self.model.parameters()))
+        # All dummies are views of this one zero; compiled code wants it made beforehand.
+        self.seed = torch.zeros(
+            (), device=first.device, dtype=contract.sum_type(first), requires_grad=True
+        )
         layers = [name.rpartition(".")[0] for name in self.parameters]
         order = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
         per_layer = self.clipping.per_layer
@@ -102,7 +107,7 @@ class Ghost:
 
     def clip(
         self,
-        loss_fn: Callable[..., Float[Tensor, " n"]],
+        loss_fn: Callable[..., Tensor],
         inputs: Sequence[Tensor],
         examples: int,
         mask: Bool[Tensor, " n"] | None = None,
@@ -125,14 +130,16 @@ class Ghost:
         if state is None:
             return result
         torch.set_rng_state(state)
-        return self._second_pass(result, loss_fn(self.model, *inputs))
+        broken = ~result.norms.isfinite()
+        sound = [contract.without(x, broken) if x.is_floating_point() else x for x in inputs]
+        return self._second_pass(result, loss_fn(self.model, *sound))
 
     @contextmanager
     def recording(self, examples: int, key: Any = None) -> Iterator[Tape]:
         """Follow the parameters through the forward pass made inside."""
         parts = self.layouts[key]
         options = (self.group_of, self.num_groups, not self.two_pass)
-        tape = Tape(examples, self._seed(), parts, False, *options)
+        tape = Tape(examples, self.seed, parts, False, *options)
         with self._swapped(tape):
             yield tape
 
@@ -147,7 +154,7 @@ class Ghost:
                     f'"{name}" is {parameter.dtype}: sums would be rounded before the noise comes. '
                     "Keep parameters in float32 and use autocast."
                 )
-        tape = Tape(examples, self._seed(), [], survey=True)
+        tape = Tape(examples, self.seed, [], survey=True)
         with self._swapped(tape), torch.enable_grad():
             forward(tape.mark(inputs))
         leaves = list(self.parameters.values())
@@ -160,9 +167,7 @@ class Ghost:
         self.layouts[key] = tape.parts
         return tape.parts
 
-    def finish(
-        self, tape: Tape, losses: Float[Tensor, " n"], mask: Bool[Tensor, " n"] | None = None
-    ) -> Clipped:
+    def finish(self, tape: Tape, losses: Tensor, mask: Bool[Tensor, " n"] | None = None) -> Clipped:
         """Backward pass, norms, clip factors and, in one pass, the weighted sums."""
         if tape.count != len(tape.parts):
             raise UnsupportedLayer(tape.wandered("the end of the forward pass"))
@@ -261,11 +266,6 @@ class Ghost:
                 yield
         finally:
             self.leaf_type.cell[0] = before
-
-    def _seed(self) -> Tensor:
-        first = next(iter(self.model.parameters()))
-        dtype = contract.sum_type(first)
-        return torch.zeros((), device=first.device, dtype=dtype, requires_grad=True)
 
     @property
     def _device(self) -> torch.device:

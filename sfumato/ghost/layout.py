@@ -9,17 +9,14 @@ norm. (Bu et al. 2022 chose by memory alone; book-keeping makes the stored gradi
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
-
 from torch import nn
 
 from sfumato.ghost.tape import Part
 
-Mode = Literal["ghost_mixed", "ghost", "non-ghost"]
-MODES: tuple[Mode, ...] = ("ghost_mixed", "ghost", "non-ghost")
+MODES = ("ghost_mixed", "ghost", "non-ghost")
 
 
-def choose_methods(parts: Sequence[Part], mode: Mode, *, two_pass: bool) -> None:
+def choose_methods(parts: Sequence[Part], mode: str, *, two_pass: bool) -> None:
     """Set the method of every part.
 
     A parameter that is used several times, or through a computation, needs its per-example

@@ -129,8 +129,6 @@ def test_a_broken_example_adds_nothing_and_spoils_nothing(bad, two_pass):
     broken[0] *= bad
     clipped = ghost.clip(loss_of, (broken, y), 6)
     assert not clipped.norms[0].isfinite()
-    if two_pass:
-        return  # the ordinary second pass cannot leave a row out; see the next test
     for name, total in good.total.items():
         torch.testing.assert_close(clipped.total[name], total, rtol=1e-5, atol=1e-6)
 
@@ -195,7 +193,7 @@ def test_a_data_dependent_path_is_refused():
             self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
 
         def forward(self, x):
-            return self.b(x) if float(x.sum()) > 0 else self.a(self.b(x))
+            return self.b(x) if float(x.detach().sum()) > 0 else self.a(self.b(x))
 
     ghost = Ghost(Wanderer())
     ghost.clip(lambda m, x: m(x).sum(dim=1), (torch.ones(3, 4),), 3)
@@ -238,7 +236,8 @@ def test_collinear_tokens_in_bf16_do_not_lose_their_norm():
     exact = Ghost(layer, mode="non-ghost").clip(loss, (tokens,), 8)
     found = ghost.clip(loss, (tokens,), 8)
     assert (found.norms >= 0.999 * exact.norms).all()
-    torch.testing.assert_close(found.norms, exact.norms, rtol=0.02, atol=0)
+    # Where almost everything cancels, what rounding could hide is added: a little over, never under.
+    assert (found.norms <= 1.05 * exact.norms).all()
 
 
 def test_the_whole_step_compiles_in_one_graph():

@@ -1,0 +1,142 @@
+"""Models by name: ours, timm's, torchvision's, or a function of yours. The door to both libraries."""
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import ConfigError
+from sfumato.nn.wrn import WideResNet, tanh_cnn
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "tanh-cnn": tanh_cnn,
+    "wrn-16-4": WideResNet,
+    "wrn-40-4": lambda classes, channels: WideResNet(classes, channels, depth=40),
+}
+"""Our own models: name -> function of the number of classes and of image channels."""
+
+
+def build_model(
+    name: str,
+    *,
+    classes: int,
+    shape: tuple[int, int, int],
+    pretrained: bool = False,
+    weights: Path | None = None,
+) -> nn.Module:
+    """A model for images of `shape` (channels, height, width).
+
+    `name` is one of ours, a timm name, `torchvision:NAME`, or `package.module:function`, a function
+    that takes the number of classes and returns a module. `weights` is a state dict in a file
+    (.safetensors, or .pt with tensors only); a head that does not fit the classes is left out.
+    """
+    model = _build(name, classes, shape[0], pretrained)
+    if weights is not None:
+        load_weights(model, weights)
+    try:
+        with torch.no_grad():
+            out = model.eval()(torch.zeros(2, *shape))
+    except (RuntimeError, AssertionError) as problem:
+        raise ConfigError(
+            f'"{name}" does not take images of {shape[0]} x {shape[1]} x {shape[2]} ({problem}). '
+            "Set --image-size to what it expects."
+        ) from problem
+    if not isinstance(out, Tensor) or out.shape != (2, classes):
+        found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ConfigError(f'"{name}" gives {found} for two images, not 2 x {classes} classes.')
+    return model.train()
+
+
+def load_weights(model: nn.Module, path: Path) -> list[str]:
+    """Load a state dict; returns the names left as they were because their shape differs."""
+    if not path.exists():
+        raise ConfigError(f"there is no file {path}.")
+    try:
+        found = _read_state(path)
+    except Exception as problem:
+        raise ConfigError(f"{path} holds no state dict of plain tensors: {problem}.") from problem
+    own = model.state_dict()
+    fits = {k: v for k, v in found.items() if k in own and own[k].shape == v.shape}
+    missing = [key for key in own if key not in fits]
+    if len(fits) < len(own) / 2:
+        raise ConfigError(
+            f"{path} does not fit this model: {len(fits)} of its {len(own)} tensors match. The first "
+            f'that does not is "{missing[0]}".'
+        )
+    model.load_state_dict(fits, strict=False)
+    return missing
+
+
+def _read_state(path: Path) -> Mapping[str, Tensor]:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    return state.get("state_dict", state)
+
+
+def _build(name: str, classes: int, channels: int, pretrained: bool) -> nn.Module:
+    if name in MODELS:
+        if pretrained:
+            raise ConfigError(f'"{name}" has no pretrained weights: give --weights FILE, or none.')
+        return MODELS[name](classes, channels)
+    prefix, _, rest = name.partition(":")
+    if prefix == "torchvision":
+        return _torchvision(rest, classes, pretrained)
+    if rest:
+        return _own_function(prefix, rest, classes)
+    return _timm(name, classes, channels, pretrained)
+
+
+def _timm(name: str, classes: int, channels: int, pretrained: bool) -> nn.Module:
+    import timm
+
+    if not timm.is_model(name):
+        near = get_close_matches(name, [*MODELS, *timm.list_models()], n=3)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(
+            f'no model is called "{name}".{hint} Ours are {", ".join(MODELS)}; timm\'s go by their '
+            "name, torchvision's by torchvision:NAME, yours by module:function."
+        )
+    settings: dict[str, Any] = {"num_classes": classes, "in_chans": channels}
+    try:
+        return timm.create_model(name, pretrained=pretrained, **settings)
+    except (RuntimeError, OSError, ValueError) as problem:
+        if not pretrained:
+            raise
+        raise ConfigError(
+            f'the weights of "{name}" could not be fetched ({type(problem).__name__}). Bring them '
+            "as a file and give --weights FILE."
+        ) from problem
+
+
+def _torchvision(name: str, classes: int, pretrained: bool) -> nn.Module:
+    from torchvision import models
+
+    if name not in models.list_models(module=models):
+        near = get_close_matches(name, models.list_models(module=models), n=3)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(f'torchvision has no classifier called "{name}".{hint}')
+    if not pretrained:
+        return models.get_model(name, num_classes=classes)
+    model = models.get_model(name, weights="DEFAULT")
+    heads = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    path, old = heads[-1]
+    parent, _, attribute = path.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, nn.Linear(old.in_features, classes))
+    return model
+
+
+def _own_function(module: str, function: str, classes: int) -> nn.Module:
+    try:
+        made = getattr(import_module(module), function)(classes)
+    except (ImportError, AttributeError) as problem:
+        raise ConfigError(f"{module}:{function} cannot be loaded: {problem}.") from problem
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"{module}:{function} gave a {type(made).__name__}, not a torch module.")
+    return made

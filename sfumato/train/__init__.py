@@ -1,0 +1,1 @@
+"""How a model learns: one loop, and the steps it can take."""
