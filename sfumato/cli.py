@@ -24,6 +24,8 @@ VERBS = {
 }
 """Verb -> what it does. The recipe of a verb is sfumato.recipes.VERB."""
 
+PLANNED = ("warmup", "release", "invert", "reconstruct", "audit", "report")
+
 Config = TypeVar("Config")
 
 
@@ -54,14 +56,24 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except SfumatoError as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         raise SystemExit(2) from None
+    except BrokenPipeError:
+        raise SystemExit(0) from None
+    except OSError as problem:
+        print(f"OSError: {problem.strerror}: {problem.filename}", file=sys.stderr)
+        raise SystemExit(2) from None
     except KeyboardInterrupt:
-        print("\nInterrupted. The same command goes on from here.", file=sys.stderr)
+        print(
+            "\nInterrupted. A run goes on where it was when you repeat the command.",
+            file=sys.stderr,
+        )
         raise SystemExit(130) from None
     raise SystemExit(0)
 
 
 def _call(verb: str, words: list[str]) -> None:
     if verb not in VERBS:
+        if verb in PLANNED:
+            raise SfumatoError(f'"{verb}" is not there yet, in sfumato {__version__}.')
         near = get_close_matches(verb, VERBS, n=1)
         hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(VERBS)}."
         raise SfumatoError(f'there is no verb "{verb}".{hint}')
@@ -77,7 +89,7 @@ def _execute(recipe: Any, verb: str, order: "Order[Any]") -> dict[str, Any]:
     with open_run(order.config, verb=verb, out=order.out, say=_say) as run:
         if run.finished:
             _say(f"{run.path} is finished already; this is what it found.")
-            return run.summary
+            return {**run.summary, "run": str(run.path)}
         return recipe.run(order.config, run)
 
 

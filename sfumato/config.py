@@ -52,7 +52,9 @@ def differences(before: Any, after: Any, name: str = "") -> list[str]:
             path = f"{name}.{key}" if name else key
             lines += differences(before.get(key), after.get(key), path)
         return lines
-    return [] if before == after else [f"{name}: {json.dumps(before)} -> {json.dumps(after)}"]
+    # As text, because to Python 1, 1.0 and True are the same.
+    texts = json.dumps(before), json.dumps(after)
+    return [] if texts[0] == texts[1] else [f"{name}: {texts[0]} -> {texts[1]}"]
 
 
 def _read(kind: Any, data: Any, name: str) -> Any:

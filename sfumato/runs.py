@@ -66,13 +66,15 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """What `finish` wrote."""
-        return json.loads((self.path / "done.json").read_text())
+        return _read_json(self.path / "done.json")
 
     def stage(self, name: str) -> "Run":
         """The sub-run of that name: a directory of its own, skipped when it is finished."""
         folder = self.path / "stages" / name
         folder.mkdir(parents=True, exist_ok=True)
-        return Run(folder, self.say)
+        stage = Run(folder, self.say)
+        stage._tidy()
+        return stage
 
     def log(self, message: str) -> None:
         """A line for people, on the screen and in log.txt."""
@@ -107,9 +109,18 @@ class Run:
         append_line(self.path / "ledger.jsonl", record, durable=True)
 
     def secret(self, make: Callable[[], bytes]) -> bytes:
-        """The run's secret key, made once and kept in `private/` until the run is finished."""
+        """The run's secret key, made once and kept in `private/` until the run is finished.
+
+        A run that has charged its ledger and lost its secret cannot go on: the step it would repeat
+        would be another release, with other noise, and nobody would have paid for it.
+        """
         path = self.private / "secret.key"
         if not path.exists():
+            if len(self.ledger_records()) > 1:
+                raise RunError(
+                    f"{self.path} has charged its ledger, and {path.name} is gone: it cannot go on "
+                    "without a second, unpaid release. Start a new run with another --out."
+                )
             with atomic(path, mode=0o600) as file:
                 file.write(make())
         return path.read_bytes()
@@ -132,7 +143,7 @@ class Run:
         """
         from safetensors.torch import save
 
-        written = {name: _size(self.path / name) for name in METRICS}
+        written = {name: _sync_file(self.path / name) for name in METRICS}
         tensors: dict[str, Tensor] = {}
         shape = _pack(dict(state), "", tensors)
         notes = {"state": json.dumps(shape), "written": json.dumps(written)}
@@ -152,7 +163,9 @@ class Run:
                 written = json.loads(notes["written"])
         for name in METRICS:
             if (self.path / name).exists():
-                os.truncate(self.path / name, written[name])
+                # Never longer than it is: that would fill a file lost in a power cut with zeros.
+                size = (self.path / name).stat().st_size
+                os.truncate(self.path / name, min(size, written[name]))
         return state
 
     def finish(self, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,8 +175,15 @@ class Run:
         return self.summary
 
     def _tidy(self) -> None:
-        (self.path / "private" / "secret.key").unlink(missing_ok=True)
-        (self.path / "checkpoint.safetensors").unlink(missing_ok=True)
+        """Remove drafts that a crash left, and of a finished run what only a running one needs."""
+        for folder in (self.path, self.path / "private"):
+            for draft in folder.glob(".*.draft"):
+                draft.unlink(missing_ok=True)
+        if self.finished:
+            (self.path / "private" / "secret.key").unlink(missing_ok=True)
+            (self.path / "checkpoint.safetensors").unlink(missing_ok=True)
+            for stage in (self.path / "stages").glob("*"):
+                Run(stage)._tidy()
 
 
 def open_run(
@@ -181,28 +201,42 @@ def open_run(
     it, an unfinished run of the same verb and config under `root` goes on, else a new directory is
     named after verb, label and time. Another process in the same directory is refused.
     """
-    wanted = {"verb": verb, **to_json(config)}
+    wanted = {"verb": verb, "config": to_json(config)}
     path = out or _unfinished(root, wanted) or _fresh(root, "-".join(filter(None, (verb, label))))
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file. Give a directory with --out.")
-    record = path / "config.json"
-    if path.exists() and not record.exists() and any(path.iterdir()):
+    if path.exists() and not (path / "config.json").exists() and _contents(path):
         raise RunError(f"{path} is not empty and holds no run. Choose another --out.")
     path.mkdir(parents=True, exist_ok=True)
     run = Run(path, say)
     run._release = weakref.finalize(run, os.close, _lock(path))
-    if not record.exists():
-        run.write_json("config.json", wanted)
-        return run
-    changed = differences(_read_json(record), wanted)
+    try:
+        run._tidy()
+        _agree(run, wanted)
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def _agree(run: Run, wanted: Any) -> None:
+    """Write the config, or check that it is the one the run was made with."""
+    record = run.path / "config.json"
+    has_begun = bool(_contents(run.path) - {"config.json", "log.txt"})
+    changed = differences(_read_json(record), wanted) if record.exists() and has_begun else []
     if changed:
         raise RunError(
-            f"{path} was made with other settings:\n  " + "\n  ".join(changed) + "\n"
+            f"{run.path} was made with other settings:\n  " + "\n  ".join(changed) + "\n"
             "Repeat the command as it was, or choose another --out."
         )
-    if run.finished:
-        run._tidy()
-    return run
+    if not has_begun:
+        run.write_json("config.json", wanted)
+
+
+def _contents(path: Path) -> set[str]:
+    """What is in a run directory, besides what a crash at the very start may leave."""
+    names = {item.name for item in path.iterdir()}
+    return {name for name in names if name != ".lock" and not name.endswith(".draft")}
 
 
 @contextmanager
@@ -248,8 +282,13 @@ def read_lines(path: Path, *, mend: bool = False) -> list[dict[str, Any]]:
         raise RunError(f"{path} is damaged: {problem}. It must not be edited by hand.") from problem
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+def _sync_file(path: Path) -> int:
+    """Bring a file to the disk; returns how long it is."""
+    if not path.exists():
+        return 0
+    with path.open("ab") as file:
+        os.fsync(file.fileno())
+        return file.tell()
 
 
 def _read_json(path: Path) -> Any:
@@ -264,15 +303,17 @@ def _pack(value: Any, name: str, tensors: "dict[str, Tensor]") -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        tensors[name] = value.detach().cpu().contiguous().clone()
-        return {"tensor": name}
+        key = str(len(tensors))
+        tensors[key] = value.detach().cpu().contiguous().clone()
+        return {"tensor": key}
     if isinstance(value, dict):
         # Keys keep their type: optimizers number their parameters.
         return {
             "items": [[key, _pack(item, f"{name}/{key}", tensors)] for key, item in value.items()]
         }
     if isinstance(value, list | tuple):
-        return {"list": [_pack(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]}
+        items = [_pack(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": items}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     raise TypeError(f"a checkpoint cannot hold {name}, a {type(value).__name__}")
@@ -286,6 +327,8 @@ def _unpack(shape: Any, tensor: Callable[[str], Any]) -> Any:
             return {key: _unpack(item, tensor) for key, item in items}
         case {"list": items}:
             return [_unpack(item, tensor) for item in items]
+        case {"tuple": items}:
+            return tuple(_unpack(item, tensor) for item in items)
     return shape["value"]
 
 
@@ -306,9 +349,9 @@ def _unfinished(root: Path, wanted: Any) -> Path | None:
     """The newest unfinished run of this very config that nobody is working on."""
     records = sorted(root.glob(f"{wanted['verb']}*/config.json"), key=lambda p: p.stat().st_mtime)
     for record in reversed(records):
-        if (record.parent / "done.json").exists() or differences(_read_json(record), wanted):
-            continue
         try:
+            if (record.parent / "done.json").exists() or differences(_read_json(record), wanted):
+                continue
             os.close(_lock(record.parent))
         except RunError:
             continue

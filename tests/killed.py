@@ -40,8 +40,9 @@ def train(out: Path) -> None:
     plan = make_plan(
         size=300, batch_size=30, steps=config.steps, noise_multiplier=1.0, max_norm=0.5
     )
-    secret = Secret.from_seed(3)
-    header = Header(data="blobs", delta=1e-3, fixed_seed=True)
+    # The key is made once, as a real run makes it, but by a seed, so that two runs can be compared.
+    secret = Secret(run.secret(lambda: Secret.from_seed(3).key), fixed=True)
+    header = Header(data="blobs", delta=1e-3, fixed_seed=True, secret=secret.commitment)
     ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
     model = torch.nn.Linear(8, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
@@ -56,7 +57,9 @@ def train(out: Path) -> None:
         optimizer.load_state_dict(state["optimizer"])
         average.load_state_dict(state["average"])
         jitter.set_state(state["jitter"])
-    for batch in poisson_batches(plan, 300, secret, chunk_size=16, start=state["step"]):
+    for batch in poisson_batches(
+        plan, 300, secret, stage="train", chunk_size=16, start=state["step"]
+    ):
         total = torch.zeros(8, dtype=torch.float64)
         for chunk in batch.chunks:
             x = inputs[chunk.indices] + 0.1 * torch.randn(16, 8, generator=jitter)

@@ -40,5 +40,5 @@ def test_a_run_killed_many_times_ends_like_an_undisturbed_one(tmp_path, undistur
         assert (out / name).read_bytes() == (undisturbed / name).read_bytes(), name
     assert events(out) == events(undisturbed)
     assert [event["step"] for event in events(out)] == list(range(60))
-    left = {path.name for path in out.iterdir()} - {path.name for path in undisturbed.iterdir()}
-    assert all(name.endswith(".draft") for name in left)
+    assert {path.name for path in out.iterdir()} == {path.name for path in undisturbed.iterdir()}
+    assert not (out / "private" / "secret.key").exists()

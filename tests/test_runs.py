@@ -21,13 +21,15 @@ def test_a_run_keeps_its_config_and_its_summary(tmp_path):
     assert not run.finished
     run.finish({"epsilon": float("inf")})
     assert run.finished
-    assert json.loads((run.path / "config.json").read_text())["epsilon"] == 1.0
+    config = json.loads((run.path / "config.json").read_text())
+    assert config == {"verb": "train", "config": {"epsilon": 1.0, "steps": 3}}
     assert run.summary == {"epsilon": "inf"}
 
 
 def test_a_changed_config_is_refused_with_the_fields_that_differ(tmp_path):
-    open_run(Config(), verb="train", out=tmp_path / "run").close()
-    with pytest.raises(RunError, match=r"epsilon: 1.0 -> 2.0"):
+    with open_run(Config(), verb="train", out=tmp_path / "run") as run:
+        run.measure(0, lr=1.0)
+    with pytest.raises(RunError, match=r"config.epsilon: 1.0 -> 2.0"):
         open_run(Config(epsilon=2.0), verb="train", out=tmp_path / "run")
     with pytest.raises(RunError, match="verb"):
         open_run(Config(), verb="audit", out=tmp_path / "run")
@@ -61,8 +63,82 @@ def test_a_folder_with_other_things_in_it_is_refused(tmp_path):
         open_run(Config(), verb="train", out=tmp_path / "thesis.tex")
 
 
+def test_a_run_that_has_not_begun_takes_new_settings(tmp_path):
+    open_run(Config(epsilon=-1.0), verb="train", out=tmp_path / "run").close()
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    assert json.loads((run.path / "config.json").read_text())["config"]["epsilon"] == 1.0
+
+
+def test_a_crash_at_the_very_start_leaves_a_directory_that_works(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").touch()
+    (tmp_path / "run" / ".config.json.77.draft").touch()
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    assert not list(run.path.glob(".*.draft"))
+
+
+def test_one_damaged_run_does_not_stop_others(tmp_path):
+    with open_run(Config(), verb="train", root=tmp_path) as run:
+        run.measure(0, lr=1.0)
+    (run.path / "config.json").write_text("{")
+    assert open_run(Config(), verb="train", root=tmp_path).path != run.path
+
+
+def test_a_run_that_lost_its_secret_does_not_release_again(tmp_path):
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    run.secret(lambda: b"s" * 32)
+    run.write_ledger({"header": {}})
+    run.write_ledger({"event": {}})
+    (run.private / "secret.key").unlink()
+    with pytest.raises(RunError, match="unpaid release"):
+        run.secret(lambda: b"t" * 32)
+
+
+def test_a_finished_stage_loses_its_secret_even_if_it_was_cut(tmp_path):
+    run = open_run(Config(), verb="release", out=tmp_path / "run")
+    stage = run.stage("teacher")
+    stage.secret(lambda: b"s" * 32)
+    stage.write_json("done.json", {})
+    run.finish({})
+    assert not (stage.path / "private" / "secret.key").exists()
+
+
+def test_a_file_is_on_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    order = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("sync"), fsync(fd))[1])
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("name"), replace(a, b))[1])
+    with atomic(tmp_path / "model") as file:
+        file.write(b"new")
+    assert order == ["sync", "name", "sync"]
+
+
+def test_checkpoints_tell_apart_what_is_named_alike(tmp_path):
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    one, two = torch.zeros(2), torch.ones(2)
+    state = {"a": {"b": one}, "a/b": two, "n": {1: one, "1": two}, "t": (1, [2, (3,)])}
+    run.save_checkpoint(state)
+    found = run.load_checkpoint()
+    assert found["a/b"].tolist() == [1, 1]
+    assert found["a"]["b"].tolist() == [0, 0]
+    assert found["n"][1].tolist() == [0, 0]
+    assert found["t"] == (1, [2, (3,)])
+
+
+def test_metrics_lost_in_a_power_cut_are_not_filled_with_zeros(tmp_path):
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    run.measure(0, loss=1.0)
+    run.measure(0, private=True, loss=1.0)
+    run.save_checkpoint({"step": 1})
+    (run.path / "metrics.jsonl").write_bytes(b"")
+    run.load_checkpoint()
+    assert (run.path / "metrics.jsonl").read_bytes() == b""
+    assert len(read_lines(run.private / "metrics.jsonl")) == 1
+
+
 def test_a_damaged_config_is_named(tmp_path):
-    open_run(Config(), verb="train", out=tmp_path / "run").close()
+    with open_run(Config(), verb="train", out=tmp_path / "run") as run:
+        run.measure(0, lr=1.0)
     (tmp_path / "run" / "config.json").write_text("{")
     with pytest.raises(RunError, match=r"config.json is damaged"):
         open_run(Config(), verb="train", out=tmp_path / "run")

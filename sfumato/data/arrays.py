@@ -4,7 +4,6 @@ Images are n h w (grey) or n h w c with 1 or 3 channels; bytes, or floats betwee
 are whole numbers. An optional `classes` array names the classes. Nothing is ever unpickled.
 """
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -51,17 +50,17 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             return {key: file[key] for key in (*needed, "classes") if key in file}
     except FileNotFoundError:
         raise DataError(f"{path} does not exist.") from None
-    except ValueError as problem:
-        if isinstance(problem, DataError):
-            raise
-        if "pickle" in str(problem).lower():
+    except PermissionError:
+        raise DataError(f"{path} may not be read by you.") from None
+    except DataError:
+        raise
+    except Exception as problem:  # a damaged file can break the reader anywhere
+        if "Object arrays cannot be loaded" in str(problem):
             raise DataError(
                 f"{path} holds an object array, and opening it would run code from the file. Save "
                 "plain arrays of one shape instead."
             ) from problem
-        raise DataError(f"{path} is damaged or no .npz file: {problem}.") from problem
-    except (zipfile.BadZipFile, EOFError, OSError, TypeError, AttributeError) as problem:
-        raise DataError(f"{path} is damaged or no .npz file: {problem}.") from problem
+        raise DataError(f"{path} is damaged or no .npz file ({problem}).") from problem
 
 
 def _pixels(array: np.ndarray, where: str) -> np.ndarray:
@@ -101,6 +100,8 @@ def _labels(array: np.ndarray, where: str) -> np.ndarray:
         raise DataError(f"{where} has shape {array.shape}: labels are one number an image.")
     if not np.issubdtype(array.dtype, np.integer):
         raise DataError(f"{where} is of type {array.dtype}: labels are whole numbers.")
+    if len(array) and int(array.max()) >= 2**63:
+        raise DataError(f"{where} holds labels beyond 2^63.")
     return array.astype(np.int64)
 
 

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from sfumato.errors import ConfigError
+
 Pixels = Float[Tensor, "n c h w"]
 
 
@@ -48,6 +50,8 @@ class Augmentation:
 def random_crop(images: Pixels, padding: int, generator: torch.Generator) -> Pixels:
     """Pad by reflection and cut out a window of the old size, anywhere."""
     n, _, height, width = images.shape
+    if padding >= min(height, width):
+        raise ConfigError(f"crop={padding} must be less than a side of {height} x {width} images.")
     padded = F.pad(images, [padding] * 4, mode="reflect")
     top, left = _integers(2 * padding + 1, (2, n, 1), images, generator)
     rows = top + torch.arange(height, device=images.device)

@@ -19,14 +19,16 @@ from sfumato.data.images import Images
 from sfumato.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif", ".dcm")
 TEST_NAMES = ("test", "val", "valid", "validation")
 TEST_SHARE = 0.2
 
 
 def load_folder(path: Path, split: str, *, private: bool, image_size: int | None = None) -> Images:
-    """One split of a folder tree. Classes are the folder names in alphabetical order."""
+    """One split of a folder tree. Classes are the folders of train, in alphabetical order."""
     root, ours = _split_root(path, split)
-    files, labels, classes = _find(root)
+    classes = _class_names(path if ours else path / "train")
+    files, labels = _find(root, classes)
     images = Images(
         pixels=decode(files, image_size),
         labels=torch.tensor(labels),
@@ -86,7 +88,9 @@ def _to_bytes(picture: Image.Image) -> Image.Image:
 def _split_root(path: Path, split: str) -> tuple[Path, bool]:
     """Where the split lives, and whether it is ours to make."""
     if not path.is_dir():
-        raise DataError(f"{path} is not a folder. It should hold one folder of images a class.")
+        raise DataError(
+            f"{path} is neither an .npz file nor a folder with one folder of images a class."
+        )
     if not (path / "train").is_dir():
         return path, True
     if split == "train":
@@ -97,20 +101,30 @@ def _split_root(path: Path, split: str) -> tuple[Path, bool]:
     raise DataError(f"{path} has a train folder and none of {', '.join(TEST_NAMES)} beside it.")
 
 
-def _find(root: Path) -> tuple[list[Path], list[int], tuple[str, ...]]:
-    folders = sorted(item for item in root.iterdir() if item.is_dir() and item.name[0] != ".")
+def _class_names(root: Path) -> tuple[str, ...]:
+    folders = sorted(item.name for item in root.iterdir() if item.is_dir() and item.name[0] != ".")
     if not folders:
         raise DataError(f"{root} has no folders in it. Put the images into one folder a class.")
+    return tuple(folders)
+
+
+def _find(root: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
     files: list[Path] = []
     labels: list[int] = []
-    for label, folder in enumerate(folders):
-        found = sorted(item for item in folder.rglob("*") if item.suffix.lower() in SUFFIXES)
-        if not found:
+    for name in _class_names(root):
+        if name not in classes:
+            raise DataError(f"{root / name} is a class that train does not have. Take it away.")
+        found = sorted(item for item in (root / name).rglob("*") if item.is_file())
+        other = [item for item in found if item.suffix.lower() in OTHER_SUFFIXES]
+        if other:
+            raise DataError(f"{other[0]} is no JPEG, PNG or WebP file. Convert it or take it away.")
+        pictures = [item for item in found if item.suffix.lower() in SUFFIXES]
+        if not pictures:
             kinds = ", ".join(SUFFIXES)
-            raise DataError(f"{folder} has no images ({kinds}). Fill it or take it away.")
-        files += found
-        labels += [label] * len(found)
-    return files, labels, tuple(folder.name for folder in folders)
+            raise DataError(f"{root / name} has no images ({kinds}). Fill it or take it away.")
+        files += pictures
+        labels += [classes.index(name)] * len(pictures)
+    return files, labels
 
 
 def _size(array: np.ndarray) -> str:

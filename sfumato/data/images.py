@@ -5,7 +5,7 @@ no noise calls `require_public` on what it reads.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +21,8 @@ from sfumato.runs import atomic
 class Images:
     """A labelled set of images of one size. `labels[i]` is the place of its class in `classes`."""
 
-    pixels: UInt8[Tensor, "n c h w"]
-    labels: Int[Tensor, " labels"]
+    pixels: UInt8[Tensor, "n c h w"] = field(repr=False)
+    labels: Int[Tensor, " labels"] = field(repr=False)
     classes: tuple[str, ...]
     name: str
     private: bool
@@ -66,8 +66,9 @@ class Images:
     def split(self, share: float, seed: int = 0) -> tuple["Images", "Images"]:
         """Two parts: `share` of every class, drawn by `seed`, and the rest.
 
-        The same seed gives the same parts for ever. Each class gives its share rounded to whole
-        images, with the remainders settled so that the total is right too.
+        The same seed gives the same parts of the same images for ever; one image more or less may
+        move others between the parts, so a promise speaks of a part, not of the whole. Each class
+        gives its share rounded to whole images, so that the total is right too.
         """
         if not 0 < share < 1:
             raise ConfigError(f"share={share:g} must lie between 0 and 1.")
@@ -92,8 +93,9 @@ class Images:
         public = replace(public, name=f"{self.name}-public-{percent}", private=False)
         return public, replace(rest, name=f"{self.name}-without-{percent}")
 
-    def save_npz(self, path: Path, test: "Images | None" = None) -> Path:
+    def save_npz(self, path: Path | str, test: "Images | None" = None) -> Path:
         """Write the Keras layout that `load_images` reads back."""
+        path = Path(path)
         held_out = self.select([]) if test is None else test
         arrays = {
             "x_train": _keras(self.pixels),
@@ -106,15 +108,20 @@ class Images:
             np.savez_compressed(file, **arrays)
         return path
 
-    def save_folder(self, path: Path) -> Path:
+    def save_folder(self, path: Path | str) -> Path:
         """Write one PNG an image, in one folder a class."""
         from PIL import Image
 
+        path = Path(path)
         digits = len(str(max(len(self) - 1, 0)))
         for label, name in enumerate(self.classes):
             folder = path / name
-            folder.mkdir(parents=True, exist_ok=True)
-            for index in torch.nonzero(self.labels == label).flatten().tolist():
+            if folder.parent != path or name.startswith("."):
+                raise DataError(f'class "{name}" of "{self.name}" cannot be the name of a folder.')
+            members = torch.nonzero(self.labels == label).flatten().tolist()
+            if members:
+                folder.mkdir(parents=True, exist_ok=True)
+            for index in members:
                 picture = Image.fromarray(_keras(self.pixels[index : index + 1])[0])
                 picture.save(folder / f"{index:0{digits}d}.png")
         return path

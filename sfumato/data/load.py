@@ -3,6 +3,7 @@
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,12 +42,32 @@ def load_images(
         images = resize(images, image_size)
     if len(images) == 0:
         raise DataError(f'"{images.name}" has no images.')
-    if len(images.classes) < 2:
+    present = images.labels.unique()
+    if split == "train" and len(present) < 2:
         raise DataError(
-            f'"{images.name}" has one class only, "{", ".join(images.classes)}": there is nothing '
-            "to tell apart. Give at least two."
+            f'"{images.name}" has one class only, "{images.classes[int(present[0])]}": there is '
+            "nothing to tell apart. Give at least two."
         )
     return images
+
+
+def load_splits(source: str | Path, private: bool = True, **options: Any) -> tuple[Images, Images]:
+    """Train and test images of `source`, of one size and with the same classes.
+
+    Whatever is wrong with either is found here, before any budget is spent.
+    """
+    train = load_images(source, "train", private, **options)
+    test = load_images(source, "test", private, **options)
+    if train.shape != test.shape:
+        raise DataError(
+            f'"{train.name}" has images of {train.shape} (channels, height, width) and '
+            f'"{test.name}" of {test.shape}. Give --image-size, or make them alike.'
+        )
+    unseen = set(test.labels.tolist()) - set(train.labels.tolist())
+    if unseen:
+        name = train.classes[min(unseen)]
+        raise DataError(f'"{test.name}" has images of class "{name}", and train has none.')
+    return train, test
 
 
 def resize(images: Images, image_size: int) -> Images:

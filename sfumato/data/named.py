@@ -42,10 +42,14 @@ def load_named(
     prepared = data_root / f"{name.replace(':', '-')}.npz"
     if prepared.exists():
         return load_npz(prepared, split, private=private, name=name)
+    if variant and base != "celeba":
+        raise DataError(f'"{base}" has no variants: "{variant}" is not known.')
+    source = SOURCES[base](variant)
     try:
-        source = SOURCES[base](variant)
         dataset = source.build(str(data_root), split, download)
-    except (RuntimeError, FileNotFoundError) as problem:
+    except (ValueError, EOFError) as problem:
+        raise DataError(f'the files of "{name}" in {data_root} are damaged: {problem}') from problem
+    except (RuntimeError, OSError) as problem:
         raise DataError(
             f'"{name}" is not under {data_root}, neither as {prepared.name} nor in torchvision\'s '
             "own layout. Put it there, name the right --data-root, or fetch it with --download."

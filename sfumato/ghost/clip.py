@@ -95,9 +95,8 @@ class Ghost:
         layers = [name.rpartition(".")[0] for name in self.parameters]
         order = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
         per_layer = self.clipping.per_layer
-        self.group_of = {
-            n: order[layer] if per_layer else 0 for n, layer in zip(self.parameters, layers)
-        }
+        pairs = zip(self.parameters, layers, strict=True)
+        self.group_of = {name: order[layer] if per_layer else 0 for name, layer in pairs}
         self.num_groups = max(1, len(order)) if per_layer else 1
 
     @property
@@ -309,7 +308,9 @@ class Kept:
             return torch.zeros_like(self.value)
         if len(kept) == 2:
             x, g = kept
-            assert x is not None and g is not None and self.part.geometry is not None
+            assert x is not None
+            assert g is not None
+            assert self.part.geometry is not None
             with plain():
                 return contract.weighted_gradient(x, g, factors, self.value, self.part.geometry)
         if self.part.kind == "rows":

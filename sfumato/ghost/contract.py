@@ -60,12 +60,14 @@ def output_shape(x: Tensor, weight: Tensor, geometry: Geometry) -> tuple[int, ..
     if transposed:
         sizes = [
             (size - 1) * s - 2 * p + d * (k - 1) + e + 1
-            for size, k, s, p, d, e in zip(x.shape[2:], kernel, stride, padding, dilation, extra)
+            for size, k, s, p, d, e in zip(
+                x.shape[2:], kernel, stride, padding, dilation, extra, strict=True
+            )
         ]
         return (x.shape[0], weight.shape[1] * groups, *sizes)
     sizes = [
         (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation)
+        for size, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
     ]
     return (x.shape[0], weight.shape[0], *sizes)
 
@@ -124,7 +126,7 @@ def instantiated_norm(a: A, b: B) -> Float[Tensor, " n"]:
     size = max(1, CHUNK // max(1, a.shape[1] * a.shape[2] * b.shape[2]))
     parts = [
         per_example_gradient(some_a, some_b).square().sum(dim=(1, 2, 3))
-        for some_a, some_b in zip(a.split(size), b.split(size))
+        for some_a, some_b in zip(a.split(size), b.split(size), strict=True)
     ]
     return torch.cat(parts) if parts else a.new_zeros(0)
 
@@ -170,7 +172,7 @@ def _unfold(x: Tensor, kernel: tuple[int, ...], geometry: Geometry) -> Tensor:
     rows, channels = x.shape[:2]
     sizes = [
         (size - d * (k - 1) - 1) // s + 1
-        for size, k, s, d in zip(x.shape[2:], kernel, stride, dilation)
+        for size, k, s, d in zip(x.shape[2:], kernel, stride, dilation, strict=True)
     ]
     x = x.contiguous()
     steps = x.stride()[2:]
@@ -178,8 +180,8 @@ def _unfold(x: Tensor, kernel: tuple[int, ...], geometry: Geometry) -> Tensor:
         (rows, channels, *kernel, *sizes),
         (
             *x.stride()[:2],
-            *(step * d for step, d in zip(steps, dilation)),
-            *(step * s for step, s in zip(steps, stride)),
+            *(step * d for step, d in zip(steps, dilation, strict=True)),
+            *(step * s for step, s in zip(steps, stride, strict=True)),
         ),
     )
     inputs = channels // geometry.groups * prod(kernel)

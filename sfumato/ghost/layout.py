@@ -9,6 +9,7 @@ norm. (Bu et al. 2022 chose by memory alone; book-keeping makes the stored gradi
 
 from collections import Counter
 from collections.abc import Sequence
+
 from torch import nn
 
 from sfumato.ghost.tape import Part

@@ -6,8 +6,8 @@ An operation without a rule is still exact: if it broadcasts, the parameter is g
 example (`by_broadcasting`); if not, it runs once an example under vmap (`by_vmap`).
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -161,10 +161,12 @@ def _transposed_convolution(operation: Callable[..., Any], dims: int) -> None:
             args = (input, weight, bias, stride, padding, output_padding, groups, dilation)
             return by_vmap(tape, operation, args, {})
         geometry = Geometry(
-            *(_tuple(setting, dims) for setting in (stride, padding, dilation)),
-            True,
-            _tuple(output_padding, dims),
-            groups,
+            stride=_tuple(stride, dims),
+            padding=_tuple(padding, dims),
+            dilation=_tuple(dilation, dims),
+            transposed=True,
+            output_padding=_tuple(output_padding, dims),
+            groups=groups,
         )
         return contraction(tape, input, weight, bias, geometry, f"conv_transpose{dims}d")
 
@@ -382,39 +384,16 @@ def by_expanding(
 
 
 def by_vmap(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The exact fallback: the operation once an example, each with its own copy of the parameter."""
+    """The exact fallback: the operation once an example, each with its own copy of the leaf."""
+    names = list(kwargs)
+    everything = [list(args), [kwargs[name] for name in names]]
     tensors: list[Tensor] = []
     dims: list[int | None] = []
-
-    def take(item: Any) -> Any:
-        if isinstance(item, list | tuple):
-            return type(item)(take(one) for one in item)
-        if not isinstance(item, Tensor):
-            return lambda _: item
-        if isinstance(item, Leaf):
-            value, dim = own_copies(tape, item, func.__name__), 0
-        elif item.requires_grad:
-            if item.shape[0] % tape.examples:
-                raise UnsupportedLayer(_no_rule(tape, func))
-            value, dim = item.unflatten(0, (tape.examples, -1)), 0
-        else:
-            value, dim = item, None
-        tensors.append(value)
-        dims.append(dim)
-        place = len(tensors) - 1
-        return lambda values: values[place]
-
-    def give(item: Any, values: Any) -> Any:
-        if isinstance(item, list | tuple):
-            return type(item)(give(one, values) for one in item)
-        return item(values)
-
-    takers = take(args)
-    keyword_takers = {key: take(value) for key, value in kwargs.items()}
+    recipe = _take(tape, everything, tensors, dims, func)
 
     def one(*values: Tensor) -> Any:
-        named = {key: give(taker, values) for key, taker in keyword_takers.items()}
-        return func(*give(takers, values), **named)
+        positional, named = _give(recipe, values)
+        return func(*positional, **dict(zip(names, named, strict=True)))
 
     try:
         result = torch.vmap(one, in_dims=tuple(dims), randomness="different")(*tensors)
@@ -423,6 +402,40 @@ def by_vmap(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any
     if not isinstance(result, Tensor) or result.ndim < 2:
         raise UnsupportedLayer(_no_rule(tape, func))
     return result.flatten(0, 1)
+
+
+class _Place(NamedTuple):
+    """Where in the list of tensors an argument went."""
+
+    number: int
+
+
+def _take(
+    tape: Tape, item: Any, tensors: list[Tensor], dims: list[int | None], func: Callable[..., Any]
+) -> Any:
+    """Move the tensors out of nested arguments, leaving their places."""
+    if isinstance(item, list | tuple):
+        return [_take(tape, one, tensors, dims, func) for one in item]
+    if not isinstance(item, Tensor):
+        return item
+    if isinstance(item, Leaf):
+        value, dim = own_copies(tape, item, func.__name__), 0
+    elif not item.requires_grad:
+        value, dim = item, None
+    elif item.shape[0] % tape.examples:
+        raise UnsupportedLayer(_no_rule(tape, func))
+    else:
+        value, dim = item.unflatten(0, (tape.examples, -1)), 0
+    tensors.append(value)
+    dims.append(dim)
+    return _Place(len(tensors) - 1)
+
+
+def _give(item: Any, values: Sequence[Tensor]) -> Any:
+    """Put tensors back where they were."""
+    if isinstance(item, _Place):
+        return values[item.number]
+    return [_give(one, values) for one in item] if isinstance(item, list) else item
 
 
 def own_copies(tape: Tape, leaf: Tensor, operation: str) -> Tensor:
@@ -539,14 +552,16 @@ EXPANDING = {
     Tensor.tile,
 }
 
+_NAMES = """
+add sub mul div true_divide rsub maximum minimum where lerp addcmul cat concat pow
+add_ sub_ mul_ div_ __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__
+__imul__ __truediv__ __rtruediv__ __itruediv__ __pow__
+"""
+
 BROADCASTING = {
     getattr(home, name)
     for home in (torch, Tensor)
-    for name in (
-        "add sub mul div true_divide rsub maximum minimum where lerp addcmul cat concat pow "
-        "add_ sub_ mul_ div_ __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ "
-        "__imul__ __truediv__ __rtruediv__ __itruediv__ __pow__"
-    ).split()
+    for name in _NAMES.split()
     if hasattr(home, name)
 } | {F.scaled_dot_product_attention}
 """Operations that broadcast their arguments against each other, row by row."""

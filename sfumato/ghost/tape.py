@@ -10,7 +10,7 @@ the squared norms by `norms`, everything else by one `keep` a tensor. So one cal
 `torch.autograd.grad` returns it all, and nothing is written to the side.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -35,7 +35,7 @@ class Part:
     """Name of a parameter it comes from, for people."""
     shape: tuple[int, ...]
     kind: str = "gradient"
-    """"gradient": per-example gradients are kept; "product": may be a contraction; "rows": lookup"""
+    """gradient: per-example gradients are kept; product: a contraction; rows: a table."""
     operation: str = ""
     geometry: Geometry | None = None
     positions: int = 0
@@ -201,7 +201,7 @@ def new_leaf_type(dispatch: Callable[..., Any]) -> type[Leaf]:
 
 
 @contextmanager
-def swapped(model: nn.Module, leaves: dict[str, Tensor]) -> Iterator[None]:
+def swapped(model: nn.Module, leaves: Mapping[str, Tensor]) -> Iterator[None]:
     """Put the Leafs in the place of the model's parameters, for the length of a forward pass."""
     places: list[tuple[nn.Module, str, nn.Parameter]] = []
     originals = dict(model.named_parameters())
@@ -246,8 +246,8 @@ RESHAPING = {
     Tensor.view_as,
     Tensor.reshape_as,
     Tensor.float,
-    Tensor.T.__get__,
-    Tensor.mT.__get__,
+    Tensor.T.__get__,  # pyright: ignore
+    Tensor.mT.__get__,  # pyright: ignore
     torch.reshape,
     torch.permute,
     torch.transpose,

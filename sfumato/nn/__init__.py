@@ -1,1 +1,1 @@
-"""Networks: the zoo (timm, torchvision, ours), our own small ones, and what to do with BatchNorm."""
+"""Networks: the zoo (timm, torchvision, ours), our own, and what to do with BatchNorm."""

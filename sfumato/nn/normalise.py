@@ -56,7 +56,7 @@ def replace_batch_norm(model: nn.Module) -> nn.Module:
     return model
 
 
-def group_norm_like(norm: nn.Module) -> nn.Module:
+def group_norm_like(norm: BatchNorm) -> nn.Module:
     """A GroupNorm with the scale and shift of a BatchNorm, and its fused activation if it has one.
 
     At most 32 groups, and at least 8 channels in each where there are so many: on a map of one

@@ -1,4 +1,4 @@
-"""Models by name: ours, timm's, torchvision's, or a function of yours. The door to both libraries."""
+"""Models by name: ours, timm's, torchvision's, or your own. The door to both libraries."""
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -64,8 +64,8 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
     missing = [key for key in own if key not in fits]
     if len(fits) < len(own) / 2:
         raise ConfigError(
-            f"{path} does not fit this model: {len(fits)} of its {len(own)} tensors match. The first "
-            f'that does not is "{missing[0]}".'
+            f"{path} does not fit this model: {len(fits)} of its {len(own)} tensors match. The "
+            f'first that does not is "{missing[0]}".'
         )
     model.load_state_dict(fits, strict=False)
     return missing

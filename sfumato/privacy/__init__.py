@@ -9,6 +9,7 @@ Read in this order; it takes about an hour:
 5. `sampling`    the run's `Secret`, and Poisson batches as index chunks
 6. `noise`       `privatize`: the only way from private sums to something releasable
 7. `secure`      noise from a cryptographic stream, safe against floating-point attacks
+8. `moments`     sums of clipped vectors, the simplest thing to release
 
 This room knows tensors and numbers. It knows nothing of images, models or files.
 """

@@ -42,15 +42,20 @@ def price(
     delta: float,
     relation: Relation = "add-or-remove",
     accountant: Accountant = "pld",
+    *,
+    cells_for: int = 0,
 ) -> float:
-    """`epsilon` for events that have been counted already."""
+    """`epsilon` for events that have been counted already.
+
+    `cells_for` asks for cells as fine as that many events need: a curve of prices is then cheap.
+    """
     if any(noise == 0 for _, noise, _, _ in costs):
         return math.inf
     if not +costs:
         return 0.0
     if accountant == "rdp":
         return _rdp_epsilon(costs, delta, relation)
-    total, interval = None, _interval((+costs).total())
+    total, interval = None, _interval(+costs, cells_for)
     for cost, count in (+costs).items():
         part = _composed(cost, count, relation, interval)
         total = part if total is None else total.compose(part)
@@ -76,9 +81,8 @@ def least_noise(price_of: Callable[[float], float], target: float) -> float:
     """The smallest noise multiplier, to about 2e-4 of it, whose price is at most `target`.
 
     `price_of(noise)` falls with the noise. Guarantee: the noise returned was itself priced, and
-    costs at most `target`.
+    costs at most `target`. It is never below 0.05, where epsilon is in the hundreds.
     """
-    from scipy.optimize import root_scalar
 
     @cache
     def excess(log_noise: float) -> float:
@@ -96,10 +100,9 @@ def least_noise(price_of: Callable[[float], float], target: float) -> float:
     low = high - 0.5
     while excess(low) <= 0:
         low, high = low - 0.5, low
-        if low < -5:
+        if low < -3:
             return math.exp(high)
-    root = root_scalar(excess, bracket=(low, high), method="brentq", xtol=1e-4).root
-    noise = math.exp(root)
+    noise = math.exp(_root(excess, low, high))
     while price_of(noise) > target:
         noise *= 1.0001
     return noise
@@ -107,24 +110,51 @@ def least_noise(price_of: Callable[[float], float], target: float) -> float:
 
 def most_steps(price_of: Callable[[int], float], target: float) -> int:
     """The largest number of steps whose price is at most `target`; 0 if one is too many."""
-    low, high = 0, 1
-    while price_of(high) <= target:
-        low, high = high, high * 2
-        if high > 1 << 24:
-            raise ConfigError(f"epsilon={target:g} allows more than {low} steps: lower it.")
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if price_of(middle) <= target else (low, middle)
-    return low
+
+    @cache
+    def excess(log_steps: float) -> float:
+        return math.log(max(price_of(round(math.exp(log_steps))), 1e-12) / target)
+
+    low, high = 0.0, 2.0
+    if excess(low) > 0:
+        return 0
+    while excess(high) <= 0:
+        low, high = high, high + 2.0
+        if high > math.log(MOST_EVENTS):
+            raise ConfigError(f"epsilon={target:g} allows more than {MOST_EVENTS} steps: lower it.")
+    steps = round(math.exp(_root(excess, low, high)))
+    while price_of(steps) > target:
+        steps -= 1
+    while price_of(steps + 1) <= target:
+        steps += 1
+    return steps
 
 
-def _interval(count: int) -> float:
-    """Width of the PLD's cells for `count` events.
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    from scipy.optimize import root_scalar
 
-    Any width gives an upper bound. It exceeds the limit by about count * width^2, so this one
-    stays within 2e-4, and is as wide, hence as fast, as that allows.
+    return root_scalar(function, bracket=(low, high), method="brentq", xtol=1e-4).root
+
+
+MOST_EVENTS, LEAST_NOISE = 10**6, 0.02
+"""Beyond these, prices take minutes and mean nothing."""
+
+
+def _interval(costs: Counter[Cost], cells_for: int) -> float:
+    """Width of the PLD's cells. Any width gives an upper bound.
+
+    The bound exceeds the limit by about count * width^2: up to 20,000 events this width keeps that
+    within 2e-4. Where the noise is small the loss of one event is large; then cells are wider, so
+    that there are at most some 10^5 of them.
     """
-    return min(1e-3, max(1e-4, math.sqrt(2e-4 / count)))
+    count = max(costs.total(), cells_for)
+    noise = min(noise for _, noise, _, _ in costs)
+    if count > MOST_EVENTS or noise < LEAST_NOISE:
+        raise ConfigError(
+            f"{count} events with noise multiplier {noise:g} cannot be priced: at most "
+            f"{MOST_EVENTS} events, each with at least {LEAST_NOISE:g}, can."
+        )
+    return max(min(1e-3, max(1e-4, math.sqrt(2e-4 / count))), (0.5 / noise**2 + 10 / noise) / 2e5)
 
 
 @lru_cache(maxsize=64)
@@ -174,8 +204,9 @@ def _rdp_epsilon(costs: Counter[Cost], delta: float, relation: Relation) -> floa
         gaussian = dp_accounting.GaussianDpEvent(noise)
         event = gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
         accountant.compose(dp_accounting.SelfComposedDpEvent(event, count))
+    found = float(accountant.get_epsilon(delta))
     logging.set_verbosity(level)
-    return float(accountant.get_epsilon(delta))
+    return found
 
 
 def _neighbours(relation: Relation):  # noqa: ANN202 (dp-accounting is imported where it is used)

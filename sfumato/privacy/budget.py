@@ -105,12 +105,14 @@ class Plan:
             noise_multiplier=self.noise_multiplier,
             max_batch=self.max_batch,
             size=self.size if self.max_batch is not None else None,
+            max_norm=self.max_norm,
+            divisor=self.expected_batch,
         )
 
     def epsilon(self, delta: float, steps: int | None = None) -> float:
         """What the plan will cost, or its first `steps` steps, by the PLD accountant."""
         costs = Counter({self.event("plan", 0).cost: self.steps if steps is None else steps})
-        return price(costs, delta, self.relation)
+        return price(costs, delta, self.relation, cells_for=self.steps)
 
 
 def make_plan(
@@ -142,7 +144,7 @@ def make_plan(
     if (budget is None) == (noise_multiplier is None):
         raise ConfigError("give either a budget (epsilon, delta) or a noise multiplier.")
     if size < 1:
-        raise ConfigError(f"size={size}: the data set is empty.")
+        raise ConfigError(f"size={size}: there must be at least one example.")
     batch_size = size if batch_size is None else batch_size
     if not 0 < batch_size <= size:
         raise ConfigError(
@@ -205,4 +207,6 @@ def default_delta(size: int) -> float:
     >>> f"{default_delta(1_000_000):.1e}"
     '2.5e-07'
     """
+    if size < 1:
+        raise ConfigError(f"size={size}: there must be at least one example.")
     return min(1e-5, size**-1.1)

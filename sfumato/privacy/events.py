@@ -34,10 +34,16 @@ class Event:
     noise_multiplier: float
     max_batch: int | None = None
     size: int | None = None
+    max_norm: float = 1.0
+    """C, the norm bound."""
+    divisor: float = 1.0
+    """What the noisy sum was divided by."""
     data: str = ""
     """Name of the private data set."""
     ledger: str = ""
     """Id of the ledger the event was first written in."""
+    tag: str = ""
+    """A keyed fingerprint of the sum: equal for a repetition, different for another release."""
 
     def __post_init__(self) -> None:
         noise = self.noise_multiplier
@@ -47,9 +53,9 @@ class Event:
             raise PrivacyError(f"max_batch={self.max_batch} must lie in 1..size, {self.size}.")
 
     @property
-    def name(self) -> tuple[str, str, int]:
+    def name(self) -> tuple[str, str, int, str]:
         """What makes two lines the same event."""
-        return (self.ledger, self.stage, self.step)
+        return (self.ledger, self.stage, self.step, self.tag)
 
     @property
     def cost(self) -> Cost:

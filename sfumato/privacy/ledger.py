@@ -10,10 +10,11 @@ private teacher carries the teacher's cost.
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
-from sfumato.errors import PrivacyError, RunError
+from sfumato.config import from_json
+from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.privacy.accounting import Accountant, epsilon
 from sfumato.privacy.events import Event, Relation
 
@@ -30,13 +31,27 @@ class Header:
     relation: Relation = "add-or-remove"
     unit: Literal["example", "person"] = "example"
     """Whose presence is hidden: one image, or all the images of one person."""
-    public: str = "nothing"
+    public: str = "settings, the number of examples, image size and class names"
     """What the promise treats as public, in words."""
-    noise: Literal["torch", "chacha20"] = "torch"
-    """Where the noise comes from."""
+    noise: Literal["philox", "chacha20"] = "philox"
+    """Where the noise comes from: a fast generator for research, or a cryptographic stream."""
     fixed_seed: bool = False
     """The randomness came from a seed that somebody knows: for research, not for release."""
+    secret: str = ""
+    """The commitment of the run's secret: noise from any other is refused."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+    def __post_init__(self) -> None:
+        choices = {
+            "relation": ("add-or-remove", "replace"),
+            "unit": ("example", "person"),
+            "noise": ("philox", "chacha20"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be {' or '.join(allowed)}.")
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"delta={self.delta:g} must lie between 0 and 1.")
 
 
 class Ledger:
@@ -48,8 +63,8 @@ class Ledger:
     def __init__(self, header: Header, write: Callable[[Record], None] | None = None) -> None:
         self.header = header
         self._write = write
-        self._events: dict[tuple[str, str, int], Event] = {}
-        self._charged: set[tuple[str, str, int]] = set()
+        self._events: dict[tuple[str, str, int, str], Event] = {}
+        self._charged: set[tuple[str, int]] = set()
         self._seeded_parents: list[str] = []
         self._record({"header": asdict(header)})
 
@@ -62,18 +77,20 @@ class Ledger:
         """Write the line for what is about to happen.
 
         Guarantee: when this returns, the event is in the ledger, and on disk if the ledger has a
-        file. A line read back from there may be charged again, once: that is a step repeated after
-        a crash, the same release with the same noise, and costs nothing more. Anything else that
-        asks for a line twice is refused, because the same noise would hide two different sums.
+        file. A line read back from there may be charged again, once, with the same tag: that is a
+        step repeated after a crash, the same sum with the same noise, and costs nothing more. With
+        another tag (the data or the code changed in between) it is another release, and pays. A
+        step asked for twice in one process is refused: it is a mistake in counting.
         """
         event = replace(event, ledger=self.header.id)
-        if event.name in self._charged:
+        step = (event.stage, event.step)
+        if step in self._charged:
             raise PrivacyError(
-                f'step {event.step} of stage "{event.stage}" was already taken: its noise must not '
-                "be used for a second sum. Count steps up, or name another stage."
+                f'step {event.step} of stage "{event.stage}" was already taken. Count steps up, or '
+                "name another stage."
             )
-        self._charged.add(event.name)
         self._add(event)
+        self._charged.add(step)
 
     def inherit(self, parent: "Ledger") -> None:
         """Take over the lines of what this run's material was made from.
@@ -133,21 +150,21 @@ class Ledger:
 
     @classmethod
     def from_records(
-        cls, records: Iterable[Record], write: Callable[[Record], None] | None = None
+        cls, records: Iterable[Any], write: Callable[[Record], None] | None = None
     ) -> "Ledger":
         """Read a ledger back, strictly. Later charges go to `write`."""
         first, *rest = list(records) or [{}]
-        if set(first) != {"header"}:
-            raise RunError("a ledger begins with its header, and this file does not.")
-        ledger = cls(_read(Header, first["header"]))
+        if not isinstance(first, Mapping) or set(first) != {"header"}:
+            raise RunError("this is no ledger: it does not begin with a header.")
+        ledger = cls(from_json(Header, first["header"]))
         for record in rest:
-            match dict(record):
+            match record if isinstance(record, Mapping) else {}:
                 case {"event": values, **others} if not others:
-                    ledger._add(_read(Event, values))
+                    ledger._read_event(from_json(Event, values))
                 case {"seeded_parent": str(parent), **others} if not others:
                     ledger._mark_seeded(parent)
                 case _:
-                    raise RunError(f"this ledger line holds no event: {dict(record)!r}.")
+                    raise RunError(f"this ledger line holds no event: {record!r}.")
         ledger._write = write
         return ledger
 
@@ -162,6 +179,11 @@ class Ledger:
                 f"and would now be {event.describe()}. A second release needs its own stage."
             )
 
+    def _read_event(self, event: Event) -> None:
+        if event.name in self._events:
+            raise RunError(f"the ledger holds this line twice: {event}.")
+        self._add(event)
+
     def _mark_seeded(self, parent: str) -> None:
         if parent not in self._seeded_parents:
             self._record({"seeded_parent": parent})
@@ -170,18 +192,3 @@ class Ledger:
     def _record(self, record: Record) -> None:
         if self._write is not None:
             self._write(record)
-
-
-Line = TypeVar("Line", Header, Event)
-
-
-def _read(kind: type[Line], values: Any) -> Line:
-    names = {entry.name for entry in fields(kind)}
-    if not isinstance(values, Mapping) or not set(values) <= names:
-        raise RunError(f"a ledger line holds fields that are not known here: {values!r}.")
-    try:
-        return kind(**values)
-    except TypeError as problem:
-        raise RunError(
-            f"a ledger line is incomplete or of the wrong type: {values!r}."
-        ) from problem

@@ -33,5 +33,5 @@ def sum_by_group(
     Guarantee: adding or removing one example changes the whole table by at most `max_norm`, since
     it stands in one group only. So one release of the table costs what one sum would.
     """
-    table = torch.zeros(num_groups, vectors.shape[1], dtype=torch.float64)
+    table = torch.zeros(num_groups, vectors.shape[1], dtype=torch.float64, device=vectors.device)
     return table.index_add(0, groups, clip_rows(vectors, max_norm))

@@ -4,8 +4,11 @@ Bookkeeping, noise and division are one call, so that none of them can be forgot
 done with a different number than the ledger records. The divisor is the public expected batch.
 """
 
+import struct
 from collections.abc import Mapping
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,55 +36,91 @@ def privatize(
     Guarantee: if `total` is a sum over the Poisson batch of step `step` of vectors whose norm,
     taken over all tensors together, is at most `plan.max_norm`, the result is the subsampled
     Gaussian mechanism that the ledger now records. An empty batch is an all-zero `total`: it is
-    noised and charged like any other. A step of a run has one noise, so a step repeated after a
-    crash releases nothing new; asking for a step twice in one process is refused. Half-precision
-    sums are noised in float32.
+    noised and charged like any other.
+
+    The noise is a function of the secret, the ledger, stage, step, tensor name and the sum itself.
+    So a step repeated after a crash releases the same values and is not charged again, and no noise
+    ever hides two different sums.
     """
-    if plan.relation != ledger.header.relation:
-        raise PrivacyError(
-            f"the plan hides examples by {plan.relation}, its ledger by {ledger.header.relation}."
+    _check(total, plan, ledger, secret)
+    tag = fingerprint(total, secret)
+    ledger.charge(replace(plan.event(stage, step, data=ledger.header.data), tag=tag))
+    # With a fixed seed two runs must agree, though their ledgers have ids of their own.
+    book = "fixed" if secret.fixed else ledger.header.id
+    secure = ledger.header.noise == "chacha20"
+    dimension = sum(tensor.numel() for tensor in total.values())
+    released = {}
+    for name, tensor in total.items():
+        purpose = ("noise", book, stage, step, tag, name)
+        noisy = tensor.detach()
+        if plan.noise_deviation > 0 and secure:
+            noisy = add_secure_noise(noisy, plan, secret.derive(purpose, 32), dimension)
+        elif plan.noise_deviation > 0:
+            noisy = add_noise(noisy, plan.noise_deviation, secret.derive(purpose, 16))
+        released[name] = noisy / plan.expected_batch
+    return released
+
+
+def add_noise(total: Tensor, deviation: float, key: bytes) -> Tensor:
+    """Noise from a Philox generator under `key`, 128 bits: fast, and fit for research.
+
+    On a GPU torch's own Philox is used, which takes 64 bits of the key. Neither is a cryptographic
+    generator; `add_secure_noise` has one.
+    """
+    if total.device.type == "cpu":
+        # Not torch's CPU generator: it takes 32 bits of its seed, which can be searched.
+        words = np.frombuffer(key, dtype=np.uint64)
+        drawn = np.random.Generator(np.random.Philox(key=words)).standard_normal(
+            tuple(total.shape), dtype=np.float64 if total.dtype == torch.float64 else np.float32
         )
-    if secret.fixed and not ledger.header.fixed_seed:
+        return total + deviation * torch.from_numpy(np.asarray(drawn)).to(total.dtype)
+    (seed,) = struct.unpack("<q", key[:8])
+    generator = torch.Generator(total.device).manual_seed(seed)
+    noise = torch.empty(total.shape, device=total.device, dtype=total.dtype)
+    return total + noise.normal_(0.0, deviation, generator=generator)
+
+
+def fingerprint(total: Mapping[str, Tensor], secret: Secret) -> str:
+    """A short tag of the sums under the secret: who does not know the secret learns nothing.
+
+    Made from three moments of each tensor, so that it is cheap on any device; sums that differ by
+    accident differ in them.
+    """
+    moments: list[str | int] = ["tag"]
+    for name, tensor in sorted(total.items()):
+        flat = tensor.detach().flatten().double()
+        ramp = torch.arange(1, len(flat) + 1, device=flat.device, dtype=torch.float64)
+        values = torch.stack([flat.sum(), flat.square().sum(), flat @ ramp])
+        moments += [name, *map(float.hex, values.tolist())]
+    return secret.derive(moments, 8).hex()
+
+
+def _check(total: Mapping[str, Tensor], plan: Plan, ledger: Ledger, secret: Secret) -> None:
+    header = ledger.header
+    if plan.relation != header.relation:
+        raise PrivacyError(
+            f"the plan hides examples by {plan.relation}, its ledger by {header.relation}."
+        )
+    if secret.fixed and not header.fixed_seed:
         raise PrivacyError(
             "the noise would come from a fixed seed, and the ledger does not say so. Open the "
             "ledger with fixed_seed=True: its results are then marked not for release."
         )
+    if header.secret != secret.commitment:
+        raise PrivacyError(
+            "this is not the secret that the ledger was opened with, so its events would not be "
+            "those that are released. Open the ledger with secret=secret.commitment."
+        )
+    if not isinstance(total, Mapping):
+        raise PrivacyError("give the sums as a dictionary of tensors, {name: sum}.")
     for name, tensor in total.items():
-        if not tensor.is_floating_point():
-            raise PrivacyError(f'"{name}" holds {tensor.dtype}: noise needs floating point sums.')
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise PrivacyError(
+                f'"{name}" holds {tensor.dtype}: a sum in less than float32 can jump by more than '
+                "the norm bound when one example joins. Add up in float32."
+            )
         if not bool(torch.isfinite(tensor).all()):
             raise PrivacyError(
                 f'"{name}" is not finite, so no noise can hide it. Clip first: a clipped sum is '
                 "finite whatever the examples were."
             )
-    ledger.charge(plan.event(stage, step, data=ledger.header.data))
-    sums = {name: _at_least_float32(tensor) for name, tensor in total.items()}
-    if plan.noise_deviation > 0:
-        secure = ledger.header.noise == "chacha20"
-        add = add_secure_noise if secure else add_noise
-        sums = add(sums, plan, secret, ("noise", stage, step))
-    return {name: tensor / plan.expected_batch for name, tensor in sums.items()}
-
-
-def add_noise(
-    sums: Mapping[str, Tensor], plan: Plan, secret: Secret, purpose: tuple[str | int, ...]
-) -> dict[str, Tensor]:
-    """Noise from torch's generator, on the tensors' own device: fast, and fit for research.
-
-    The generator is seeded for this step alone with 64 bits of the secret. It is not a
-    cryptographic one; `add_secure_noise` is.
-    """
-    seed = int(secret.words(purpose, 1)[0])
-    generators: dict[torch.device, torch.Generator] = {}
-    noisy = {}
-    for name, tensor in sums.items():
-        if tensor.device not in generators:
-            generators[tensor.device] = torch.Generator(tensor.device).manual_seed(seed)
-        noise = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        noise.normal_(0.0, plan.noise_deviation, generator=generators[tensor.device])
-        noisy[name] = tensor + noise
-    return noisy
-
-
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.detach()

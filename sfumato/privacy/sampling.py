@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 
 
@@ -31,6 +31,15 @@ class Secret:
     key: bytes = field(repr=False)
     fixed: bool = False
     """Made from a seed that somebody knows: whatever it protects is not for release."""
+
+    def __post_init__(self) -> None:
+        if len(self.key) != 32:
+            raise PrivacyError(f"a secret has 32 bytes, and this one has {len(self.key)}.")
+
+    @property
+    def commitment(self) -> str:
+        """A name for the secret that gives nothing of it away."""
+        return self.derive(("commitment",), 16).hex()
 
     @classmethod
     def draw(cls) -> "Secret":
@@ -82,6 +91,7 @@ def poisson_batches(
     size: int,
     secret: Secret,
     *,
+    stage: str,
     chunk_size: int | None = None,
     start: int = 0,
     pad: bool = True,
@@ -90,31 +100,35 @@ def poisson_batches(
 
     Guarantee: in every step each example is present independently with probability `plan.rate`
     (off by less than 2^-63), and with `plan.max_batch` a larger batch is cut to a uniformly random
-    subset. Which examples make up step t depends on the secret and t alone: not on `chunk_size`,
-    `start` or `pad`.
+    subset. Which examples make up step t depends on the secret, the stage and t alone: not on
+    `chunk_size`, `start` or `pad`. Stages draw independently of each other.
 
     Chunks have `chunk_size` rows, the last one padded, so that compiled code sees one shape; with
     `pad=False` the last one is shorter instead. An empty batch is yielded with no chunks: it must
     be noised and paid for like any other.
     """
+    if plan.size not in (None, size):
+        raise PrivacyError(f"the plan was made for {plan.size} examples, and there are {size}.")
     if chunk_size is not None and chunk_size < 1:
         raise ConfigError(f"physical batch size {chunk_size} must be at least 1.")
     for step in range(start, plan.steps):
-        chosen = torch.from_numpy(sample(plan, size, secret, step))
+        chosen = torch.from_numpy(sample(plan, size, secret, stage, step))
         length = max(len(chosen), 1) if chunk_size is None else chunk_size
         parts = chosen.split(length) if len(chosen) else ()
         yield Batch(step, tuple(_chunk(part, length if pad else len(part)) for part in parts))
 
 
-def sample(plan: Plan, size: int, secret: Secret, step: int) -> Int[np.ndarray, " examples"]:
+def sample(
+    plan: Plan, size: int, secret: Secret, stage: str, step: int
+) -> Int[np.ndarray, " examples"]:
     """The examples of one step, as ascending indices."""
     # The coin is an integer comparison: a float32 uniform would round rates by up to 2^-24.
-    words = secret.words(("batch", step), size)
+    words = secret.words(("batch", stage, step), size)
     threshold = np.uint64(min(round(plan.rate * 2**64), 2**64 - 1))
     chosen = np.flatnonzero(words < threshold) if plan.rate < 1 else np.arange(size)
     if plan.max_batch is not None and len(chosen) > plan.max_batch:
         # Ties among 64-bit words are a chance of n^2/2^65: nothing beside delta.
-        order = np.argsort(secret.words(("truncate", step), len(chosen)))
+        order = np.argsort(secret.words(("truncate", stage, step), len(chosen)))
         chosen = np.sort(chosen[order[: plan.max_batch]])
     return chosen.astype(np.int64)
 

@@ -61,23 +61,26 @@ PRESETS = {"digits-cpu": digits_cpu}
 def run(config: Config, run: Run | None) -> dict[str, Any]:
     """Price the plan or the ledger; with a run directory, keep plan and plot there."""
     if config.ledger is not None:
-        return _price_ledger(config)
+        summary = _price_ledger(config)
+        return summary if run is None else run.finish(summary)
     plan, delta = _plan(config)
     if run is not None:
         run.write_json("plan.json", plan)
     plot = run.path / "epsilon.png" if run is not None and config.plot is None else config.plot
+    if plot is not None and not plot.parent.is_dir():
+        raise ConfigError(f"--plot {plot}: there is no folder {plot.parent}.")
+    summary = _price_plan(plan, delta, plot)
     if plot is not None:
         from sfumato.report.figures import save_epsilon_curve
 
         save_epsilon_curve(plot, plan, delta)
-    summary = _price_plan(plan, delta, plot)
     return summary if run is None else run.finish(summary)
 
 
 def show(summary: Mapping[str, Any]) -> str:
     """The prices as a few aligned lines."""
     lines = [("epsilon", f"{_number(summary['epsilon'])}   (PLD, an upper bound)")]
-    lines.append(("  by Rényi DP", _number(summary["rdp_epsilon"])))
+    lines.append(("  by Renyi DP", _number(summary["rdp_epsilon"])))
     if "shuffled_epsilon" in summary:
         lines.append(
             ("  if shuffled", f"{_number(summary['shuffled_epsilon'])}   (no Poisson sampling)")
@@ -89,7 +92,9 @@ def show(summary: Mapping[str, Any]) -> str:
         lines.append(("rate", f"{summary['rate']:.4g}"))
         lines.append(("steps", f"{summary['steps']}"))
     for stage, count in summary.get("stages", {}).items():
-        lines.append((f'stage "{stage}"', f"{count} events"))
+        lines.append((f'stage "{stage}"', f"{count} event{'s' if count != 1 else ''}"))
+    if summary.get("stages") == {}:
+        lines.append(("events", "none: nothing has been spent"))
     for objection in summary.get("not_for_release", []):
         lines.append(("NOT FOR RELEASE", objection))
     if summary.get("plot"):
@@ -102,6 +107,9 @@ def _plan(config: Config) -> tuple[Plan, float]:
         raise ConfigError("--size is missing: how many private examples are there?")
     if config.epsilon is None and config.noise_multiplier is None:
         raise ConfigError("give --epsilon to find the noise, or --noise-multiplier to price it.")
+    steps_follow = config.epsilon is not None and config.noise_multiplier is not None
+    if config.batch_size is not None and config.epochs is config.steps is None and not steps_follow:
+        raise ConfigError("how long? Give --epochs or --steps along with --batch-size.")
     delta = default_delta(config.size) if config.delta is None else config.delta
     if config.noise_multiplier is not None and config.delta is not None:
         Budget(epsilon=math.inf, delta=delta).check_against(config.size)
@@ -150,7 +158,11 @@ def _price_plan(plan: Plan, delta: float, plot: Path | None) -> dict[str, Any]:
 def _price_ledger(config: Config) -> dict[str, Any]:
     assert config.ledger is not None
     others = {key for key, value in to_json(config).items() if value is not None}
-    unused = others - {"ledger", "delta", "relation"}
+    unused = (
+        others
+        - {"ledger", "delta"}
+        - ({"relation"} if config.relation == "add-or-remove" else set())
+    )
     if unused:
         raise ConfigError(
             f"--{min(unused).replace('_', '-')} has no meaning with --ledger, which says it all."
@@ -160,6 +172,7 @@ def _price_ledger(config: Config) -> dict[str, Any]:
         raise ConfigError(f"there is no ledger at {path}.")
     ledger = Ledger.from_records(read_lines(path))
     delta = ledger.header.delta if config.delta is None else config.delta
+    Budget(epsilon=math.inf, delta=delta)
     return {
         "epsilon": ledger.epsilon(delta),
         "delta": delta,

@@ -5,10 +5,13 @@ images, clipped, noised and paid for in one call; a picture that may be shared a
 the exact one that may not.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sfumato.errors import ConfigError
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -27,6 +30,12 @@ class Config:
 
     data: str = "digits"
     """Images to average: a name, an .npz file or a folder."""
+    data_root: Path = Path("data")
+    """Where named data sets are."""
+    download: bool = False
+    """Let torchvision fetch a named data set that is not there."""
+    image_size: int | None = None
+    """Resize images to this many pixels a side."""
     epsilon: float = 1.0
     """The promise: smaller is stronger, and noisier."""
     delta: float | None = None
@@ -49,11 +58,17 @@ PRESETS = {"digits-cpu": digits_cpu}
 
 def run(config: Config, run: Run) -> dict[str, Any]:
     """Load, plan, release, score, draw."""
-    from sfumato.data.load import load_images
+    from sfumato.data.load import load_splits
     from sfumato.privacy.budget import Budget, default_delta, make_plan
 
-    train = load_images(config.data, "train", private=True)
-    test = load_images(config.data, "test", private=True)
+    if math.isinf(config.epsilon):
+        raise ConfigError("epsilon=inf promises nothing, and the demo releases what it makes.")
+    train, test = load_splits(
+        config.data,
+        image_size=config.image_size,
+        data_root=config.data_root,
+        download=config.download,
+    )
     run.log(f'"{train.name}": {len(train)} private images of {len(train.classes)} classes')
 
     delta = default_delta(len(train)) if config.delta is None else config.delta
@@ -79,7 +94,6 @@ def run(config: Config, run: Run) -> dict[str, Any]:
             "noise_multiplier": plan.noise_multiplier,
             "data": train.name,
             "run": str(run.path),
-            "picture": str(run.path / "means.png"),
             "not_for_release": ledger.objections,
         }
     )
@@ -91,7 +105,7 @@ def show(summary: Mapping[str, Any]) -> str:
         f"A mean image of each class of {summary['data']}, released with differential privacy:",
         f"  promise   epsilon {summary['epsilon']:.3g}, delta {summary['delta']:.2g} "
         "(one image more or less)",
-        f"  picture   {summary['picture']}",
+        f"  picture   {summary['run']}/means.png",
         f"  ledger    {summary['run']}/ledger.jsonl",
         f"  private   {summary['run']}/private: the exact means and the scores; do not share",
     ]
@@ -122,9 +136,9 @@ def release_means(
         data=images.name,
         delta=delta,
         relation=plan.relation,
-        public="the norm bound and the number of classes",
-        noise="chacha20" if config.secure else "torch",
+        noise="chacha20" if config.secure else "philox",
         fixed_seed=secret.fixed,
+        secret=secret.commitment,
     )
     ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
     pixels = images.pixels.flatten(1).double() / 255

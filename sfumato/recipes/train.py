@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from sfumato.ghost.clip import Ghost
     from sfumato.privacy.budget import Plan
     from sfumato.privacy.ledger import Ledger
+    from sfumato.privacy.sampling import Secret
     from sfumato.train.loop import Learner
     from sfumato.train.steps import Reading
 
@@ -136,15 +136,23 @@ PRESETS: dict[str, Callable[[], Config]] = {"digits-cpu": digits_cpu, "mnist-eps
 
 def run(config: Config, run: Run) -> dict[str, Any]:
     """Load, build, plan, train, score."""
-    from sfumato.data.load import load_images
+    from sfumato.data.load import load_splits
+    from sfumato.privacy.sampling import Secret
 
-    settings = {"image_size": config.image_size, "data_root": config.data_root}
-    train = load_images(config.data, "train", download=config.download, **settings)
-    test = load_images(config.data, "test", download=config.download, **settings)
+    train, test = load_splits(
+        config.data,
+        image_size=config.image_size,
+        data_root=config.data_root,
+        download=config.download,
+    )
     device = pick_device(config.device)
     learner, reading = prepare(config, train, device)
-    plan, ledger = promise(config, len(train), train.name, run)
-    learn(config, learner, reading, plan, ledger, run)
+    seed = config.noise_seed
+    secret = (
+        Secret(run.secret(lambda: Secret.draw().key)) if seed is None else Secret.from_seed(seed)
+    )
+    plan, ledger = promise(config, len(train), train.name, secret, run)
+    learn(config, learner, reading, plan, ledger, secret, run)
     return conclude(config, learner, replace(reading, images=test), plan, ledger, run)
 
 
@@ -239,7 +247,9 @@ def number_of_steps(config: Config, size: int) -> int:
     return count_steps(size, config.batch_size, epochs=epochs, steps=config.steps)
 
 
-def promise(config: Config, size: int, data: str, run: Run) -> "tuple[Plan, Ledger]":
+def promise(
+    config: Config, size: int, data: str, secret: "Secret", run: Run
+) -> "tuple[Plan, Ledger]":
     """The plan that keeps the budget, and the ledger that will show it."""
     from sfumato.privacy.budget import Budget, default_delta, make_plan
     from sfumato.privacy.ledger import Header, Ledger
@@ -254,27 +264,29 @@ def promise(config: Config, size: int, data: str, run: Run) -> "tuple[Plan, Ledg
     run.write_json("plan.json", plan)
     header = Header(
         data=data, delta=delta, relation=config.relation,
-        public="settings, class names and the number of examples; public weights where given",
-        noise="chacha20" if config.secure else "torch", fixed_seed=config.noise_seed is not None,
+        noise="chacha20" if config.secure else "philox", fixed_seed=secret.fixed,
+        secret=secret.commitment,
     )  # fmt: skip
     ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
     return plan, ledger
 
 
 def learn(
-    config: Config, learner: "Learner", reading: "Reading", plan: "Plan", ledger: "Ledger", run: Run
+    config: Config,
+    learner: "Learner",
+    reading: "Reading",
+    plan: "Plan",
+    ledger: "Ledger",
+    secret: "Secret",
+    run: Run,
 ) -> None:
     """Take all the steps, from wherever an earlier try was cut."""
     from sfumato.ghost.admit import admit
     from sfumato.ghost.clip import Clipping, Ghost
-    from sfumato.privacy.sampling import Secret, poisson_batches
+    from sfumato.privacy.sampling import poisson_batches
     from sfumato.train.loop import fit
     from sfumato.train.steps import plain_step, private_step
 
-    seed = config.noise_seed
-    secret = (
-        Secret(run.secret(lambda: Secret.draw().key)) if seed is None else Secret.from_seed(seed)
-    )
     learner.load(run)
     if config.mode == "non-private":
         ledger.charge(replace(plan, steps=1).event("train", 0, data=reading.images.name))
@@ -288,7 +300,7 @@ def learn(
         step = private_step(ghost, reading, plan, ledger, secret)
     spent = _price_list(plan, ledger.header.delta)
     batches = poisson_batches(
-        plan, len(reading.images), secret, chunk_size=config.physical_batch_size,
+        plan, len(reading.images), secret, stage="train", chunk_size=config.physical_batch_size,
         start=learner.step, pad=config.compile,
     )  # fmt: skip
     fit(learner, batches, step, run, steps=plan.steps, spent=spent, say=_every_second(run.say))

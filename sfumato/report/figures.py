@@ -18,12 +18,12 @@ def save_image_rows(
 ) -> Path:
     """Rows of images between 0 and 1, with a name before each row and above each column."""
     figure, axes = _subplots(len(rows), len(columns), cell=1.0, left=1.3)
-    for (label, images), line in zip(rows, axes, strict=True):
+    for row, ((label, images), line) in enumerate(zip(rows, axes, strict=True)):
         for column, (image, axis) in enumerate(zip(images, line, strict=True)):
             picture = image.clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy()
             axis.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axis.set(xticks=[], yticks=[])
-            if line is axes[0]:
+            if row == 0:
                 axis.set_title(columns[column], fontsize=9, color=INK)
         text = {"rotation": 0, "ha": "right", "va": "center", "fontsize": 9, "color": INK}
         line[0].set_ylabel(label, **text)

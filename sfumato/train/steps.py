@@ -7,7 +7,7 @@ ledger; the plain one averages, and is what the private one is compared with.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class Reading:
     device: torch.device
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
-    augmentation: Augmentation = Augmentation()
+    augmentation: Augmentation = field(default_factory=Augmentation)
     views: int = 1
     precision: torch.dtype = torch.float32
 

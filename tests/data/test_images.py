@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -118,3 +120,14 @@ def test_pixels_keep_their_values_in_the_keras_layout(tmp_path):
     with np.load(path) as file:
         assert file["x_train"].shape == (3, 4, 5, 3)
         assert file["x_train"].dtype == np.uint8
+
+
+def test_a_class_that_is_no_folder_name_is_refused(tmp_path):
+    bad = replace(images(), classes=("../up", "bee", "cat"))
+    with pytest.raises(DataError, match="name of a folder"):
+        bad.save_folder(tmp_path / "zoo")
+    assert not (tmp_path / "up").exists()
+
+
+def test_pixels_do_not_show_themselves():
+    assert len(repr(images([0, 1] * 500))) < 200

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sfumato.data.load import load_images
+from sfumato.data.load import load_images, load_splits
 from sfumato.errors import ConfigError, DataError
 
 
@@ -99,6 +99,8 @@ def test_labels_need_not_begin_at_zero(tmp_path):
         ({"y_train": np.zeros(6)}, "whole numbers"),
         ({"y_train": np.zeros((6, 2), int)}, "one number an image"),
         ({"y_train": np.zeros(6, int), "y_test": np.zeros(2, int)}, "one class only"),
+        ({"y_train": np.zeros(6, int), "y_test": np.ones(2, int)}, "one class only"),
+        ({"y_train": np.full(6, 2**64 - 1, np.uint64)}, "beyond 2"),
         ({"x_train": np.zeros((0, 4, 4), np.uint8), "y_train": np.zeros(0, int)}, "no images"),
         ({"classes": np.array(["a", "b"])}, "names 2 classes and has labels up to 2"),
         ({"classes": np.array([1, 2, 3])}, "list of names"),
@@ -232,6 +234,48 @@ def test_a_truncated_picture_is_refused_by_name(tmp_path, suffix):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(DataError, match=rf"dog/1.{suffix} cannot be read"):
         load_images(root)
+
+
+def test_classes_are_those_of_train_in_every_split(tmp_path):
+    root = tmp_path / "pets"
+    for part, names in (("train", ("cat", "dog", "eel")), ("test", ("cat", "eel"))):
+        for name in names:
+            (root / part / name).mkdir(parents=True)
+            Image.new("L", (8, 8)).save(root / part / name / "1.png")
+    assert load_images(root, "test").labels.tolist() == [0, 2]
+    (root / "test" / "fox").mkdir()
+    with pytest.raises(DataError, match="fox is a class that train does not have"):
+        load_images(root, "test")
+
+
+def test_splits_that_do_not_fit_together_are_refused(tmp_path):
+    path = write_npz(tmp_path / "a.npz", x_test=np.zeros((2, 5, 5), np.uint8))
+    with pytest.raises(DataError, match="Give --image-size"):
+        load_splits(path)
+    path = write_npz(tmp_path / "a.npz", y_test=np.array([0, 7]))
+    with pytest.raises(DataError, match='class "7", and train has none'):
+        load_splits(path)
+
+
+def test_other_kinds_of_pictures_are_not_passed_over_in_silence(tmp_path):
+    root = write_folder(tmp_path / "pets")
+    Image.new("L", (8, 8)).save(root / "cat" / "old.gif")
+    with pytest.raises(DataError, match=r"old.gif is no JPEG, PNG or WebP"):
+        load_images(root)
+
+
+def test_noise_in_an_npz_file_never_ends_in_a_traceback(tmp_path):
+    whole = write_npz(tmp_path / "a.npz").read_bytes()
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        broken = bytearray(whole)
+        for place in random.integers(0, len(whole), 8):
+            broken[place] = random.integers(0, 256)
+        (tmp_path / "b.npz").write_bytes(broken)
+        try:
+            load_images(tmp_path / "b.npz")
+        except DataError:
+            continue
 
 
 def test_a_near_miss_is_understood():

@@ -1,6 +1,9 @@
 """Clip factors, and what `Ghost.clip` promises whatever the model, the batch and the precision."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -236,20 +239,16 @@ def test_collinear_tokens_in_bf16_do_not_lose_their_norm():
     exact = Ghost(layer, mode="non-ghost").clip(loss, (tokens,), 8)
     found = ghost.clip(loss, (tokens,), 8)
     assert (found.norms >= 0.999 * exact.norms).all()
-    # Where almost everything cancels, what rounding could hide is added: a little over, never under.
+    # Where almost everything cancels, what rounding could hide is added: over, never under.
     assert (found.norms <= 1.05 * exact.norms).all()
 
 
-def test_the_whole_step_compiles_in_one_graph():
-    torch._dynamo.config.trace_autograd_ops = True
-    model, (x, y) = small_net(), data()
-    ghost = Ghost(model, clipping=Clipping(max_norm=0.3))
-    eager = ghost.clip(loss_of, (x, y), 6)
-    step = torch.compile(ghost.clip, fullgraph=True, backend="aot_eager")
-    compiled = step(loss_of, (x, y), 6)
-    torch.testing.assert_close(compiled.norms, eager.norms)
-    for name, total in eager.total.items():
-        torch.testing.assert_close(compiled.total[name], total)
+@pytest.mark.parametrize("net", ["small_net", "vit"])
+def test_the_whole_step_compiles_in_one_graph(net):
+    # In a process of its own: the run-time type checks of the tests would be traced along.
+    script = Path(__file__).with_name("compiled.py")
+    done = subprocess.run([sys.executable, str(script), net], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_sound_model_is_admitted():

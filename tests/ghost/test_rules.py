@@ -114,6 +114,28 @@ def frozen(module, *names):
     return module
 
 
+def own(x, m):
+    """Attention of a sequence with itself, biased by a parameter."""
+    return F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], attn_mask=m.b)
+
+
+def split_bias(m, x):
+    return F.linear(x, m.w, torch.cat([m.q, m.q.new_zeros(2), m.v]))
+
+
+def from_coordinates(m, x):
+    places = torch.linspace(0, 1, 5, dtype=x.dtype)[:, None]
+    return x + F.linear(places, m.w, m.b).tanh()
+
+
+def inplace_net():
+    return nn.Sequential(nn.Conv2d(4, 5, 3), nn.ReLU(inplace=True), nn.Conv2d(5, 3, 3))
+
+
+def channels_last():
+    return nn.Conv2d(4, 6, 3, padding=1).to(memory_format=torch.channels_last)
+
+
 VECTOR, SEQUENCE, IMAGE, VOLUME = (6,), (5, 8), (4, 7, 6), (2, 5, 4, 4)
 
 CASES = {
@@ -172,33 +194,30 @@ CASES = {
     "positions in place": (lambda: Apply(lambda m, x: x.sin().add_(m.pos), pos=(5, 8)), SEQUENCE),
     "layer scale": (lambda: Apply(lambda m, x: x.sin() * m.gamma, gamma=(8,)), SEQUENCE),
     "channel scale": (lambda: Apply(lambda m, x: m.g.view(1, -1, 1, 1) * x.sin(), g=(4,)), IMAGE),
-    "division and difference": (lambda: Apply(lambda m, x: (x - m.a) / m.b.exp(), a=(8,), b=(5, 1)), SEQUENCE),
-    "temperature": (lambda: Apply(lambda m, x: (x @ x.mT * m.t.exp()).softmax(-1), t=(1,)), SEQUENCE),
+    "division and difference": (
+        lambda: Apply(lambda m, x: (x - m.a) / m.b.exp(), a=(8,), b=(5, 1)),
+        SEQUENCE,
+    ),
+    "temperature": (
+        lambda: Apply(lambda m, x: (x @ x.mT * m.t.exp()).softmax(-1), t=(1,)),
+        SEQUENCE,
+    ),
     "scalar": (lambda: Apply(lambda m, x: x.sin() * m.s, s=()), SEQUENCE),
     "matmul": (lambda: Apply(lambda m, x: x @ m.w, w=(8, 3)), SEQUENCE),
     "einsum": (lambda: Apply(lambda m, x: torch.einsum("btd,de->bte", x, m.w), w=(8, 3)), SEQUENCE),
     "prelu": (lambda: nn.PReLU(4), IMAGE),
-    "functional weight": (
-        lambda: Apply(lambda m, x: F.linear(x, m.w, torch.cat([m.q, m.q.new_zeros(2), m.v])), w=(6, 8), q=(2,), v=(2,)),
-        SEQUENCE,
-    ),
+    "functional weight": (lambda: Apply(split_bias, w=(6, 8), q=(2,), v=(2,)), SEQUENCE),
     "transposed weight": (lambda: Apply(lambda m, x: F.linear(x, m.w.t()), w=(8, 3)), SEQUENCE),
-    "attention mask": (
-        lambda: Apply(lambda m, x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], attn_mask=m.b), b=(1, 1, 5, 5)),
-        SEQUENCE,
-    ),
+    "attention mask": (lambda: Apply(lambda m, x: own(x, m), b=(1, 1, 5, 5)), SEQUENCE),
     "bilinear": (lambda: Apply(lambda m, x: F.bilinear(x, x.cos(), m.w), w=(3, 8, 8)), SEQUENCE),
-    "batch-free subgraph": (
-        lambda: Apply(lambda m, x: x + F.linear(torch.linspace(0, 1, 5, dtype=x.dtype)[:, None], m.w, m.b).tanh(), w=(8, 1), b=(8,)),
-        SEQUENCE,
-    ),
+    "batch-free subgraph": (lambda: Apply(from_coordinates, w=(8, 1), b=(8,)), SEQUENCE),
     "weight standardisation": (lambda: Standardised(4, 6, 3), IMAGE),
     "tied weights": (Tied, VECTOR),
     "module called twice": (Twice, IMAGE),
     "windows": (Windows, (48,)),
     "activation checkpointing": (Checkpointed, IMAGE),
-    "in-place activation": (lambda: nn.Sequential(nn.Conv2d(4, 5, 3), nn.ReLU(inplace=True), nn.Conv2d(5, 3, 3)), IMAGE),
-    "channels last": (lambda: nn.Conv2d(4, 6, 3, padding=1).to(memory_format=torch.channels_last), IMAGE),
+    "in-place activation": (inplace_net, IMAGE),
+    "channels last": (channels_last, IMAGE),
 }  # fmt: skip
 
 

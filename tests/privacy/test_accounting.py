@@ -8,7 +8,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.accounting import epsilon, price, shuffled_epsilon
+from sfumato.privacy.accounting import epsilon, least_noise, price, shuffled_epsilon
 from sfumato.privacy.budget import Budget, Plan, make_plan, steps_within
 from sfumato.privacy.events import Event
 
@@ -237,3 +237,20 @@ def test_a_spent_budget_is_refused_and_not_searched_for_ever():
     spent = [Event(stage="before", noise_multiplier=1.0)]
     with pytest.raises(ConfigError, match="already spent"):
         make_plan(Budget(epsilon=2, delta=1e-5), size=1000, spent=spent)
+
+
+def test_the_noise_that_is_found_was_priced_itself():
+    for target in (0.31, 1.0, 2.7, 8.9):
+        noise = least_noise(lambda n: 3.7 / n**1.3, target)
+        assert 0.999 * target < 3.7 / noise**1.3 <= target
+
+
+def test_what_cannot_be_priced_is_refused_quickly():
+    for rate, noise, steps in ((0.02, 0.001, 10), (0.02, 1.0, 10**9)):
+        with pytest.raises(ConfigError, match="cannot be priced"):
+            pld(rate, noise, steps)
+
+
+def test_little_noise_is_priced_with_wider_cells():
+    assert 300 < pld(0.02, 0.05, 150) < 40_000
+    assert make_plan(Budget(epsilon=1e6, delta=1e-5), size=50_000, batch_size=1000, epochs=3)

@@ -31,7 +31,7 @@ def test_the_default_delta_always_passes_the_check(size):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"size": 0}, "empty"),
+        ({"size": 0}, "at least one example"),
         ({"size": 100, "batch_size": 101}, "at most 100"),
         ({"size": 100, "batch_size": 0}, "batch_size=0"),
         ({"size": 100, "epochs": 0}, "epochs=0"),

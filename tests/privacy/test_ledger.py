@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from sfumato.errors import PrivacyError, RunError
+from sfumato.errors import PrivacyError, RunError, SfumatoError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Header, Ledger
@@ -130,6 +130,7 @@ def test_a_run_is_not_resumed_under_another_promise():
     [
         [],
         [{"event": {}}],
+        [5],
         [{"header": {"data": "x", "delta": 1e-5, "colour": "red"}}],
         [{"header": {"data": "x"}}],
         [{"header": {"data": "x", "delta": 1e-5}}, {"surprise": 1}],
@@ -138,8 +139,30 @@ def test_a_run_is_not_resumed_under_another_promise():
     ],
 )
 def test_a_ledger_that_is_not_one_is_refused(records):
-    with pytest.raises(RunError):
+    with pytest.raises(SfumatoError):
         Ledger.from_records(records)
+
+
+def test_a_line_that_stands_twice_is_refused():
+    records = filled(2).records()
+    with pytest.raises(RunError, match="twice"):
+        Ledger.from_records([*records, records[-1]])
+
+
+@pytest.mark.parametrize(
+    "change", [{"noise": "ChaCha20"}, {"relation": "bogus"}, {"delta": 5.0}, {"unit": "pixel"}]
+)
+def test_a_header_that_means_nothing_is_refused(change):
+    values = {**filled(1).records()[0]["header"], **change}
+    with pytest.raises(SfumatoError):
+        Ledger.from_records([{"header": values}])
+
+
+def test_a_repetition_with_another_norm_bound_is_refused():
+    resumed = Ledger.from_records(filled(4).records())
+    plan = Plan(noise_multiplier=1.1, expected_batch=10, rate=0.1, steps=100, max_norm=2.0)
+    with pytest.raises(PrivacyError, match="its own stage"):
+        resumed.charge(plan.event("train", 3))
 
 
 def test_an_impossible_event_is_refused():

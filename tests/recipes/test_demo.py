@@ -8,6 +8,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from sfumato.cli import main
+from sfumato.data.load import load_images
+from sfumato.errors import RunError
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import demo
 from sfumato.runs import open_run, read_lines
@@ -64,16 +66,34 @@ def test_a_fixed_seed_repeats_and_is_marked_not_for_release(tmp_path):
     assert "NOT FOR RELEASE" in demo.show(summary)
 
 
-def test_a_demo_cut_after_its_release_does_not_pay_twice(tmp_path):
-    out = tmp_path / "run"
-    first = run_demo(out)
-    released = (out / "means.safetensors").read_bytes()
-    (out / "done.json").unlink()
-    records = read_lines(out / "ledger.jsonl")
-    # The secret is gone with the finished run, so put a run that was cut there instead.
-    assert not (out / "private" / "secret.key").exists()
-    (out / "private" / "secret.key").write_bytes(b"k" * 32)
-    second = run_demo(out)
-    assert read_lines(out / "ledger.jsonl") == records
-    assert second["epsilon"] == first["epsilon"]
-    assert (out / "means.safetensors").read_bytes() != released
+def cut_after_its_release(out, **changes):
+    """A demo whose process died just before it was finished."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sfumato.runs.Run.finish", lambda *_: {"cut": True})
+        run_demo(out, **changes)
+    return (out / "means.safetensors").read_bytes(), read_lines(out / "ledger.jsonl")
+
+
+def test_a_demo_cut_after_its_release_releases_the_same_and_pays_once(tmp_path):
+    released, records = cut_after_its_release(tmp_path / "run")
+    run_demo(tmp_path / "run")
+    assert read_lines(tmp_path / "run" / "ledger.jsonl") == records
+    assert (tmp_path / "run" / "means.safetensors").read_bytes() == released
+
+
+def test_a_demo_that_lost_its_secret_is_refused(tmp_path):
+    cut_after_its_release(tmp_path / "run")
+    (tmp_path / "run" / "private" / "secret.key").unlink()
+    with pytest.raises(RunError, match="unpaid release"):
+        run_demo(tmp_path / "run")
+
+
+def test_data_that_changed_in_between_pays_for_a_second_release(tmp_path):
+    images = load_images("digits", "test", private=False)
+    path = images.save_npz(tmp_path / "mine.npz", images)
+    _, records = cut_after_its_release(tmp_path / "run", data=str(path))
+    images.pixels[0] = 255 - images.pixels[0]
+    images.save_npz(tmp_path / "mine.npz", images)
+    summary = run_demo(tmp_path / "run", data=str(path))
+    assert len(read_lines(tmp_path / "run" / "ledger.jsonl")) == len(records) + 1
+    assert summary["epsilon"] > 1.3

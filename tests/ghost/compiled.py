@@ -1,0 +1,43 @@
+"""The private step of a model in one compiled graph, against the same step uncompiled."""
+
+import sys
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sfumato.ghost.clip import Clipping, Ghost
+
+
+def small_net():
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(inplace=True)]
+    layers += [nn.Conv2d(8, 12, 3, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(12, 5))
+
+
+def vit():
+    name = "vit_tiny_patch16_224"
+    return timm.create_model(name, img_size=16, patch_size=8, depth=2, num_classes=5)
+
+
+def loss_of(model, x, y):
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def main():
+    torch.manual_seed(0)
+    torch._dynamo.config.trace_autograd_ops = True
+    model = {"small_net": small_net, "vit": vit}[sys.argv[1]]()
+    ghost = Ghost(model, clipping=Clipping(max_norm=0.3))
+    x, y = torch.randn(6, 3, 16, 16), torch.arange(6) % 5
+    eager = ghost.clip(loss_of, (x, y), 6)
+    compiled = torch.compile(ghost.clip, fullgraph=True, backend="aot_eager")(loss_of, (x, y), 6)
+    torch.testing.assert_close(compiled.norms, eager.norms)
+    assert compiled.total.keys() == eager.total.keys() == dict(model.named_parameters()).keys()
+    for name, total in eager.total.items():
+        torch.testing.assert_close(compiled.total[name], total, msg=name)
+
+
+if __name__ == "__main__":
+    main()
