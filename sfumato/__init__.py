@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from sfumato.data.augment import Augmentation as Augmentation
     from sfumato.data.images import Images as Images
     from sfumato.data.load import load_images as load_images
+    from sfumato.ghost.clip import Clipping as Clipping
+    from sfumato.ghost.clip import Ghost as Ghost
+    from sfumato.ghost.layout import explain as explain
     from sfumato.privacy.accounting import epsilon as epsilon
     from sfumato.privacy.budget import Budget as Budget
     from sfumato.privacy.budget import Plan as Plan
@@ -32,6 +35,9 @@ _HOMES = {
     "Augmentation": "data.augment",
     "Images": "data.images",
     "load_images": "data.load",
+    "Clipping": "ghost.clip",
+    "Ghost": "ghost.clip",
+    "explain": "ghost.layout",
     "epsilon": "privacy.accounting",
     "Budget": "privacy.budget",
     "Plan": "privacy.budget",

@@ -10,6 +10,7 @@ norm. (Bu et al. 2022 chose by memory alone; book-keeping makes the stored gradi
 from collections import Counter
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
 from sfumato.ghost.tape import Part
@@ -47,6 +48,17 @@ def joint_names(parts: Sequence[Part]) -> set[str]:
 def _gram_is_cheaper(part: Part) -> bool:
     t, d, p = part.positions, part.inputs, part.outputs
     return d > t and t * (d + p) < d * p
+
+
+def explain(model: nn.Module, shape: tuple[int, ...], mode: str = "ghost_mixed") -> str:
+    """The table for a model that takes images of `shape` (channels, height, width)."""
+    from sfumato.ghost.clip import Ghost
+
+    ghost = Ghost(model, mode)
+    x = torch.zeros(2, *shape)
+    ghost.clip(lambda model, x: model(x).flatten(1).sum(dim=1), (x,), 2)
+    (parts,) = ghost.layouts.values()
+    return explain_layout(parts, model)
 
 
 def explain_layout(parts: Sequence[Part], model: nn.Module) -> str:

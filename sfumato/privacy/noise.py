@@ -40,18 +40,20 @@ def privatize(
 
     The noise is a function of the secret, the ledger, stage, step, tensor name and the sum itself.
     So a step repeated after a crash releases the same values and is not charged again, and no noise
-    ever hides two different sums.
+    ever hides two different sums. (Where arithmetic does not repeat to the last bit, as in some GPU
+    kernels, a repeated step is another release, and pays.) With a fixed seed, which is never for
+    release, the noise depends on stage, step and name alone.
     """
     _check(total, plan, ledger, secret)
     tag = fingerprint(total, secret)
     ledger.charge(replace(plan.event(stage, step, data=ledger.header.data), tag=tag))
-    # With a fixed seed two runs must agree, though their ledgers have ids of their own.
-    book = "fixed" if secret.fixed else ledger.header.id
+    # With a fixed seed the noise must repeat, in another run and with other rounding of the sum.
+    book = () if secret.fixed else (ledger.header.id, tag)
     secure = ledger.header.noise == "chacha20"
     dimension = sum(tensor.numel() for tensor in total.values())
     released = {}
     for name, tensor in total.items():
-        purpose = ("noise", book, stage, step, tag, name)
+        purpose = ("noise", stage, step, name, *book)
         noisy = tensor.detach()
         if plan.noise_deviation > 0 and secure:
             noisy = add_secure_noise(noisy, plan, secret.derive(purpose, 32), dimension)

@@ -104,6 +104,8 @@ class Config:
     """Noise from a cryptographic stream."""
     seed: int = 0
     """Seed of initial weights and augmentations; batches and noise are always secret."""
+    explain: bool = False
+    """Print how each layer's norms are found and what that costs, and stop."""
     noise_seed: int | None = None
     """Repeat batches and noise exactly: the result is marked not for release."""
 
@@ -147,6 +149,8 @@ def run(config: Config, run: Run) -> dict[str, Any]:
     )
     device = pick_device(config.device)
     learner, reading = prepare(config, train, device)
+    if config.explain:
+        return {"explanation": explain_layers(config, learner, reading)}
     seed = config.noise_seed
     secret = (
         Secret(run.secret(lambda: Secret.draw().key)) if seed is None else Secret.from_seed(seed)
@@ -158,6 +162,8 @@ def run(config: Config, run: Run) -> dict[str, Any]:
 
 def show(summary: Mapping[str, Any]) -> str:
     """What was promised, and where it is."""
+    if "explanation" in summary:
+        return summary["explanation"]
     promise = "no promise: plain training"
     if summary["epsilon"] != "inf":
         promise = f"epsilon {summary['epsilon']:.3g}, delta {summary['delta']:.2g}"
@@ -304,6 +310,19 @@ def learn(
         start=learner.step, pad=config.compile,
     )  # fmt: skip
     fit(learner, batches, step, run, steps=plan.steps, spent=spent, say=_every_second(run.say))
+
+
+def explain_layers(config: Config, learner: "Learner", reading: "Reading") -> str:
+    """The table of layers: method, work, memory, share, and the predicted cost."""
+    from sfumato.ghost.clip import Ghost
+    from sfumato.ghost.layout import explain_layout
+
+    mode = "ghost_mixed" if config.mode == "non-private" else config.mode
+    ghost = Ghost(learner.model, mode, config.two_pass)
+    loss_fn, inputs, examples = _trial(reading)
+    ghost.clip(loss_fn, inputs, examples)
+    (parts,) = ghost.layouts.values()
+    return explain_layout(parts, learner.model)
 
 
 def conclude(

@@ -1,0 +1,99 @@
+"""`sfumato train`, end to end on the embedded digits."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sfumato.privacy.ledger import Ledger
+from sfumato.recipes import train
+from sfumato.runs import open_run, read_lines
+
+SMALL = train.Config(epsilon=3.0, batch_size=400, steps=6, lr=0.5, noise_seed=1)
+
+
+def run_train(out, config=SMALL):
+    with open_run(config, verb="train", out=out) as run:
+        return train.run(config, run)
+
+
+def weights(out):
+    return load_file(out / "model.safetensors")
+
+
+def test_a_run_leaves_a_model_a_ledger_and_private_scores(tmp_path):
+    summary = run_train(tmp_path / "run", replace(SMALL, noise_seed=None))
+    assert 2.9 < summary["epsilon"] <= 3
+    assert summary["not_for_release"] == []
+    ledger = Ledger.from_records(read_lines(tmp_path / "run" / "ledger.jsonl"))
+    assert len(ledger.events) == 6
+    assert ledger.epsilon() == summary["epsilon"]
+    public = {path.name for path in (tmp_path / "run").iterdir()}
+    assert "checkpoint.safetensors" not in public
+    assert "secret.key" not in {p.name for p in (tmp_path / "run" / "private").iterdir()}
+    assert all("loss" not in line for line in read_lines(tmp_path / "run" / "metrics.jsonl"))
+    private = read_lines(tmp_path / "run" / "private" / "metrics.jsonl")
+    assert [line["step"] for line in private] == list(range(6))
+    assert "test_accuracy" in json.loads((tmp_path / "run/private/scores.json").read_text())
+
+
+@pytest.mark.parametrize("mode", ["ghost", "non-ghost"])
+def test_all_private_modes_train_the_same_model(tmp_path, mode):
+    run_train(tmp_path / "mixed")
+    run_train(tmp_path / "other", replace(SMALL, mode=mode))
+    for name, value in weights(tmp_path / "mixed").items():
+        torch.testing.assert_close(weights(tmp_path / "other")[name], value, rtol=1e-4, atol=1e-4)
+
+
+def test_the_physical_batch_changes_nothing(tmp_path):
+    run_train(tmp_path / "one")
+    run_train(tmp_path / "two", replace(SMALL, physical_batch_size=37, two_pass=True))
+    for name, value in weights(tmp_path / "one").items():
+        torch.testing.assert_close(weights(tmp_path / "two")[name], value, rtol=1e-4, atol=1e-4)
+
+
+def test_plain_training_promises_nothing_and_says_so(tmp_path):
+    config = replace(SMALL, mode="non-private", epsilon=None, noise_seed=None)
+    summary = run_train(tmp_path / "run", config)
+    assert summary["epsilon"] == "inf"
+    assert "exact" in summary["not_for_release"][0]
+    assert "no promise" in train.show(summary)
+
+
+def test_views_average_and_frozen_parts_work_together(tmp_path):
+    config = replace(SMALL, augmult=2, crop=2, ema=0.9, train_only="head", schedule="cosine")
+    run_train(tmp_path / "run", config)
+    assert weights(tmp_path / "run")
+
+
+def test_any_timm_model_trains_and_explains_itself(tmp_path):
+    config = replace(SMALL, model="resnet10t", image_size=32, steps=1, batch_size=20)
+    summary = run_train(tmp_path / "explained", replace(config, explain=True))
+    assert "predicted private cost" in summary["explanation"]
+    assert "conv1.0.weight" in summary["explanation"]
+    assert run_train(tmp_path / "run", config)["steps"] == 1
+
+
+def test_an_interrupted_run_goes_on_to_the_same_model(tmp_path):
+    words = ["--epsilon", "3", "--steps", "60", "--noise-seed", "1", "--batch-size", "400"]
+    command = [sys.executable, "-m", "sfumato", "train", *words, "--out"]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
+    child = subprocess.Popen([*command, str(tmp_path / "cut")], stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "cut" / "private" / "metrics.jsonl"
+    while not (metrics.exists() and len(read_lines(metrics)) > 5) and child.poll() is None:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    _, heard = child.communicate()
+    assert child.returncode == 130, heard
+    assert "repeat the command" in heard
+    assert (tmp_path / "cut" / "checkpoint.safetensors").exists()
+    subprocess.run([*command, str(tmp_path / "cut")], check=True, capture_output=True)
+    for name, value in weights(tmp_path / "whole").items():
+        assert torch.equal(weights(tmp_path / "cut")[name], value)
+    assert len(read_lines(tmp_path / "cut" / "ledger.jsonl")) == 61
