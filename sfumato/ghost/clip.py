@@ -203,7 +203,12 @@ class Ghost:
             part = one.part
             if joint.isdisjoint(part.sources):
                 group = self.group_of[part.path]
-                rows[group] = rows[group] + one.square_norm()
+                if part.standardised is not None and one.tensors[0] is not None:
+                    weight = self.parameters[part.path]
+                    square = contract.standardised_norm(one.tensors[0], weight, part.standardised)
+                else:
+                    square = one.square_norm()
+                rows[group] = rows[group] + square
                 continue
             gradient = one.per_example()
             if gradient is None:
@@ -217,9 +222,7 @@ class Ghost:
                 several[name] = several[name] + more if name in several else more
         for name, gradient in several.items():
             group = self.group_of[name]
-            rows[group] = rows[group] + gradient.to(contract.sum_type(gradient)).square().flatten(
-                1
-            ).sum(dim=1)
+            rows[group] = rows[group] + contract.square_norm(gradient)
         return torch.stack(rows)
 
     def _weigh(
@@ -289,7 +292,7 @@ class Kept:
         if self.part.kind == "rows":
             assert self.extra is not None
             return contract.lookup_norm(self.extra, first, self.examples)
-        return first.to(contract.sum_type(first)).square().flatten(1).sum(dim=1)
+        return contract.square_norm(first)
 
     def per_example(self) -> Tensor | None:
         """The per-example gradient of the value, formed if need be."""

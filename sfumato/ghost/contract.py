@@ -125,10 +125,38 @@ def instantiated_norm(a: A, b: B) -> Float[Tensor, " n"]:
     """Squared norms from gradients that are formed a few examples at a time and dropped."""
     size = max(1, CHUNK // max(1, a.shape[1] * a.shape[2] * b.shape[2]))
     parts = [
-        per_example_gradient(some_a, some_b).square().sum(dim=(1, 2, 3))
+        square_norm(per_example_gradient(some_a, some_b))
         for some_a, some_b in zip(a.split(size), b.split(size), strict=True)
     ]
     return torch.cat(parts) if parts else a.new_zeros(0)
+
+
+def square_norm(gradient: Float[Tensor, "n ..."]) -> Float[Tensor, " n"]:
+    """Squared norms of per-example gradients that are there, without another copy of them."""
+    flat = _float32(gradient).flatten(1)
+    return torch.linalg.vector_norm(flat, dim=1).square()
+
+
+def standardised_norm(
+    gradient: Float[Tensor, "n ..."], weight: Tensor, eps: float
+) -> Float[Tensor, " n"]:
+    """Squared norms for a weight w from gradients v of its standardised rows.
+
+    A row is h = (w - mean) / s, over sqrt(D), with s the deviation. What reaches w is v without its
+    parts along 1 and along h (which are orthogonal), over s sqrt(D): three sums say how long it is.
+    """
+    rows = weight.detach().flatten(1)
+    variance, mean = torch.var_mean(rows, dim=1, keepdim=True, correction=0)
+    h = (rows - mean) * torch.rsqrt(variance + eps)
+    v = gradient.flatten(2)
+    along_1 = v.mean(dim=2)
+    along_h = torch.einsum("npd,pd->np", v, h) / v.shape[2]
+    whole = torch.linalg.vector_norm(v, dim=2).square()
+    squares = whole - v.shape[2] * (along_1.square() + 2 * along_h.square())
+    squares = squares + along_h.square() * h.square().sum(dim=1)
+    # The difference of large numbers: never below what rounding could hide.
+    floor = 8 * torch.finfo(v.dtype).eps * whole
+    return ((squares.clamp(min=0) + floor) / ((variance[:, 0] + eps) * v.shape[2])).sum(dim=1)
 
 
 def lookup_norm(ids: Tensor, g: Tensor, examples: int) -> Float[Tensor, " n"]:

@@ -28,7 +28,7 @@ def choose_methods(parts: Sequence[Part], mode: str, *, two_pass: bool) -> None:
     for part in parts:
         if part.kind != "product":
             continue
-        if not joint.isdisjoint(part.sources):
+        if part.standardised is not None or not joint.isdisjoint(part.sources):
             part.method = "store"
         elif mode == "non-ghost":
             part.method = "square" if two_pass else "store"
@@ -41,7 +41,12 @@ def choose_methods(parts: Sequence[Part], mode: str, *, two_pass: bool) -> None:
 def joint_names(parts: Sequence[Part]) -> set[str]:
     """Parameters whose per-example gradient is a sum of several uses, or pulled back from one."""
     uses = Counter(name for part in parts for name in part.sources)
-    computed = {name for part in parts if part.root is None for name in part.sources}
+    computed = {
+        name
+        for part in parts
+        if part.root is None and part.standardised is None
+        for name in part.sources
+    }
     return computed | {name for name, count in uses.items() if count > 1}
 
 

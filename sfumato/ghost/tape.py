@@ -46,6 +46,8 @@ class Part:
     """store: keep per-example gradients; ghost: Gram norms; square: form, measure, drop."""
     sources: tuple[str, ...] = ()
     """All parameters it depends on."""
+    standardised: float | None = None
+    """If it is a parameter with standardised rows: the eps of the standardisation."""
     reads_input: bool = False
     """Whether the layer's input is the batch itself, so that nobody wants its gradient."""
 
@@ -73,6 +75,7 @@ class Tape:
     extras: list[Tensor | None] = field(default_factory=list)
     roots: dict[int, tuple[str, bool]] = field(default_factory=dict)
     """In a survey: id of a Leaf -> (parameter, whether it is that parameter reshaped)."""
+    standardised: dict[int, float] = field(default_factory=dict)
     alive: list[Tensor] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     replaying: bool = False
@@ -113,6 +116,7 @@ class Tape:
             name, same = self.roots[id(leaf)]
             root = name if same else None
             self.parts.append(Part(root, name, tuple(leaf.shape), kind, operation))
+            self.parts[-1].standardised = self.standardised.get(id(leaf))
         elif self.count >= len(self.parts):
             raise UnsupportedLayer(self.wandered(operation))
         part = self.parts[self.count]
@@ -151,6 +155,8 @@ class Tape:
             reshaped = len(known) == 1 and func in RESHAPING and same
             same_size = leaf.numel() == next((a.numel() for a in flat(args)), 0)
             self.roots[id(leaf)] = (name, reshaped and same_size)
+            if hasattr(func, "standardises_rows") and same:
+                self.standardised[id(leaf)] = func.standardises_rows
             self.alive.append(leaf)
         return leaf
 

@@ -7,22 +7,31 @@ network of the best private CIFAR-10 results without public data.
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 
 class StandardisedConv2d(nn.Conv2d):
     """A convolution whose weight has mean 0 and variance 1 / fan-in for each output channel."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Standardise, scale, convolve."""
-        weight = standardise(self.weight) * self.weight[0].numel() ** -0.5
-        return self._conv_forward(input, weight, self.bias)
+        """Standardise, then convolve."""
+        return self._conv_forward(input, standardise(self.weight), self.bias)
 
 
-def standardise(weight: Tensor, eps: float = 1e-10) -> Tensor:
-    """Rows with mean 0 and variance 1 (Qiao et al. 2019)."""
+EPS = 1e-10
+
+
+def standardise(weight: Tensor) -> Tensor:
+    """Rows with mean 0 and sum of squares 1 (Qiao et al. 2019, with the scale of De et al.)."""
+    if has_torch_function_unary(weight):
+        return handle_torch_function(standardise, (weight,), weight)
     flat = weight.flatten(1)
     variance, mean = torch.var_mean(flat, dim=1, keepdim=True, correction=0)
-    return ((flat - mean) * torch.rsqrt(variance + eps)).view_as(weight)
+    return ((flat - mean) * torch.rsqrt((variance + EPS) * flat.shape[1])).view_as(weight)
+
+
+# Who takes per-example gradients may use that this only removes two directions from each row.
+standardise.standardises_rows = EPS  # pyright: ignore
 
 
 class Block(nn.Module):

@@ -13,6 +13,7 @@ from sfumato.ghost.admit import one_at_a_time
 from sfumato.ghost.clip import Clipping, Ghost
 from sfumato.ghost.layout import MODES
 from sfumato.ghost.rules import RULES
+from sfumato.nn.wrn import StandardisedConv2d
 
 
 class Apply(nn.Module):
@@ -212,6 +213,11 @@ CASES = {
     "bilinear": (lambda: Apply(lambda m, x: F.bilinear(x, x.cos(), m.w), w=(3, 8, 8)), SEQUENCE),
     "batch-free subgraph": (lambda: Apply(from_coordinates, w=(8, 1), b=(8,)), SEQUENCE),
     "weight standardisation": (lambda: Standardised(4, 6, 3), IMAGE),
+    "our weight standardisation": (lambda: StandardisedConv2d(4, 6, 3, padding=1), IMAGE),
+    "our standardisation, twice": (
+        lambda: nn.Sequential(*[StandardisedConv2d(4, 4, 1)] * 2),
+        IMAGE,
+    ),
     "tied weights": (Tied, VECTOR),
     "module called twice": (Twice, IMAGE),
     "windows": (Windows, (48,)),
