@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from sfumato.data.augment import Augmentation as Augmentation
     from sfumato.data.images import Images as Images
     from sfumato.data.load import load_images as load_images
+    from sfumato.engine import PrivacyEngine as PrivacyEngine
+    from sfumato.engine import make_private as make_private
     from sfumato.ghost.clip import Clipping as Clipping
     from sfumato.ghost.clip import Ghost as Ghost
     from sfumato.ghost.layout import explain as explain
@@ -35,6 +37,8 @@ _HOMES = {
     "Augmentation": "data.augment",
     "Images": "data.images",
     "load_images": "data.load",
+    "PrivacyEngine": "engine",
+    "make_private": "engine",
     "Clipping": "ghost.clip",
     "Ghost": "ghost.clip",
     "explain": "ghost.layout",

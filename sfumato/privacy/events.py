@@ -42,6 +42,8 @@ class Event:
     """Name of the private data set."""
     ledger: str = ""
     """Id of the ledger the event was first written in."""
+    family: str = ""
+    """Events of one family touch disjoint examples, so together they cost as much as one."""
     tag: str = ""
     """A keyed fingerprint of the sum: equal for a repetition, different for another release."""
 

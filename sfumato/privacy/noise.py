@@ -27,6 +27,7 @@ def privatize(
     *,
     step: int,
     stage: str,
+    family: str = "",
 ) -> dict[str, Tensor]:
     """Turn sums over private examples into values that may be released.
 
@@ -46,7 +47,8 @@ def privatize(
     """
     _check(total, plan, ledger, secret)
     tag = fingerprint(total, secret)
-    ledger.charge(replace(plan.event(stage, step, data=ledger.header.data), tag=tag))
+    event = plan.event(stage, step, data=ledger.header.data)
+    ledger.charge(replace(event, tag=tag, family=family))
     # With a fixed seed the noise must repeat, in another run and with other rounding of the sum.
     book = () if secret.fixed else (ledger.header.id, tag)
     secure = ledger.header.noise == "chacha20"

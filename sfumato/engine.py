@@ -1,0 +1,347 @@
+"""`PrivacyEngine`: the familiar cover over `ghost` and `privacy`.
+
+For people who know private_vision (or Opacus): attach it to an optimizer, and give the per-example
+losses to `optimizer.step(loss=...)`. What is different is that it cannot be used to lie. It knows
+how batches were drawn: from its own Poisson `loader`, or from an ordinary shuffled one, and then
+the epsilon it reports is the honest one for shuffling. It refuses steps beyond the plan, optimizers
+whose parameters it does not govern, and gradients that something else has written.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.ghost.admit import admit, refuse_batch_norm
+from sfumato.ghost.clip import Clipping, Ghost
+from sfumato.ghost.tape import Tape
+from sfumato.privacy.budget import Budget, default_delta, make_plan
+from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.noise import privatize
+from sfumato.privacy.sampling import Secret, poisson_batches
+
+CLIP_FUNCTIONS = {"vanilla": "vanilla", "autos": "automatic", "autov": "auto-v", "global": "global"}
+ACCOUNTANTS = {"pld": "pld", "glw": "pld", "rdp": "rdp", "rdp_cks": "rdp"}
+
+
+class PrivacyEngine:
+    """Private training with an ordinary loop.
+
+    `batch_size` is the logical (expected) batch and divides the noisy sum; `sample_size` is the
+    number of examples. Give `target_epsilon` or `noise_multiplier`, and `epochs` or `steps`.
+    `alphas`, `record_snr` and `eps_error` are taken for compatibility: accounting is by PLD.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        batch_size: float,
+        sample_size: int,
+        max_grad_norm: float,
+        epochs: float | None = None,
+        steps: int | None = None,
+        noise_multiplier: float | None = None,
+        target_epsilon: float | None = None,
+        target_delta: float | None = None,
+        alphas: Any = None,
+        record_snr: bool = True,
+        named_params: Any = None,
+        numerical_stability_constant: float | None = None,
+        ghost_clipping: bool = True,
+        mixed: bool = True,
+        accounting_mode: str = "pld",
+        eps_error: float = 0.05,
+        clip_function: str = "vanilla",
+        noise: Literal["philox", "chacha20"] = "philox",
+        secret: Secret | None = None,
+    ) -> None:
+        if clip_function not in CLIP_FUNCTIONS:
+            raise ConfigError(f'clip_function "{clip_function}": {", ".join(CLIP_FUNCTIONS)}.')
+        self._check_accounting(accounting_mode)
+        if named_params is not None:
+            _govern_only(module, dict(named_params))
+        delta = default_delta(sample_size) if target_delta is None else target_delta
+        budget = None if target_epsilon is None else Budget(epsilon=target_epsilon, delta=delta)
+        self.plan = make_plan(
+            None if noise_multiplier is not None else budget,
+            size=sample_size,
+            batch_size=batch_size,
+            epochs=epochs,
+            steps=steps,
+            noise_multiplier=noise_multiplier,
+            max_norm=max_grad_norm,
+        )
+        self.secret = Secret.draw() if secret is None else secret
+        header = Header(
+            data="the engine's data set",
+            delta=delta,
+            noise=noise,
+            fixed_seed=self.secret.fixed,
+            secret=self.secret.commitment,
+        )
+        self.ledger = Ledger(header)
+        stability = 0.01 if numerical_stability_constant is None else numerical_stability_constant
+        style = CLIP_FUNCTIONS[clip_function]
+        clipping = Clipping(max_norm=max_grad_norm, style=style, stability=stability)  # pyright: ignore
+        mode = ("ghost_mixed" if mixed else "ghost") if ghost_clipping else "non-ghost"
+        self.module = module
+        self.ghost = Ghost(module, mode, clipping=clipping)
+        self.accounting_mode = accounting_mode
+        self.taken = 0
+        self._tape: Tape | None = None
+        self._total: dict[str, Tensor] = {}
+        self._stats: dict[str, float] = {}
+        self._drawn: tuple[int, bool] | None = None
+        self._uses_loader = False
+        self._forward: Callable[..., Any] | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the optimizer private: `step(loss=...)` and `virtual_step(loss=...)`."""
+        if self._optimizer is not None:
+            raise ConfigError("the engine is attached already: call detach() first.")
+        governed = {id(p) for p in self.ghost.parameters.values()}
+        given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        trained = {id(p) for g in optimizer.param_groups for p in g["params"] if p.requires_grad}
+        if trained != governed:
+            raise PrivacyError(
+                f"the optimizer has {len(trained - governed)} trainable parameters that the engine "
+                f"does not govern and lacks {len(governed - given)} that it does. Build it from "
+                "the same model's parameters, after freezing what is frozen."
+            )
+        refuse_batch_norm(self.module)
+        self._optimizer, self._forward = optimizer, self.module.forward
+        self._optimizer_step = optimizer.step
+        self.module.forward = self._recorded_forward  # pyright: ignore
+        optimizer.step = self.step  # pyright: ignore
+        optimizer.virtual_step = self.virtual_step  # pyright: ignore
+        optimizer.get_privacy_spent = self.get_privacy_spent  # pyright: ignore
+        optimizer.get_training_stats = self.get_training_stats  # pyright: ignore
+
+    def detach(self) -> None:
+        """Give module and optimizer back as they were."""
+        if self._optimizer is None:
+            return
+        del self.module.forward
+        for name in ("step", "virtual_step", "get_privacy_spent", "get_training_stats"):
+            delattr(self._optimizer, name)
+        self._optimizer = self._forward = None
+
+    def loader(
+        self, dataset: Dataset[Any], *, physical_batch_size: int | None = None
+    ) -> Iterator[Any]:
+        """Poisson batches of the data set, in pieces of at most `physical_batch_size`.
+
+        Call `optimizer.step(loss=...)` on every piece: the real step is taken when the logical
+        batch is complete. A batch that comes out empty is stepped here, with noise alone.
+        """
+        self._uses_loader = True
+        size = len(dataset)  # pyright: ignore
+        batches = poisson_batches(
+            self.plan, size, self.secret, stage="train", chunk_size=physical_batch_size,
+            start=self.taken, pad=False,
+        )  # fmt: skip
+        for batch in batches:
+            for place, chunk in enumerate(batch.chunks):
+                self._drawn = (batch.step, place == len(batch.chunks) - 1)
+                yield default_collate([dataset[i] for i in chunk.indices.tolist()])
+                if self._drawn is not None:
+                    raise PrivacyError("a batch was drawn and not used: call step(loss=...).")
+            if not batch.chunks:
+                self._take_step()
+
+    def step(self, *_: Any, loss: Tensor | None = None, **others: Any) -> None:
+        """Add the batch's clipped gradients, and take a noisy step when the batch is complete."""
+        if others:
+            raise ConfigError(f"step() has no argument {min(others)}: there is loss.")
+        complete = self._add(loss)
+        if complete:
+            self._take_step()
+
+    def virtual_step(self, *_: Any, loss: Tensor | None = None) -> None:
+        """Add the batch's clipped gradients, and wait for more of the same logical batch."""
+        if self._uses_loader:
+            raise ConfigError("with engine.loader, call step(loss=...) on every piece.")
+        self._add(loss)
+
+    def get_privacy_spent(
+        self, accounting_mode: str | None = None, delta: float | None = None
+    ) -> dict[str, float]:
+        """Epsilon so far, derived from the ledger; and how the batches were drawn."""
+        mode = self.accounting_mode if accounting_mode is None else accounting_mode
+        self._check_accounting(mode)
+        names = ["pld", "rdp"] if mode == "all" else [ACCOUNTANTS[mode]]
+        delta = self.ledger.header.delta if delta is None else delta
+        found = {f"epsilon_{n}": self.ledger.epsilon(delta, n) for n in names}  # pyright: ignore
+        return {"epsilon": found[f"epsilon_{names[0]}"], "delta": delta, **found}
+
+    def get_training_stats(self) -> dict[str, float]:
+        """Clip statistics of the last batch. They are private: noise does not cover them."""
+        return dict(self._stats)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Ledger, steps and secret. Keep it as private as the data: the secret is in it."""
+        return {
+            "ledger": self.ledger.records(),
+            "taken": self.taken,
+            "secret": self.secret.key.hex(),
+            "fixed": self.secret.fixed,
+            "uses_loader": self._uses_loader,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self.ledger = Ledger.from_records(state["ledger"])
+        self.secret = Secret(bytes.fromhex(state["secret"]), state["fixed"])
+        self.taken, self._uses_loader = state["taken"], state["uses_loader"]
+
+    def _recorded_forward(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._forward is not None
+        if not (self.module.training and torch.is_grad_enabled()):
+            return self._forward(*args, **kwargs)
+        refuse_batch_norm(self.module)
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        examples = tensors[0].shape[0]
+        key = tuple(tuple(t.shape[1:]) for t in tensors)
+        forward = self._forward
+        if key not in self.ghost.layouts:
+            self._examine(forward, args, kwargs, examples, key)
+        with self.ghost.recording(examples, key) as tape:
+            out = forward(*tape.mark(args), **kwargs)
+        self._tape = tape
+        return out
+
+    def _examine(
+        self, forward: Callable[..., Any], args: Any, kwargs: Any, examples: int, key: Any
+    ) -> None:
+        """Survey the model, and test on noise that its norms are those of autograd."""
+
+        def loss(_: nn.Module, *inputs: Any) -> Tensor:
+            out = forward(*inputs, **kwargs)
+            out = out[0] if isinstance(out, tuple) else out
+            return out.flatten(1).sin().sum(dim=1)
+
+        noise = [
+            torch.randn_like(a[:1].expand(3, *a.shape[1:])) if _is_batch(a) else a for a in args
+        ]
+        if all(_is_batch(a) for a in args) and not kwargs and examples:
+            admit(self.ghost, loss, noise, 3)
+        self.ghost.survey(lambda marked: forward(*marked, **kwargs), args, examples, key)
+
+    def _add(self, loss: Tensor | None) -> bool:
+        """Clip and add one physical batch; returns whether its logical batch is complete."""
+        if loss is None:
+            raise ConfigError(
+                "step() needs the per-example losses: optimizer.step(loss=losses), one number for "
+                "each example, and no loss.backward(), whose gradients are not private."
+            )
+        if self._tape is None:
+            raise ConfigError("no recorded forward pass: call the model in training mode first.")
+        for name, parameter in self.ghost.parameters.items():
+            if parameter.grad is not None:
+                raise PrivacyError(
+                    f'something wrote a gradient on "{name}" that is not private: loss.backward()? '
+                    "Call optimizer.zero_grad() and leave gradients to the engine."
+                )
+        tape, self._tape = self._tape, None
+        clipped = self.ghost.finish(tape, loss)
+        for name, part in clipped.total.items():
+            self._total[name] = self._total[name] + part if name in self._total else part
+        norms = clipped.norms.sort().values
+        self._stats = {
+            "med_clip": float(clipped.factors[0].median()),
+            "min_clip": float(clipped.factors[0].min()),
+            "max_clip": float(clipped.factors[0].max()),
+            "med_norm": float(norms[len(norms) // 2]),
+        }
+        if not self._uses_loader:
+            return True
+        if self._drawn is None:
+            raise PrivacyError("this batch did not come from engine.loader, and others did.")
+        (_, last), self._drawn = self._drawn, None
+        return last
+
+    def _take_step(self) -> None:
+        assert self._optimizer is not None
+        named = self.ghost.parameters
+        zeros = {n: torch.zeros_like(p) for n, p in named.items()}
+        plan, family = self.plan, ""
+        if not self._uses_loader:
+            # Shuffled: within an epoch each example is in one batch, and nothing is amplified.
+            family = f"epoch {int(self.taken * self.plan.rate + 1e-9)}"
+            plan = replace(self.plan, rate=1.0)
+            if self.taken == 0:
+                self._warn_of_shuffling()
+        noisy = privatize(
+            {**zeros, **self._total}, plan, self.ledger, self.secret,
+            step=self.taken, stage="train", family=family,
+        )  # fmt: skip
+        self._total = {}
+        self.taken += 1
+        for name, parameter in named.items():
+            parameter.grad = noisy[name]
+        self._optimizer_step()
+        for parameter in named.values():
+            parameter.grad = None
+
+    def _warn_of_shuffling(self) -> None:
+        from sfumato.privacy.accounting import shuffled_epsilon
+
+        epochs, delta = self.plan.steps * self.plan.rate, self.ledger.header.delta
+        honest = shuffled_epsilon(self.plan.noise_multiplier, epochs, delta)
+        warnings.warn(
+            "these batches do not come from engine.loader, so they are not Poisson samples: after "
+            f"{self.plan.steps} steps epsilon will be {honest:.3g} for shuffled batches, not "
+            f"{self.plan.epsilon(delta):.3g}.",
+            stacklevel=4,
+        )
+
+    @staticmethod
+    def _check_accounting(mode: str) -> None:
+        if mode == "gdp":
+            raise ConfigError(
+                'accounting_mode "gdp" is an approximation that reports too small an epsilon: 1 '
+                "for 2.11, in one of its own examples. Use pld or rdp."
+            )
+        if mode != "all" and mode not in ACCOUNTANTS:
+            raise ConfigError(f'accounting_mode "{mode}": there are pld, rdp, glw, rdp_cks, all.')
+
+
+def make_private(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[Any],
+    *,
+    physical_batch_size: int | None = None,
+    **settings: Any,
+) -> tuple[PrivacyEngine, Iterator[Any]]:
+    """For people who come from Opacus: an attached engine, and a Poisson loader of the same data.
+
+    Batch size and number of examples are those of `loader`; `settings` are the engine's.
+    """
+    if loader.batch_size is None:
+        raise ConfigError("the loader has no batch size to take over.")
+    size = len(loader.dataset)  # pyright: ignore
+    engine = PrivacyEngine(model, batch_size=loader.batch_size, sample_size=size, **settings)
+    engine.attach(optimizer)
+    pieces = physical_batch_size or loader.batch_size
+    return engine, engine.loader(loader.dataset, physical_batch_size=pieces)
+
+
+def _govern_only(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
+    others = [n for n, p in module.named_parameters() if p.requires_grad and n not in named]
+    if others:
+        raise PrivacyError(
+            f'"{others[0]}" is trainable and not among named_params: its gradient would be applied '
+            "without noise. Freeze it with requires_grad_(False), or name it."
+        )
+
+
+def _is_batch(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

@@ -1,0 +1,231 @@
+"""The familiar API, and that it cannot be used to lie."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import sfumato
+from sfumato.engine import PrivacyEngine, make_private
+from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
+from sfumato.privacy.accounting import shuffled_epsilon
+from sfumato.privacy.sampling import Secret
+
+pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+
+def dataset(n=60):
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(n, 1, 8, 8, generator=generator), torch.arange(n) % 3)
+
+
+def engine_for(model, **changes):
+    settings = {
+        "batch_size": 12,
+        "sample_size": 60,
+        "epochs": 2,
+        "max_grad_norm": 0.1,
+        "target_epsilon": 3.0,
+        "target_delta": 1e-3,
+    }
+    return PrivacyEngine(model, **{**settings, **changes})
+
+
+def losses(model, x, y):
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def test_the_ordinary_loop_of_private_vision_runs():
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    engine = engine_for(model, ghost_clipping=True, mixed=True)
+    engine.attach(optimizer)
+    for _ in range(2):
+        for i, (x, y) in enumerate(DataLoader(dataset(), batch_size=6, shuffle=True)):
+            loss = losses(model, x, y)
+            if i % 2 == 1:
+                optimizer.step(loss=loss)
+                optimizer.zero_grad()
+            else:
+                optimizer.virtual_step(loss=loss)
+    assert engine.taken == 10
+    spent = optimizer.get_privacy_spent()
+    honest = shuffled_epsilon(engine.plan.noise_multiplier, 2, 1e-3)
+    assert spent["epsilon"] == pytest.approx(honest)
+    assert spent["epsilon"] > 3
+    assert set(optimizer.get_training_stats()) >= {"med_clip", "min_clip", "max_clip"}
+
+
+def test_an_ordinary_loader_is_told_what_it_costs():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine_for(model).attach(optimizer)
+    x, y = dataset()[:12]
+    with pytest.warns(UserWarning, match="not Poisson samples"):
+        optimizer.step(loss=losses(model, x, y))
+
+
+def test_the_poisson_loader_keeps_the_promise():
+    model, data = net(), dataset()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine, loader = make_private(
+        model, optimizer, DataLoader(data, batch_size=12), physical_batch_size=5,
+        epochs=2, max_grad_norm=0.1, target_epsilon=3.0, target_delta=1e-3,
+    )  # fmt: skip
+    for x, y in loader:
+        assert len(x) <= 5
+        optimizer.step(loss=losses(model, x, y))
+    assert engine.taken == engine.plan.steps == 10
+    assert 2.9 < engine.get_privacy_spent()["epsilon"] <= 3
+
+
+def test_the_step_is_the_noisy_mean_of_clipped_gradients():
+    model, twin = net(), net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    secret = Secret.from_seed(0)
+    engine = engine_for(model, secret=secret)
+    engine.attach(optimizer)
+    x, y = dataset()[:12]
+    optimizer.step(loss=losses(model, x, y))
+    ghost = sfumato.Ghost(twin, clipping=sfumato.Clipping(max_norm=0.1))
+    total = ghost.clip(losses, (x, y), 12).total
+    header = sfumato.Header(data="", delta=1e-3, fixed_seed=True, secret=secret.commitment)
+    book = sfumato.Ledger(header)
+    noisy = sfumato.privatize(total, engine.plan, book, secret, step=0, stage="train")
+    for name, parameter in model.named_parameters():
+        start = dict(twin.named_parameters())[name]
+        torch.testing.assert_close(parameter, start - noisy[name], rtol=1e-4, atol=1e-6)
+
+
+def test_empty_batches_are_stepped_with_noise_alone():
+    model, data = net(), dataset()
+    before = model[0].weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = engine_for(model, batch_size=1e-6, epochs=None, steps=3, noise_multiplier=1.0)
+    engine.attach(optimizer)
+    assert list(engine.loader(data)) == []
+    assert engine.taken == 3
+    assert not torch.equal(model[0].weight, before)
+
+
+def test_misspelt_arguments_are_errors():
+    with pytest.raises(TypeError, match="max_grad_nrom"):
+        engine_for(net(), max_grad_nrom=1.0)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine_for(model).attach(optimizer)
+    with pytest.raises(ConfigError, match="no argument losses"):
+        optimizer.step(losses=torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clip_function": "hard"}, "vanilla"),
+        ({"accounting_mode": "gdp"}, "too small an epsilon"),
+        ({"accounting_mode": "vibes"}, "there are pld"),
+        ({"target_epsilon": None}, "either a budget"),
+        ({"batch_size": 100}, "at most 60"),
+        ({"target_delta": 0.1}, "not below 1/60"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        engine_for(net(), **change)
+
+
+def test_steps_beyond_the_plan_are_refused():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine_for(model, epochs=None, steps=1).attach(optimizer)
+    x, y = dataset()[:12]
+    optimizer.step(loss=losses(model, x, y))
+    with pytest.raises(PrivacyError, match="budget is spent"):
+        optimizer.step(loss=losses(model, x, y))
+
+
+def test_backward_is_refused():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine_for(model).attach(optimizer)
+    x, y = dataset()[:12]
+    loss = losses(model, x, y)
+    with pytest.raises(ConfigError, match=r"no loss.backward\(\)"):
+        optimizer.step()
+    model[0].weight.grad = torch.zeros_like(model[0].weight)
+    with pytest.raises(PrivacyError, match="not private"):
+        optimizer.step(loss=loss)
+
+
+def test_an_optimizer_with_other_parameters_is_refused():
+    model, other = net(), net()
+    with pytest.raises(PrivacyError, match="does not govern"):
+        engine_for(model).attach(torch.optim.SGD(other.parameters(), lr=0.1))
+    with pytest.raises(PrivacyError, match="lacks 2"):
+        engine_for(model).attach(torch.optim.SGD(model[0].parameters(), lr=0.1))
+
+
+def test_named_params_do_not_leave_others_unprotected():
+    model = net()
+    with pytest.raises(PrivacyError, match="without noise"):
+        engine_for(model, named_params=list(model[3].named_parameters(prefix="3")))
+
+
+def test_batch_norm_is_refused():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.BatchNorm1d(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedLayer, match="BatchNorm1d"):
+        engine_for(model).attach(optimizer)
+
+
+def test_detach_gives_everything_back():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = engine_for(model)
+    engine.attach(optimizer)
+    engine.detach()
+    x, y = dataset()[:12]
+    losses(model, x, y).mean().backward()
+    optimizer.step()
+    assert not hasattr(optimizer, "virtual_step")
+
+
+def test_evaluation_is_not_recorded():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = engine_for(model)
+    engine.attach(optimizer)
+    x, _ = dataset()[:12]
+    with torch.no_grad():
+        model(x)
+    with pytest.raises(ConfigError, match="no recorded forward"):
+        optimizer.step(loss=torch.zeros(12))
+    model.eval()
+    assert torch.isfinite(model(x)).all()
+
+
+def test_the_ledger_survives_a_checkpoint():
+    model, data = net(), dataset()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = engine_for(model)
+    engine.attach(optimizer)
+    loader = engine.loader(data)
+    for _ in range(4):
+        x, y = next(loader)
+        optimizer.step(loss=losses(model, x, y))
+    state = engine.state_dict()
+    engine.detach()
+    resumed = engine_for(model)
+    resumed.load_state_dict(state)
+    resumed.attach(optimizer)
+    assert resumed.get_privacy_spent() == engine.get_privacy_spent()
+    for x, y in resumed.loader(data):
+        optimizer.step(loss=losses(model, x, y))
+    assert resumed.taken == 10
+    assert resumed.get_privacy_spent()["epsilon"] <= 3
