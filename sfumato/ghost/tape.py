@@ -155,8 +155,9 @@ class Tape:
             reshaped = len(known) == 1 and func in RESHAPING and same
             same_size = leaf.numel() == next((a.numel() for a in flat(args)), 0)
             self.roots[id(leaf)] = (name, reshaped and same_size)
-            if hasattr(func, "standardises_rows") and same:
-                self.standardised[id(leaf)] = func.standardises_rows
+            eps = getattr(func, "standardises_rows", None)
+            if eps is not None and same:
+                self.standardised[id(leaf)] = eps
             self.alive.append(leaf)
         return leaf
 

@@ -1,0 +1,166 @@
+"""What a private step costs on a CPU, against plain training and Opacus, in one run.
+
+    python benchmarks/cpu.py            writes results/cpu.md (needs `pip install opacus` beside)
+
+Time: all methods of a case take turns in one process, median of the rounds. Memory: each method
+once in a process of its own, peak minus what was there before the step. A step is forward,
+backward and clipping (noise and optimizer cost the same for all).
+"""
+
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from sfumato.ghost.clip import Ghost
+from sfumato.nn.normalise import replace_batch_norm
+from sfumato.nn.wrn import WideResNet
+
+ROUNDS = 7
+CASES: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
+    "ResNet-18-GN, 32": (
+        lambda: replace_batch_norm(timm.create_model("resnet18", num_classes=10)),
+        32,
+        64,
+    ),
+    "ViT-Ti/16, 64": (
+        lambda: timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=10),
+        64,
+        64,
+    ),
+    "WRN-16-4 (WS+GN), 32": (lambda: WideResNet(10), 32, 32),
+}
+METHODS = ("plain", "ghost_mixed", "ghost", "non-ghost", "two passes", "Opacus", "Opacus ghost")
+
+
+def make_step(method: str, case: str) -> Callable[[], object]:
+    """One step of a method, ready to be called."""
+    build, size, n = CASES[case]
+    torch.manual_seed(0)
+    model = build()
+    x, y = torch.randn(n, 3, size, size), torch.randint(0, 10, (n,))
+
+    def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    if method == "plain":
+        parameters = list(model.parameters())
+        return lambda: torch.autograd.grad(loss_of(model, x, y).mean(), parameters)
+    if method.startswith("Opacus"):
+        return opacus_step(model, x, y, ghost=method.endswith("ghost"))
+    two = method == "two passes"
+    ghost = Ghost(model, "ghost_mixed" if two else method, two_pass=two)
+    return lambda: ghost.clip(loss_of, (x, y), n)
+
+
+def opacus_step(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, ghost: bool
+) -> Callable[[], object]:
+    """The same step by Opacus: in-place activations off, as it needs."""
+    from opacus import PrivacyEngine
+    from torch.utils.data import DataLoader, TensorDataset
+
+    for module in model.modules():
+        if hasattr(module, "inplace"):
+            module.inplace = False
+    loader = DataLoader(TensorDataset(x, y), batch_size=len(x))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    settings = {"noise_multiplier": 0.0, "max_grad_norm": 1.0, "poisson_sampling": False}
+    if ghost:
+        made = PrivacyEngine().make_private(
+            module=model, optimizer=optimizer, data_loader=loader,
+            criterion=nn.CrossEntropyLoss(), grad_sample_mode="ghost", **settings,
+        )  # fmt: skip
+        model, optimizer, criterion, _ = made
+    else:
+        made = PrivacyEngine().make_private(
+            module=model, optimizer=optimizer, data_loader=loader, **settings
+        )
+        (model, optimizer, _), criterion = made, nn.CrossEntropyLoss()
+
+    def step() -> None:
+        criterion(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def peak_memory(method: str, case: str) -> float:
+    """Megabytes at the peak of one step, in a fresh process."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__, "--memory", method, case],
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(done.stdout) if done.returncode == 0 else float("nan")
+
+
+def measure_memory(method: str, case: str) -> None:
+    """Print what `peak_memory` reads."""
+    step = make_step(method, case)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step()
+    step()
+    print(json.dumps((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024))
+
+
+def main() -> None:
+    """Measure all cases and write the table."""
+    warnings.filterwarnings("ignore")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    lines = [
+        "# A private step on the CPU",
+        "",
+        f"`python benchmarks/cpu.py`, commit {commit.stdout.strip()}, 2 cores, torch "
+        f"{torch.__version__}, timm {timm.__version__}, Python {platform.python_version()}; "
+        f"float32, median of {ROUNDS} rounds in which the methods take turns.",
+        "",
+        "| case (batch) | " + " | ".join(METHODS) + " |",
+        "|---|" + "---|" * len(METHODS),
+    ]
+    for case, (_, _, n) in CASES.items():
+        steps, failed = {}, {}
+        for method in METHODS:
+            try:
+                steps[method] = make_step(method, case)
+                steps[method]()
+            except Exception as problem:  # a peer that fails is a cell of the table
+                steps.pop(method, None)
+                failed[method] = type(problem).__name__
+        times: dict[str, list[float]] = {method: [] for method in steps}
+        for _ in range(ROUNDS):
+            for method, step in steps.items():
+                start = time.perf_counter()
+                step()
+                times[method].append(time.perf_counter() - start)
+        plain = statistics.median(times["plain"])
+        base = peak_memory("plain", case)
+        cells = [f"{1000 * plain:.0f} ms, {base:.0f} MB"]
+        for method in METHODS[1:]:
+            if method in failed:
+                cells.append(f"fails ({failed[method]})")
+                continue
+            ratio = statistics.median(times[method]) / plain
+            cells.append(f"{ratio:.2f}x, {peak_memory(method, case) / base:.2f}x")
+        lines.append(f"| {case} ({n}) | " + " | ".join(cells) + " |")
+        print(lines[-1], flush=True)
+    Path("results/cpu.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    if "--memory" in sys.argv:
+        measure_memory(*sys.argv[2:])
+    else:
+        main()
