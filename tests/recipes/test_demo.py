@@ -1,6 +1,7 @@
 """The demo, end to end: what it writes, what it promises, and that it can be resumed."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,16 @@ from sfumato.cli import main
 from sfumato.data.load import load_images
 from sfumato.errors import RunError
 from sfumato.privacy.ledger import Ledger
-from sfumato.recipes import demo
+from sfumato.recipes import demo, train
 from sfumato.runs import open_run, read_lines
+
+
+@pytest.fixture(autouse=True)
+def short_training(request, monkeypatch):
+    """Two steps instead of two hundred, except where accuracy is the point."""
+    if "accuracy" not in request.node.name:
+        short = replace(train.digits_cpu(), epochs=0.25)
+        monkeypatch.setattr(train, "digits_cpu", lambda: short)
 
 
 def run_demo(out, **changes):
@@ -21,21 +30,23 @@ def run_demo(out, **changes):
         return demo.run(config, run)
 
 
-def test_the_demo_leaves_a_complete_run(tmp_path, capsys):
+def test_the_demo_leaves_a_complete_run_of_good_accuracy(tmp_path, capsys):
     out = tmp_path / "run"
     with pytest.raises(SystemExit) as stopped:
         main(["demo", "--preset", "digits-cpu", "--out", str(out), "--json"])
     assert stopped.value.code == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary == json.loads((out / "done.json").read_text())
-    assert 0.99 < summary["epsilon"] <= 1
+    assert 2.95 < summary["epsilon"] <= 3
     assert summary["not_for_release"] == []
     with Image.open(out / "means.png") as picture:
         assert picture.width > 800
     scores = json.loads((out / "private" / "scores.json").read_text())
-    assert scores["test_accuracy"] > 0.7
-    assert {p.name for p in (out / "private").iterdir()} == {"scores.json", "comparison.png"}
+    assert scores["test_accuracy"] > 0.85
+    names = {p.name for p in (out / "private").iterdir()}
+    assert names == {"scores.json", "comparison.png", "metrics.jsonl"}
     ledger = Ledger.from_records(read_lines(out / "ledger.jsonl"))
+    assert {event.stage for event in ledger.events} == {"means", "train"}
     assert ledger.epsilon() == summary["epsilon"]
     with pytest.raises(SystemExit):
         main(["account", "--ledger", str(out), "--json"])
@@ -44,13 +55,12 @@ def test_the_demo_leaves_a_complete_run(tmp_path, capsys):
 
 def test_the_released_means_have_the_noise_that_was_promised(tmp_path):
     # Border pixels of digits are black: what is there in the released mean is noise.
-    run_demo(tmp_path / "run", epsilon=4.0, secure=True)
+    run_demo(tmp_path / "run", secure=True, means_noise=4.0)
     means = load_file(tmp_path / "run" / "means.safetensors")["means"]
-    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     border = torch.cat([means[..., 0, :].flatten(), means[..., :, 0].flatten()])
     seen = border[border > 0].square().mean().sqrt()
     # Clipping shrinks the typical image to about 0.85 of its size, and its count with it.
-    expected = plan["noise_multiplier"] * plan["max_norm"] / 400
+    expected = 4.0 * 9.0 / 400
     assert 0.9 * expected < float(seen) < 1.5 * expected
 
 
@@ -58,10 +68,9 @@ def test_a_fixed_seed_repeats_and_is_marked_not_for_release(tmp_path):
     summary = run_demo(tmp_path / "one", noise_seed=3)
     run_demo(tmp_path / "two", noise_seed=3)
     run_demo(tmp_path / "free")
-    one, two, free = (
-        (tmp_path / name / "means.safetensors").read_bytes() for name in ("one", "two", "free")
-    )
-    assert one == two != free
+    for name in ("means.safetensors", "model.safetensors"):
+        one, two, free = ((tmp_path / run / name).read_bytes() for run in ("one", "two", "free"))
+        assert one == two != free
     assert "fixed seed" in summary["not_for_release"][0]
     assert "NOT FOR RELEASE" in demo.show(summary)
 
@@ -95,5 +104,5 @@ def test_data_that_changed_in_between_pays_for_a_second_release(tmp_path):
     images.pixels[0] = 255 - images.pixels[0]
     images.save_npz(tmp_path / "mine.npz", images)
     summary = run_demo(tmp_path / "run", data=str(path))
-    assert len(read_lines(tmp_path / "run" / "ledger.jsonl")) == len(records) + 1
-    assert summary["epsilon"] > 1.3
+    assert len(read_lines(tmp_path / "run" / "ledger.jsonl")) > len(records)
+    assert summary["epsilon"] > 3
