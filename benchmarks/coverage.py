@@ -117,7 +117,7 @@ def main() -> None:
         "",
         f"`python benchmarks/coverage.py`, commit {commit.stdout.strip()}, CPU, torch "
         f"{torch.__version__}, timm {timm.__version__}, Python {platform.python_version()}.",
-        "Two random images, random weights, all parameters trained, BatchNorm frozen. The rules are",
+        "Two random images, random weights, all parameters trained, BatchNorm frozen. Rules are",
         "judged by float64; in float32 a few networks are so steep that rounding shows.",
         "",
         "| model | pixels | M parameters | trained | uses | norms, float32 | sums | norms, float64 "

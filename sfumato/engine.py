@@ -144,8 +144,8 @@ class PrivacyEngine:
         self._uses_loader = True
         size = len(dataset)  # pyright: ignore
         batches = poisson_batches(
-            self.plan, size, self.secret, stage="train", chunk_size=physical_batch_size,
-            start=self.taken, pad=False,
+            self.plan, size, self.secret, self.ledger, stage="train", start=self.taken,
+            chunk_size=physical_batch_size, pad=False,
         )  # fmt: skip
         for batch in batches:
             for place, chunk in enumerate(batch.chunks):

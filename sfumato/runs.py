@@ -12,6 +12,7 @@ them, and what was logged after the last checkpoint is forgotten before it is lo
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import time
@@ -146,7 +147,11 @@ class Run:
         written = {name: _sync_file(self.path / name) for name in METRICS}
         tensors: dict[str, Tensor] = {}
         shape = _pack(dict(state), "", tensors)
-        notes = {"state": json.dumps(shape), "written": json.dumps(written)}
+        ledger = self.path / "ledger.jsonl"
+        length = ledger.stat().st_size if ledger.exists() else 0
+        paid = [length, _digest(ledger, length)]
+        notes = {"state": shape, "written": written, "ledger": paid}
+        notes = {key: json.dumps(value) for key, value in notes.items()}
         with atomic(self.path / "checkpoint.safetensors") as file:
             file.write(save(tensors, metadata=notes))
 
@@ -161,6 +166,12 @@ class Run:
                 notes = file.metadata()
                 state = _unpack(json.loads(notes["state"]), file.get_tensor)
                 written = json.loads(notes["written"])
+                length, digest = json.loads(notes["ledger"])
+            if _digest(self.path / "ledger.jsonl", length) != digest:
+                raise RunError(
+                    f"{self.path / 'ledger.jsonl'} is not the one the checkpoint was paid from: "
+                    "lines are gone or were changed. Start a new run with another --out."
+                )
         for name in METRICS:
             if (self.path / name).exists():
                 # Never longer than it is: that would fill a file lost in a power cut with zeros.
@@ -280,6 +291,16 @@ def read_lines(path: Path, *, mend: bool = False) -> list[dict[str, Any]]:
         return [json.loads(line) for line in whole.splitlines()]
     except ValueError as problem:
         raise RunError(f"{path} is damaged: {problem}. It must not be edited by hand.") from problem
+
+
+def _digest(path: Path, length: int) -> str:
+    """A hash of the first `length` bytes: an append-only file keeps them for ever."""
+    if not length:
+        return ""
+    if not path.exists():
+        return "missing"
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(length)).hexdigest()
 
 
 def _sync_file(path: Path) -> int:

@@ -266,3 +266,18 @@ def test_messages_go_to_the_log_and_to_whoever_listens(tmp_path):
     run.log("half way")
     assert heard == ["half way"]
     assert "half way" in (run.path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("damage", ["gone", "shortened", "changed"])
+def test_a_checkpoint_is_not_resumed_without_the_ledger_that_paid_for_it(tmp_path, damage):
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    for step in range(3):
+        run.write_ledger({"event": {"step": step}})
+    run.save_checkpoint({"step": 3})
+    run.write_ledger({"event": {"step": 3}})
+    assert run.load_checkpoint() == {"step": 3}
+    ledger = run.path / "ledger.jsonl"
+    text = {"gone": "", "shortened": ledger.read_text()[:30], "changed": "{}\n" * 40}[damage]
+    ledger.write_text(text)
+    with pytest.raises(RunError, match="paid from"):
+        run.load_checkpoint()

@@ -30,8 +30,10 @@ def admit(
     """
     refuse_batch_norm(ghost.model)
     with _without_dropout(ghost.model), torch.enable_grad():
+        _check_buffers(ghost.model, loss_fn, inputs)
         _check_independence(ghost.model, loss_fn, inputs, examples)
         _check_equality(ghost, loss_fn, inputs, examples)
+        _check_bound(ghost, loss_fn, inputs, examples)
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
@@ -62,24 +64,57 @@ def one_at_a_time(
     return rows
 
 
+def _check_buffers(
+    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
+) -> None:
+    """A buffer that the batch writes to would carry private statistics out without noise."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with torch.no_grad():
+        loss_fn(model, *inputs)
+    for name, buffer in model.named_buffers():
+        if name not in before or not torch.equal(buffer, before[name]):
+            raise UnsupportedLayer(
+                f'the forward pass writes to the buffer "{name}": it would keep statistics of '
+                "private images that no noise covers. Turn running statistics off, or put that "
+                "layer into evaluation mode."
+            )
+
+
 def _check_independence(
     model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int
 ) -> None:
-    if examples < 2:
-        return
-    changed = [_with_first_example_changed(x, examples) for x in inputs]
     state = torch.get_rng_state()
     with torch.no_grad():
         before = loss_fn(model, *inputs)
-        torch.set_rng_state(state)
-        after = loss_fn(model, *changed)
-    scale = before.abs().max().clamp(min=1e-6)
-    if bool(((before - after)[1:].abs() > TOLERANCE * scale).any()):
-        raise UnsupportedLayer(
-            f"{type(model).__name__} mixes the examples of a batch: changing the first one changed "
-            "the loss of another, so no per-example gradient exists. Look for normalisation over "
-            "the batch, or attention across it, and use --norm group or replace that layer."
-        )
+        for i in range(examples if examples > 1 else 0):
+            torch.set_rng_state(state)
+            after = loss_fn(model, *(_with_example_changed(x, i, examples) for x in inputs))
+            others = torch.arange(examples, device=before.device) != i
+            moved = (before - after)[others].abs()
+            if bool((moved > 1e-5 * before.abs().clamp(min=1e-3)[others]).any()):
+                raise UnsupportedLayer(
+                    f"{type(model).__name__} mixes the examples of a batch: changing one of them "
+                    "changed the loss of another, so no per-example gradient exists. Look for "
+                    "normalisation over the batch, or attention across it; use --norm group, or "
+                    "replace that layer."
+                )
+
+
+def _check_bound(
+    ghost: Ghost, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int
+) -> None:
+    """What one example adds, with all others masked, must be within the bound."""
+    small = replace(ghost.clipping, max_norm=1e-3)
+    trial = replace(ghost, clipping=small, layouts={})
+    for i in range(examples):
+        mask = torch.arange(examples, device=inputs[0].device) == i
+        total = trial.clip(loss_fn, inputs, examples, mask).total
+        norm = torch.stack([g.double().square().sum() for g in total.values()]).sum().sqrt()
+        if not float(norm) <= 1e-3 * (1 + 1e-5):
+            raise UnsupportedLayer(
+                f"one example added a gradient of norm {float(norm):.3g} where 0.001 is the bound. "
+                "Use another mode, or clip all layers together."
+            )
 
 
 def _check_equality(
@@ -121,12 +156,14 @@ def _compare(rows: list[dict[str, Tensor]], norms: Tensor, clipped: Clipped) -> 
         )
 
 
-def _with_first_example_changed(x: Tensor, examples: int) -> Tensor:
-    if not x.is_floating_point():
-        return x
+def _with_example_changed(x: Tensor, example: int, examples: int) -> Tensor:
+    """The inputs with one example replaced: by noise, or, for labels, by another's."""
     changed = x.clone()
-    rows = max(1, len(x) // examples)
-    changed[:rows] = torch.randn_like(changed[:rows]) * x.std().clamp(min=0.1) + x.mean()
+    rows = changed.unflatten(0, (examples, -1))
+    if x.is_floating_point():
+        rows[example] = torch.randn_like(rows[example]) * x.std().clamp(min=0.1) + x.mean()
+    else:
+        rows[example] = rows[(example + 1) % examples].clone()
     return changed
 
 

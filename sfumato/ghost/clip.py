@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost import contract
-from sfumato.ghost.layout import MODES, choose_methods, joint_names
+from sfumato.ghost.layout import MODES, choose_methods, joint_names, layer_groups
 from sfumato.ghost.rules import dispatch
-from sfumato.ghost.tape import Part, Tape, new_leaf_type, plain, swapped
+from sfumato.ghost.tape import Part, Tape, flat, new_leaf_type, plain, swapped
 
 ClipStyle = Literal["vanilla", "automatic", "auto-v", "global"]
 MARGIN = 1e-5
@@ -41,20 +41,23 @@ class Clipping:
     per_layer: bool = False
 
 
-def clip_factors(norms: Tensor, max_norm: float, style: str, stability: float) -> Tensor:
+def clip_factors(
+    norms: Tensor, max_norm: float, style: str, stability: float, margin: float = MARGIN
+) -> Tensor:
     """One factor an example.
 
     Guarantee: factor times norm is at most `max_norm`. A norm of zero gives a finite factor, a norm
     that is infinite or NaN gives factor 0.
     """
-    bound = max_norm * (1 - MARGIN)
+    bound = max_norm * (1 - margin)
     safe = torch.where(norms > 0, norms, 1.0)
     if style == "vanilla":
         factors = (bound / safe).clamp(max=1.0)
     elif style == "automatic":
         factors = bound / (norms + stability)
     elif style == "auto-v":
-        factors = torch.where(norms > 0, bound / safe, 0.0)
+        # The square of a smaller norm vanishes in float32, and with it the norm.
+        factors = torch.where(norms > 1e-15, bound / safe, 0.0)
     elif style == "global":
         factors = (norms <= bound).to(norms.dtype)
     else:
@@ -92,12 +95,8 @@ class Ghost:
         self.seed = torch.zeros(
             (), device=first.device, dtype=contract.sum_type(first), requires_grad=True
         )
-        layers = [name.rpartition(".")[0] for name in self.parameters]
-        order = {layer: i for i, layer in enumerate(dict.fromkeys(layers))}
-        per_layer = self.clipping.per_layer
-        pairs = zip(self.parameters, layers, strict=True)
-        self.group_of = {name: order[layer] if per_layer else 0 for name, layer in pairs}
-        self.num_groups = max(1, len(order)) if per_layer else 1
+        self.group_of = dict.fromkeys(self.parameters, 0)
+        self.num_groups = 1
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -117,21 +116,20 @@ class Ghost:
         where `mask` is false it adds nothing. An example whose gradient is not finite adds nothing.
 
         An example may have several rows in the inputs (views, the images of one person), next to
-        each other; the loss is then one number for all of them.
+        each other; the loss is then one number for all of them. All that belongs to the batch must
+        be among the inputs: the first call examines the model with other numbers of examples.
         """
         key = tuple((tuple(x.shape[1:]), x.shape[0] // max(1, examples)) for x in inputs)
         if key not in self.layouts:
             self.survey(lambda marked: loss_fn(self.model, *marked), inputs, examples, key)
-        state = torch.get_rng_state() if self.two_pass else None
+        state = _random_state() if self.two_pass else None
         with self.recording(examples, key) as tape:
             losses = loss_fn(self.model, *tape.mark(inputs))
         result = self.finish(tape, losses, mask)
         if state is None:
             return result
-        torch.set_rng_state(state)
-        broken = ~result.norms.isfinite()
-        sound = [contract.without(x, broken) if x.is_floating_point() else x for x in inputs]
-        return self._second_pass(result, loss_fn(self.model, *sound))
+        _set_random_state(state)
+        return self._second_pass(result, loss_fn, inputs)
 
     @contextmanager
     def recording(self, examples: int, key: Any = None) -> Iterator[Tape]:
@@ -143,28 +141,66 @@ class Ghost:
             yield tape
 
     def survey(
-        self, forward: Callable[[list[Tensor]], Any], inputs: Sequence[Tensor], examples: int,
+        self, forward: Callable[[list[Tensor]], Any], inputs: Sequence[Any], examples: int,
         key: Any = None,
     ) -> list[Part]:  # fmt: skip
-        """Find where parameters meet the batch, and choose a method for each place."""
+        """Find where parameters meet the batch, and choose a method for each place.
+
+        Whether a token was expanded to the batch, or to a number that happens to fit it, is told by
+        looking twice, with two numbers of examples that have no factor in common.
+        """
+        self._refuse_half_precision()
+        found: list[list[Part]] = []
+        for number in SURVEYS:
+            found.append(self._survey_once(forward, resized(inputs, examples, number), number))
+            same = [parts for parts in found[:-1] if _alike(parts, found[-1])]
+            if same:
+                break
+        else:
+            raise UnsupportedLayer(
+                "where the parameters of this model meet the batch depends on the number of "
+                "examples, so their gradients cannot be told apart. Look for sizes fixed in code."
+            )
+        parts = same[0]
+        choose_methods(parts, self.mode, two_pass=self.two_pass)
+        if self.clipping.per_layer:
+            self.group_of, self.num_groups = layer_groups(self.parameters, parts)
+        self.layouts[key] = parts
+        return parts
+
+    def _survey_once(
+        self, forward: Callable[[list[Tensor]], Any], inputs: list[Any], examples: int
+    ) -> list[Part]:
+        tape = Tape(examples, self.seed, [], survey=True)
+        state = _random_state()
+        with self._swapped(tape), torch.enable_grad():
+            out = forward(tape.mark(inputs))
+        _set_random_state(state)
+        named = self.parameters
+        leaves = list(named.values())
+        for part, value in zip(tape.parts, tape.values, strict=True):
+            touched = torch.autograd.grad(value.sum(), leaves, retain_graph=True, allow_unused=True)
+            part.sources = tuple(n for n, g in zip(named, touched, strict=True) if g is not None)
+        tape.replaying = True
+        with self._swapped(tape):
+            _refuse_untracked(out, named)
+        return tape.parts
+
+    def _refuse_half_precision(self) -> None:
         for name, parameter in self.parameters.items():
             if parameter.dtype in (torch.float16, torch.bfloat16):
                 raise ConfigError(
                     f'"{name}" is {parameter.dtype}: sums would be rounded before the noise comes. '
                     "Keep parameters in float32 and use autocast."
                 )
-        tape = Tape(examples, self.seed, [], survey=True)
-        with self._swapped(tape), torch.enable_grad():
-            forward(tape.mark(inputs))
-        leaves = list(self.parameters.values())
-        for part, value in zip(tape.parts, tape.values, strict=True):
-            touched = torch.autograd.grad(value.sum(), leaves, retain_graph=True, allow_unused=True)
-            part.sources = tuple(
-                name for name, g in zip(self.parameters, touched, strict=True) if g is not None
-            )
-        choose_methods(tape.parts, self.mode, two_pass=self.two_pass)
-        self.layouts[key] = tape.parts
-        return tape.parts
+
+    @property
+    def _margin(self) -> float:
+        """TF32 products keep ten bits: what is summed may be that much longer than its norm."""
+        loose = self._device.type == "cuda" and (
+            torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+        )
+        return 2.0**-8 if loose else MARGIN
 
     def finish(self, tape: Tape, losses: Tensor, mask: Bool[Tensor, " n"] | None = None) -> Clipped:
         """Backward pass, norms, clip factors and, in one pass, the weighted sums."""
@@ -184,7 +220,7 @@ class Ghost:
         norms = squares.sum(dim=0).sqrt()
         bound = self.clipping.max_norm / self.num_groups**0.5
         style, stability = self.clipping.style, self.clipping.stability
-        factors = clip_factors(squares.sqrt(), bound, style, stability)
+        factors = clip_factors(squares.sqrt(), bound, style, stability, self._margin)
         factors = torch.where(norms.isfinite(), factors, 0.0)
         if mask is not None:
             factors = torch.where(mask, factors, 0.0)
@@ -244,13 +280,23 @@ class Ghost:
         )
         return {name: g.detach() for name, g in zip(names, gradients, strict=True)}
 
-    def _second_pass(self, first: Clipped, losses: Tensor) -> Clipped:
+    def _second_pass(
+        self, first: Clipped, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
+    ) -> Clipped:
+        """An ordinary pass of the weighted losses, with sound examples in place of broken ones."""
         if self.num_groups > 1:
             raise ConfigError("per-layer clipping needs one pass: it has a factor for each layer.")
         (weights,) = first.factors
-        weighted = torch.where(weights > 0, losses, 0.0) * weights
+        sound = first.norms.isfinite()
+        if not bool(sound.any()):
+            return first
+        examples = len(weights)
+        stand_in = torch.where(
+            sound, torch.arange(examples, device=sound.device), sound.int().argmax()
+        )
+        losses = loss_fn(self.model, *(_examples_at(x, stand_in, examples) for x in inputs))
         gradients = torch.autograd.grad(
-            weighted.sum(), list(self.parameters.values()), allow_unused=True
+            (losses * weights).sum(), list(self.parameters.values()), allow_unused=True
         )
         pairs = zip(self.parameters, gradients, strict=True)
         total = {name: g.detach() for name, g in pairs if g is not None}
@@ -272,6 +318,56 @@ class Ghost:
     @property
     def _device(self) -> torch.device:
         return next(iter(self.model.parameters())).device
+
+
+SURVEYS = (3, 5, 7, 11)
+"""Numbers of examples a model is looked at with, until two agree."""
+
+
+def _refuse_untracked(out: Any, named: dict[str, nn.Parameter]) -> None:
+    """All gradients must go through parts: none may reach a parameter on another way."""
+    tensors = [t for t in flat([out]) if t.requires_grad]
+    if not tensors:
+        return
+    total = torch.stack([t.double().sum() for t in tensors]).sum()
+    leaked = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    for name, gradient in zip(named, leaked, strict=True):
+        if gradient is not None:
+            raise UnsupportedLayer(
+                f'"{name}" is used in a way that cannot be followed (written into a tensor, or by '
+                "a custom autograd function). Use it in an ordinary operation, or freeze it."
+            )
+
+
+def resized(inputs: Sequence[Any], examples: int, number: int) -> list[Any]:
+    """The inputs of `number` examples, made by repeating those there are."""
+    places = torch.arange(number) % max(1, examples)
+    return [_examples_at(x, places, examples) if isinstance(x, Tensor) else x for x in inputs]
+
+
+def _examples_at(x: Tensor, places: Tensor, examples: int) -> Tensor:
+    rows = x.unflatten(0, (examples, -1)) if examples else x.new_zeros(1, 1, *x.shape[1:])
+    return rows[places.to(x.device)].flatten(0, 1)
+
+
+def _alike(one: list[Part], other: list[Part]) -> bool:
+    """Whether two surveys met the same parts in the same order."""
+
+    def traits(part: Part) -> tuple[Any, ...]:
+        return (part.root, part.path, part.shape, part.kind, part.operation, part.positions)
+
+    return [traits(part) for part in one] == [traits(part) for part in other]
+
+
+def _random_state() -> tuple[Tensor, list[Tensor]]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return torch.get_rng_state(), cuda
+
+
+def _set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
+    torch.set_rng_state(state[0])
+    if state[1]:
+        torch.cuda.set_rng_state_all(state[1])
 
 
 @dataclass(frozen=True)

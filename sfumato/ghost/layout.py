@@ -8,7 +8,7 @@ norm. (Bu et al. 2022 chose by memory alone; book-keeping makes the stored gradi
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -48,6 +48,17 @@ def joint_names(parts: Sequence[Part]) -> set[str]:
         for name in part.sources
     }
     return computed | {name for name, count in uses.items() if count > 1}
+
+
+def layer_groups(names: Iterable[str], parts: Sequence[Part]) -> tuple[dict[str, int], int]:
+    """A group for each layer; layers whose parameters meet the batch as one value share one."""
+    leader = {name: name.rpartition(".")[0] for name in names}
+    for part in parts:
+        layers = {leader[name] for name in part.sources}
+        first = min(layers, default="")
+        leader = {name: first if layer in layers else layer for name, layer in leader.items()}
+    order = {layer: i for i, layer in enumerate(dict.fromkeys(leader.values()))}
+    return {name: order[layer] for name, layer in leader.items()}, max(1, len(order))
 
 
 def _gram_is_cheaper(part: Part) -> bool:

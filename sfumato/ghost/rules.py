@@ -245,6 +245,7 @@ def embedding(
             f'"{tape.name_of(weight)}" uses max_norm, scale_grad_by_freq or sparse, which let '
             "examples change each other's rows. Turn them off."
         )
+    padding_idx = None if padding_idx is None else padding_idx % len(weight)
     part = tape.open(weight, "rows", "embedding")
     rows = F.embedding(input, weight.detach(), padding_idx)
     tape.extras[-1] = (
@@ -371,8 +372,12 @@ def by_expanding(
     result = func(*args, **kwargs)
     rows = result.shape[0] if result.ndim else 0
     single = result.ndim > leaf.ndim or (leaf.ndim > 0 and leaf.shape[0] == 1)
-    unchanged = result.shape == leaf.shape and not tape.expects(leaf, func.__name__)
-    if not single or rows == 0 or rows % tape.examples or unchanged:
+    if tape.survey:
+        # A guess, by size; the survey is made at two sizes, and the guesses must agree.
+        is_batch = single and rows > 0 and rows % tape.examples == 0
+    else:
+        is_batch = tape.expects(leaf, func.__name__)
+    if not is_batch:
         return tape.derive(func, args, kwargs, kind)
     wide = per_row(tape, leaf, result.ndim, rows, func.__name__)
     tiles = [size // have for size, have in zip(result.shape, wide.shape, strict=True)]
@@ -441,14 +446,14 @@ def _give(item: Any, values: Sequence[Tensor]) -> Any:
 def own_copies(tape: Tape, leaf: Tensor, operation: str) -> Tensor:
     """One copy of a parameter for each example, whose gradient is the per-example gradient."""
     tape.open(leaf, "gradient", operation)
-    return leaf + tape.keep((tape.examples, *leaf.shape), leaf.dtype)
+    return leaf.detach() + tape.keep((tape.examples, *leaf.shape), leaf.dtype)
 
 
 def per_row(tape: Tape, leaf: Tensor, ndim: int, rows: int, operation: str) -> Tensor:
     """A copy of a parameter for each row of a batch, with axes of size one in front."""
     shape = (1,) * (ndim - leaf.ndim) + tuple(leaf.shape)
     tape.open(leaf, "gradient", operation)
-    copies = leaf.reshape(shape) + tape.keep((tape.examples, *shape[1:]), leaf.dtype)
+    copies = leaf.detach().reshape(shape) + tape.keep((tape.examples, *shape[1:]), leaf.dtype)
     return (
         copies if rows == tape.examples else copies.repeat_interleave(rows // tape.examples, dim=0)
     )
@@ -533,7 +538,9 @@ def _no_rule(tape: Tape, func: Callable[..., Any]) -> str:
 
 
 def _ids_carry_the_batch(tape: Tape, args: Any) -> bool:
-    ids = args[0]
+    ids, weight = args[:2]
+    if not tape.survey:
+        return tape.expects(weight, "embedding")
     return ids.ndim > 0 and ids.shape[0] > 0 and ids.shape[0] % tape.examples == 0
 
 

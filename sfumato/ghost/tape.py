@@ -248,7 +248,6 @@ RESHAPING = {
     Tensor.flatten,
     Tensor.unflatten,
     Tensor.contiguous,
-    Tensor.clone,
     Tensor.movedim,
     Tensor.view_as,
     Tensor.reshape_as,
@@ -261,7 +260,6 @@ RESHAPING = {
     torch.squeeze,
     torch.unsqueeze,
     torch.flatten,
-    torch.clone,
     torch.movedim,
 }
 """Operations that only move numbers: the norm of a gradient is the same before and after."""

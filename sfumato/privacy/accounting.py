@@ -34,10 +34,34 @@ def epsilon(
     Zero for no events, infinite if one of them was exact. The RDP bound is NaN for what Rényi
     accounting has no formula for: replace-one and truncated batches.
     """
-    # A family of events on disjoint examples costs what its dearest member would alone.
-    families = {(e.ledger, e.stage, e.family, e.cost) for e in events if e.family}
-    costs = [e.cost for e in events if not e.family] + [cost for *_, cost in families]
+    steps: dict[tuple[str, str, int], list[Event]] = {}
+    for event in events:
+        steps.setdefault((event.ledger, event.stage, event.step), []).append(event)
+    singles, families = [], set()
+    for same in steps.values():
+        cost = _together(same)
+        if same[0].family:
+            # A family of events on disjoint examples costs what one of them would alone.
+            families.add((same[0].ledger, same[0].stage, same[0].family, cost))
+        else:
+            singles.append(cost)
+    costs = singles + [cost for *_, cost in families]
     return price(Counter(costs), delta, relation, accountant)
+
+
+def _together(events: Sequence[Event]) -> Cost:
+    """The cost of several releases of one step, which share its batch.
+
+    Amplification comes from the batch being a sample, and it is drawn once: k Gaussian releases on
+    it are one release with less noise on one sample, not k independent samples.
+    """
+    rate, noise, max_batch, size = events[0].cost
+    if len(events) == 1 or noise == 0:
+        return events[0].cost
+    if any(event.is_exact for event in events):
+        return (rate, 0.0, max_batch, size)
+    precision = sum(event.noise_multiplier**-2 for event in events)
+    return (max(event.rate for event in events), precision**-0.5, max_batch, size)
 
 
 def price(

@@ -78,6 +78,11 @@ class Plan:
             raise ConfigError(
                 f"noise_multiplier={self.noise_multiplier:g} must be finite and not negative."
             )
+        if self.noise_multiplier > 0 and not 1e-30 < self.noise_deviation < 1e30:
+            raise ConfigError(
+                f"noise of deviation {self.noise_deviation:g} vanishes in float32: choose max_norm "
+                "nearer to 1."
+            )
         if not self.expected_batch > 0:
             raise ConfigError(f"expected_batch={self.expected_batch:g} must be above 0.")
         if self.max_batch is not None and not (self.size and 0 < self.max_batch <= self.size):

@@ -4,8 +4,9 @@ Bookkeeping, noise and division are one call, so that none of them can be forgot
 done with a different number than the ledger records. The divisor is the public expected batch.
 """
 
+import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -46,7 +47,7 @@ def privatize(
     release, the noise depends on stage, step and name alone.
     """
     _check(total, plan, ledger, secret)
-    tag = fingerprint(total, secret)
+    tag = fingerprint(total, secret, (ledger.header.id, stage, step))
     event = plan.event(stage, step, data=ledger.header.data)
     ledger.charge(replace(event, tag=tag, family=family))
     # With a fixed seed the noise must repeat, in another run and with other rounding of the sum.
@@ -57,9 +58,9 @@ def privatize(
     for name, tensor in total.items():
         purpose = ("noise", stage, step, name, *book)
         noisy = tensor.detach()
-        if plan.noise_deviation > 0 and secure:
+        if plan.noise_multiplier > 0 and secure:
             noisy = add_secure_noise(noisy, plan, secret.derive(purpose, 32), dimension)
-        elif plan.noise_deviation > 0:
+        elif plan.noise_multiplier > 0:
             noisy = add_noise(noisy, plan.noise_deviation, secret.derive(purpose, 16))
         released[name] = noisy / plan.expected_batch
     return released
@@ -84,19 +85,17 @@ def add_noise(total: Tensor, deviation: float, key: bytes) -> Tensor:
     return total + noise.normal_(0.0, deviation, generator=generator)
 
 
-def fingerprint(total: Mapping[str, Tensor], secret: Secret) -> str:
-    """A short tag of the sums under the secret: who does not know the secret learns nothing.
+def fingerprint(total: Mapping[str, Tensor], secret: Secret, place: Sequence[str | int]) -> str:
+    """A short tag of the sums, under the secret and for this place alone.
 
-    Made from three moments of each tensor, so that it is cheap on any device; sums that differ by
-    accident differ in them.
+    It tells a repeated release from another one. In another place the same sums have another tag,
+    so that a ledger, which is public, does not show which sums were equal.
     """
-    moments: list[str | int] = ["tag"]
+    digest = hashlib.blake2b(key=secret.derive(("tag", *place), 32), digest_size=12)
     for name, tensor in sorted(total.items()):
-        flat = tensor.detach().flatten().double()
-        ramp = torch.arange(1, len(flat) + 1, device=flat.device, dtype=torch.float64)
-        values = torch.stack([flat.sum(), flat.square().sum(), flat @ ramp])
-        moments += [name, *map(float.hex, values.tolist())]
-    return secret.derive(moments, 8).hex()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _check(total: Mapping[str, Tensor], plan: Plan, ledger: Ledger, secret: Secret) -> None:

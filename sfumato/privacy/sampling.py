@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
+from sfumato.privacy.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def poisson_batches(
     plan: Plan,
     size: int,
     secret: Secret,
+    ledger: Ledger,
     *,
     stage: str,
     chunk_size: int | None = None,
@@ -100,8 +102,8 @@ def poisson_batches(
 
     Guarantee: in every step each example is present independently with probability `plan.rate`
     (off by less than 2^-63), and with `plan.max_batch` a larger batch is cut to a uniformly random
-    subset. Which examples make up step t depends on the secret, the stage and t alone: not on
-    `chunk_size`, `start` or `pad`. Stages draw independently of each other.
+    subset. Which examples make up step t depends on the secret, the ledger, the stage and t alone:
+    not on `chunk_size`, `start` or `pad`. Stages, and ledgers, draw independently of each other.
 
     Chunks have `chunk_size` rows, the last one padded, so that compiled code sees one shape; with
     `pad=False` the last one is shorter instead. An empty batch is yielded with no chunks: it must
@@ -111,24 +113,25 @@ def poisson_batches(
         raise PrivacyError(f"the plan was made for {plan.size} examples, and there are {size}.")
     if chunk_size is not None and chunk_size < 1:
         raise ConfigError(f"physical batch size {chunk_size} must be at least 1.")
+    book = () if secret.fixed else (ledger.header.id,)
     for step in range(start, plan.steps):
-        chosen = torch.from_numpy(sample(plan, size, secret, stage, step))
+        chosen = torch.from_numpy(sample(plan, size, secret, (*book, stage, step)))
         length = max(len(chosen), 1) if chunk_size is None else chunk_size
         parts = chosen.split(length) if len(chosen) else ()
         yield Batch(step, tuple(_chunk(part, length if pad else len(part)) for part in parts))
 
 
 def sample(
-    plan: Plan, size: int, secret: Secret, stage: str, step: int
+    plan: Plan, size: int, secret: Secret, place: tuple[str | int, ...]
 ) -> Int[np.ndarray, " examples"]:
-    """The examples of one step, as ascending indices."""
+    """The examples of one step, named by its place, as ascending indices."""
     # The coin is an integer comparison: a float32 uniform would round rates by up to 2^-24.
-    words = secret.words(("batch", stage, step), size)
+    words = secret.words(("batch", *place), size)
     threshold = np.uint64(min(round(plan.rate * 2**64), 2**64 - 1))
     chosen = np.flatnonzero(words < threshold) if plan.rate < 1 else np.arange(size)
     if plan.max_batch is not None and len(chosen) > plan.max_batch:
         # Ties among 64-bit words are a chance of n^2/2^65: nothing beside delta.
-        order = np.argsort(secret.words(("truncate", stage, step), len(chosen)))
+        order = np.argsort(secret.words(("truncate", *place), len(chosen)))
         chosen = np.sort(chosen[order[: plan.max_batch]])
     return chosen.astype(np.int64)
 

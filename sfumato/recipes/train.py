@@ -306,8 +306,8 @@ def learn(
         step = private_step(ghost, reading, plan, ledger, secret)
     spent = _price_list(plan, ledger.header.delta)
     batches = poisson_batches(
-        plan, len(reading.images), secret, stage="train", chunk_size=config.physical_batch_size,
-        start=learner.step, pad=config.compile,
+        plan, len(reading.images), secret, ledger, stage="train", start=learner.step,
+        chunk_size=config.physical_batch_size, pad=config.compile,
     )  # fmt: skip
     fit(learner, batches, step, run, steps=plan.steps, spent=spent, say=_every_second(run.say))
 

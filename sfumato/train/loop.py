@@ -5,8 +5,11 @@ schedule, average of weights, progress, metrics, checkpoints. A run cut anywhere
 last checkpoint and ends with the same model, because batches and noise are functions of the step.
 """
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +48,7 @@ class Learner:
     def save(self, run: Run) -> None:
         """Write a checkpoint."""
         states = {name: state_of(piece) for name, piece in self._pieces().items()}
-        run.save_checkpoint({"step": self.step, **states})
+        run.save_checkpoint({"step": self.step, "random": _random_state(), **states})
 
     def load(self, run: Run) -> None:
         """Go back to the last checkpoint, if there is one."""
@@ -55,6 +58,29 @@ class Learner:
         self.step = state["step"]
         for name, piece in self._pieces().items():
             restore(piece, state[name])
+        torch.set_rng_state(state["random"]["cpu"])
+        for number, each in enumerate(state["random"]["cuda"]):
+            torch.cuda.set_rng_state(each, number)
+
+
+def _random_state() -> dict[str, Any]:
+    """torch's own generators, which dropout draws from."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"cpu": torch.get_rng_state(), "cuda": cuda}
+
+
+@contextmanager
+def whole_steps() -> Iterator[Callable[[], bool]]:
+    """Put Ctrl-C off until asked: a step is taken whole, or its weights and its number disagree."""
+    pressed: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def new_average(model: nn.Module, decay: float) -> AveragedModel | None:
@@ -82,7 +108,7 @@ def fit(
     """
     saved = started = time.monotonic()
     first, seen = learner.step, 0.0
-    try:
+    with whole_steps() as interrupted:
         for batch in batches:
             numbers = step(batch, learner.generator)
             rate = learner.optimizer.param_groups[0]["lr"]
@@ -91,17 +117,16 @@ def fit(
             learner.schedule.step()
             if learner.average is not None:
                 learner.average.update_parameters(learner.model)
+            learner.step, seen = batch.step + 1, seen + numbers["batch"]
             run.measure(batch.step, lr=rate)
             run.measure(batch.step, private=True, **numbers)
-            learner.step, seen = batch.step + 1, seen + numbers["batch"]
             now = time.monotonic()
-            if now - saved > checkpoint_seconds:
+            if interrupted() or now - saved > checkpoint_seconds:
                 learner.save(run)
                 saved = now
+            if interrupted():
+                raise KeyboardInterrupt
             say(_progress(learner.step, steps, numbers, seen, now - started, first, spent))
-    except KeyboardInterrupt:
-        learner.save(run)
-        raise
 
 
 def _progress(

@@ -170,7 +170,7 @@ def test_two_engines_in_one_process_do_not_meet():
     first, second = Ghost(one), Ghost(other)
 
     def nested(model, x, y):
-        return loss_of(model, x, y) + 0 * second.clip(loss_of, (x.detach(), y), 6).norms
+        return loss_of(model, x, y) + 0 * second.clip(loss_of, (x.detach(), y), len(y)).norms
 
     torch.testing.assert_close(
         first.clip(nested, (x, y), 6).norms, second.clip(loss_of, (x, y), 6).norms
@@ -230,14 +230,14 @@ def test_collinear_tokens_in_bf16_do_not_lose_their_norm():
     weights = torch.randn(8, 32, 64)
     weights -= weights.mean(dim=1, keepdim=True)
 
-    def loss(model, x):
+    def loss(model, x, weights):
         with torch.autocast("cpu", torch.bfloat16):
             out = model(x)
         return (out.float() * weights).sum(dim=(1, 2))
 
     ghost = Ghost(layer, mode="ghost", clipping=Clipping(max_norm=1e-3))
-    exact = Ghost(layer, mode="non-ghost").clip(loss, (tokens,), 8)
-    found = ghost.clip(loss, (tokens,), 8)
+    exact = Ghost(layer, mode="non-ghost").clip(loss, (tokens, weights), 8)
+    found = ghost.clip(loss, (tokens, weights), 8)
     assert (found.norms >= 0.999 * exact.norms).all()
     # Where almost everything cancels, what rounding could hide is added: over, never under.
     assert (found.norms <= 1.05 * exact.norms).all()
@@ -287,3 +287,112 @@ def test_a_wrong_rule_is_noticed(monkeypatch):
     monkeypatch.setattr(contract, "ghost_norm", lambda a, b: a.square().sum(dim=(1, 2, 3)))
     with pytest.raises(UnsupportedLayer, match="not those of autograd"):
         admit(Ghost(small_net(), mode="ghost"), loss_of, (x, y), 6)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 8])
+def test_sizes_that_coincide_with_the_batch_are_not_mistaken_for_it(n):
+    class Odd(nn.Module):
+        """Expansions and look-ups by numbers that a batch may have too."""
+
+        def __init__(self):
+            super().__init__()
+            self.places, self.grid = nn.Embedding(8, 4), nn.Parameter(torch.randn(2, 4))
+            self.heads, self.token = (
+                nn.Parameter(torch.randn(1, 8)),
+                nn.Parameter(torch.randn(1, 1, 4)),
+            )
+
+        def forward(self, x):
+            x = x + self.places(torch.arange(8)) + self.grid.unsqueeze(0).repeat(4, 1, 1).view(8, 4)
+            x = x * self.heads.expand(4, 8).t()[:, :4]
+            return torch.cat([self.token.expand(len(x), -1, -1), x], dim=1)
+
+    torch.manual_seed(0)
+    model, x = Odd().double(), torch.randn(n, 8, 4, dtype=torch.float64)
+
+    def loss(model, x):
+        return model(x).sin().sum(dim=(1, 2))
+
+    rows = one_at_a_time(model, loss, (x,))
+    norms = torch.stack([sum(g.square().sum() for g in row.values()) for row in rows]).sqrt()
+    torch.testing.assert_close(Ghost(model).clip(loss, (x,), n).norms, norms)
+
+
+def test_a_weight_made_from_two_layers_is_clipped_as_one():
+    class Factored(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 4, bias=False), nn.Linear(4, 6, bias=False)
+
+        def forward(self, x):
+            return F.linear(x, self.b.weight @ self.a.weight)
+
+    model = Factored()
+    with torch.no_grad():
+        model.a.weight.mul_(1e-3)
+    ghost = Ghost(model, clipping=Clipping(max_norm=1.0, per_layer=True))
+    for i in range(3):
+        x = 100 * torch.randn(1, 6, generator=torch.Generator().manual_seed(i))
+        clipped = ghost.clip(lambda m, x: m(x).square().sum(dim=1), (x,), 1)
+        assert norm_of(clipped.total) <= 1.0
+
+
+def test_an_untracked_use_is_named():
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.token = nn.Linear(4, 4), nn.Parameter(torch.randn(4))
+
+        def forward(self, x):
+            out = torch.zeros(len(x), 2, 4)
+            out[:, 0] = self.token
+            out[:, 1] = self.layer(x)
+            return out.tanh()
+
+    with pytest.raises(UnsupportedLayer, match=r'"token" is used in a way'):
+        Ghost(Written()).clip(lambda m, x: m(x).sum(dim=(1, 2)), (torch.randn(4, 4),), 4)
+
+
+def test_statistics_in_buffers_are_refused():
+    norm = nn.InstanceNorm2d(3, track_running_stats=True)
+    model = nn.Sequential(norm, nn.Flatten(), nn.Linear(192, 5))
+    with pytest.raises(UnsupportedLayer, match=r'buffer "0.running_mean"'):
+        admit(Ghost(model), loss_of, data(), 6)
+
+
+@pytest.mark.parametrize("kind", ["later", "labels"])
+def test_mixing_is_noticed_wherever_it_comes_from(kind):
+    def loss(model, x, y):
+        each = loss_of(model, x, y)
+        if kind == "labels":
+            return each / torch.bincount(y, minlength=5)[y]
+        return each.flip(0).cumsum(0).flip(0)
+
+    with pytest.raises(UnsupportedLayer, match="mixes the examples"):
+        admit(Ghost(small_net()), loss, data(), 6)
+
+
+def test_tiny_gradients_do_not_escape_the_bound():
+    model = nn.Linear(2000, 2, bias=False)
+    x = torch.full((1, 2000), 1e-23)
+    x[0, 0] = 9e-22
+    clipping = Clipping(max_norm=1.0, style="auto-v")
+    clipped = Ghost(model, clipping=clipping).clip(lambda m, x: m(x).sum(dim=1), (x,), 1)
+    assert norm_of(clipped.total) <= 1.0
+
+
+def test_a_broken_constant_image_is_left_out_in_two_passes():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(192, 5)
+
+        def forward(self, x):
+            x = x.flatten(1)
+            return self.layer(x / (x - x.mean(dim=1, keepdim=True)).norm(dim=1, keepdim=True))
+
+    x, y = data()
+    x[2] = 0.0
+    clipped = Ghost(Scaled(), two_pass=True).clip(loss_of, (x, y), 6)
+    assert not clipped.norms[2].isfinite()
+    assert all(total.isfinite().all() for total in clipped.total.values())

@@ -177,6 +177,10 @@ CASES = {
     "batch_norm with frozen statistics": (lambda: nn.BatchNorm2d(4).eval(), IMAGE),
     "embedding": (lambda: Words(nn.Embedding(7, 6)), "ids"),
     "embedding with padding": (lambda: Words(nn.Embedding(7, 6, padding_idx=2)), "ids"),
+    "embedding with padding from the end": (
+        lambda: Words(nn.Embedding(7, 6, padding_idx=-5)),
+        "ids",
+    ),
     "embedding tied to a head": (lambda: Words(nn.Embedding(7, 6), tie=True), "ids"),
     "embedding_bag mean": (lambda: Words(nn.EmbeddingBag(7, 6)), "ids"),
     "embedding_bag sum": (lambda: Words(nn.EmbeddingBag(7, 6, mode="sum", padding_idx=1)), "ids"),

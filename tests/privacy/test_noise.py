@@ -3,10 +3,10 @@ import pytest
 import torch
 from scipy import stats
 
-from sfumato.errors import PrivacyError
+from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.noise import add_noise, privatize
+from sfumato.privacy.noise import add_noise, fingerprint, privatize
 from sfumato.privacy.sampling import Secret
 
 PLAN = Plan(noise_multiplier=1.5, max_norm=4.0, expected_batch=20, rate=0.1, steps=50)
@@ -98,6 +98,40 @@ def test_a_step_repeated_after_a_crash_is_the_same_release(noise):
     assert len(again.events) == 2, "another sum is another release, and pays"
     assert again.epsilon() > book.epsilon()
     assert not (other == first).any()
+
+
+def test_equal_sums_do_not_show_in_the_public_ledger():
+    secret = Secret.draw()
+    book = ledger(secret=secret)
+    for step in range(5):
+        release(torch.zeros(4), book=book, secret=secret, step=step)
+    assert len({event.tag for event in book.events}) == 5
+
+
+def test_sums_that_differ_in_anything_have_different_tags():
+    sums = [torch.tensor(values) for values in ([0.0, 0, 0, 2, 1], [0.0, 0, 1, 0, 2])]
+    one, other = (fingerprint({"x": t}, SEED, ("a", 0)) for t in sums)
+    assert one != other
+    assert fingerprint({"x": sums[0][None]}, SEED, ("a", 0)) != one
+    assert fingerprint({"y": sums[0]}, SEED, ("a", 0)) != one
+
+
+def test_two_releases_of_one_step_cost_as_one_with_less_noise():
+    # They share a Poisson batch, so they are not amplified twice.
+    secret = Secret.draw()
+    plan = Plan(noise_multiplier=1.0, rate=0.01, expected_batch=10, steps=1)
+    book = ledger(secret=secret)
+    release(torch.zeros(3), plan=plan, book=book, secret=secret)
+    for _ in range(3):
+        book = Ledger.from_records(book.records())
+        release(torch.randn(3), plan=plan, book=book, secret=secret)
+    assert len(book.events) == 4
+    assert book.epsilon() == pytest.approx(3.03, rel=0.01)
+
+
+def test_noise_that_would_vanish_is_refused():
+    with pytest.raises(ConfigError, match="vanishes"):
+        Plan(noise_multiplier=1.0, max_norm=1e-46, expected_batch=1)
 
 
 def test_noise_on_the_cpu_has_more_than_32_bits_of_seed():
