@@ -96,8 +96,6 @@ class Config:
     """Decay of the average of weights; 0 for none."""
     precision: Literal["float32", "bf16"] = "float32"
     """Precision of activations; sums and noise are always float32."""
-    compile: bool = False
-    """Compile the step with torch.compile."""
     device: str = "auto"
     """cpu, cuda, or auto."""
     secure: bool = False
@@ -307,7 +305,7 @@ def learn(
     spent = _price_list(plan, ledger.header.delta)
     batches = poisson_batches(
         plan, len(reading.images), secret, ledger, stage="train", start=learner.step,
-        chunk_size=config.physical_batch_size, pad=config.compile,
+        chunk_size=config.physical_batch_size, pad=False,
     )  # fmt: skip
     fit(learner, batches, step, run, steps=plan.steps, spent=spent, say=_every_second(run.say))
 
