@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost import contract
+from sfumato.ghost.kept import Kept, sort_kept
 from sfumato.ghost.layout import MODES, choose_methods, joint_names, layer_groups
 from sfumato.ghost.rules import dispatch
-from sfumato.ghost.tape import Part, Tape, flat, new_leaf_type, plain, swapped
+from sfumato.ghost.tape import Part, Tape, flat, new_leaf_type, swapped
 
 ClipStyle = Literal["vanilla", "automatic", "auto-v", "global"]
 MARGIN = 1e-5
@@ -215,7 +216,7 @@ class Ghost:
         tape.replaying = True
         with self._swapped(tape):
             found = torch.autograd.grad(losses.sum(), dummies, allow_unused=True, retain_graph=True)
-        kept = _sort(tape, found[len(tape.norms) :])
+        kept = sort_kept(tape, found[len(tape.norms) :])
         squares = self._squares(tape, kept, found[: len(tape.norms)])
         norms = squares.sum(dim=0).sqrt()
         bound = self.clipping.max_norm / self.num_groups**0.5
@@ -228,7 +229,7 @@ class Ghost:
         return Clipped(total, norms, factors, losses.detach())
 
     def _squares(
-        self, tape: Tape, kept: "list[Kept]", from_products: Sequence[Tensor | None]
+        self, tape: Tape, kept: list[Kept], from_products: Sequence[Tensor | None]
     ) -> Float[Tensor, "groups n"]:
         """Squared norms: from the products, from kept gradients, and from sums of several uses."""
         zero = torch.zeros(tape.examples, device=self._device)
@@ -262,7 +263,7 @@ class Ghost:
         return torch.stack(rows)
 
     def _weigh(
-        self, tape: Tape, kept: "list[Kept]", factors: Tensor, norms: Tensor
+        self, tape: Tape, kept: list[Kept], factors: Tensor, norms: Tensor
     ) -> dict[str, Tensor]:
         """The sums of clipped gradients, pulled back from where they met the batch."""
         broken = None if torch.compiler.is_compiling() else ~norms.isfinite()
@@ -368,66 +369,3 @@ def _set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
     torch.set_rng_state(state[0])
     if state[1]:
         torch.cuda.set_rng_state_all(state[1])
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What the backward pass left for one part; `tensors` is empty if the part had no effect."""
-
-    part: Part
-    value: Tensor
-    extra: Tensor | None
-    tensors: tuple[Tensor | None, ...]
-    examples: int
-
-    def square_norm(self) -> Float[Tensor, " n"] | float:
-        """Squared norms, unless the product has counted them already."""
-        (first, *others) = self.tensors or (None,)
-        if first is None or others:
-            return 0.0
-        if self.part.kind == "rows":
-            assert self.extra is not None
-            return contract.lookup_norm(self.extra, first, self.examples)
-        return contract.square_norm(first)
-
-    def per_example(self) -> Tensor | None:
-        """The per-example gradient of the value, formed if need be."""
-        (first, *_) = self.tensors or (None,)
-        if first is None:
-            return None
-        if self.part.kind == "rows":
-            assert self.extra is not None
-            return contract.lookup_gradient(self.extra, first, self.value.shape, self.examples)
-        return first.reshape(self.examples, *self.value.shape)
-
-    def weighted(self, factors: Tensor, broken: Tensor | None) -> Tensor:
-        """The sum over examples of factor times gradient; examples that are broken are left out."""
-        kept = [t if t is None else contract.without(t, broken) for t in self.tensors]
-        if not kept or kept[0] is None:
-            return torch.zeros_like(self.value)
-        if len(kept) == 2:
-            x, g = kept
-            assert x is not None
-            assert g is not None
-            assert self.part.geometry is not None
-            with plain():
-                return contract.weighted_gradient(x, g, factors, self.value, self.part.geometry)
-        if self.part.kind == "rows":
-            assert self.extra is not None
-            return contract.weighted_lookup(self.extra, kept[0], factors, self.value.shape)
-        gradient = kept[0].reshape(self.examples, -1)
-        gradient = gradient.to(contract.sum_type(gradient))
-        return (factors.to(gradient.dtype) @ gradient).reshape(self.value.shape)
-
-
-def _sort(tape: Tape, found: Sequence[Tensor | None]) -> list[Kept]:
-    """Hand the kept tensors to their parts, in the order they were asked for."""
-    queue, kept = list(found), []
-    for part, value, extra in zip(tape.parts, tape.values, tape.extras, strict=True):
-        count = 1
-        if part.kind == "product" and part.method != "store":
-            count = 2 if tape.keeps_factors else 0
-        tensors, queue = tuple(queue[:count]), queue[count:]
-        kept.append(Kept(part, value, extra, tensors, tape.examples))
-    assert not queue
-    return kept

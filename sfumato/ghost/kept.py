@@ -1,0 +1,74 @@
+"""What a backward pass leaves for each part: norms, per-example gradients, weighted sums."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sfumato.ghost import contract
+from sfumato.ghost.tape import Part, Tape, plain
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the backward pass left for one part; `tensors` is empty if the part had no effect."""
+
+    part: Part
+    value: Tensor
+    extra: Tensor | None
+    tensors: tuple[Tensor | None, ...]
+    examples: int
+
+    def square_norm(self) -> Float[Tensor, " n"] | float:
+        """Squared norms, unless the product has counted them already."""
+        (first, *others) = self.tensors or (None,)
+        if first is None or others:
+            return 0.0
+        if self.part.kind == "rows":
+            assert self.extra is not None
+            return contract.lookup_norm(self.extra, first, self.examples)
+        return contract.square_norm(first)
+
+    def per_example(self) -> Tensor | None:
+        """The per-example gradient of the value, formed if need be."""
+        (first, *_) = self.tensors or (None,)
+        if first is None:
+            return None
+        if self.part.kind == "rows":
+            assert self.extra is not None
+            return contract.lookup_gradient(self.extra, first, self.value.shape, self.examples)
+        return first.reshape(self.examples, *self.value.shape)
+
+    def weighted(self, factors: Tensor, broken: Tensor | None) -> Tensor:
+        """The sum over examples of factor times gradient; examples that are broken are left out."""
+        kept = [t if t is None else contract.without(t, broken) for t in self.tensors]
+        if not kept or kept[0] is None:
+            return torch.zeros_like(self.value)
+        if len(kept) == 2:
+            x, g = kept
+            assert x is not None
+            assert g is not None
+            assert self.part.geometry is not None
+            with plain():
+                return contract.weighted_gradient(x, g, factors, self.value, self.part.geometry)
+        if self.part.kind == "rows":
+            assert self.extra is not None
+            return contract.weighted_lookup(self.extra, kept[0], factors, self.value.shape)
+        gradient = kept[0].reshape(self.examples, -1)
+        gradient = gradient.to(contract.sum_type(gradient))
+        return (factors.to(gradient.dtype) @ gradient).reshape(self.value.shape)
+
+
+def sort_kept(tape: Tape, found: Sequence[Tensor | None]) -> list[Kept]:
+    """Hand the kept tensors to their parts, in the order they were asked for."""
+    queue, kept = list(found), []
+    for part, value, extra in zip(tape.parts, tape.values, tape.extras, strict=True):
+        count = 1
+        if part.kind == "product" and part.method != "store":
+            count = 2 if tape.keeps_factors else 0
+        tensors, queue = tuple(queue[:count]), queue[count:]
+        kept.append(Kept(part, value, extra, tensors, tape.examples))
+    assert not queue
+    return kept
