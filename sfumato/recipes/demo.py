@@ -43,7 +43,7 @@ class Config:
     """The promise for everything together: smaller is stronger, and noisier."""
     delta: float | None = None
     """Chance of failure; chosen by the data's size when left out."""
-    means_noise: float = 8.0
+    means_noise: float = 5.0
     """Noise multiplier of the means; the network gets what this leaves of the budget."""
     max_norm: float = 9.0
     """Norm bound of one image. About the norm of a digit, which is a public fact."""

@@ -302,7 +302,7 @@ def learn(
         ghost = Ghost(learner.model, config.mode, config.two_pass, clipping)
         admit(ghost, *_trial(reading))
         step = private_step(ghost, reading, plan, ledger, secret)
-    spent = _price_list(plan, ledger.header.delta)
+    spent = _price_list(plan, ledger)
     batches = poisson_batches(
         plan, len(reading.images), secret, ledger, stage="train", start=learner.step,
         chunk_size=config.physical_batch_size, pad=False,
@@ -358,12 +358,21 @@ def _trial(reading: "Reading") -> tuple[Any, Any, int]:
     return reading.losses, (x, y), n
 
 
-def _price_list(plan: "Plan", delta: float) -> Callable[[int], float] | None:
+def _price_list(plan: "Plan", ledger: "Ledger") -> Callable[[int], float] | None:
     """Epsilon after each step, priced at twenty places and read off in between, from above."""
+    from collections import Counter
+
+    from sfumato.privacy.accounting import price
+
     if plan.noise_multiplier == 0:
         return None
+    before = Counter(event.cost for event in ledger.events if event.stage != "train")
+    cost, delta = plan.event("train", 0).cost, ledger.header.delta
     marks = sorted({max(1, math.ceil(plan.steps * i / 20)) for i in range(1, 21)})
-    prices = {mark: plan.epsilon(delta, steps=mark) for mark in marks}
+    prices = {
+        mark: price(before + Counter({cost: mark}), delta, plan.relation, cells_for=plan.steps)
+        for mark in marks
+    }
     return lambda step: prices[next(mark for mark in marks if mark >= step)]
 
 
