@@ -140,6 +140,7 @@ class Run:
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
         """Keep a nested state of tensors and plain values, replacing the last one in one move.
 
+        It stays in `private/`: how far a generator has come tells how large the batches were.
         Generators go in by `generator.get_state()`, modules and optimizers by `state_dict()`.
         """
         from safetensors.torch import save
@@ -152,14 +153,14 @@ class Run:
         paid = [length, _digest(ledger, length)]
         notes = {"state": shape, "written": written, "ledger": paid}
         notes = {key: json.dumps(value) for key, value in notes.items()}
-        with atomic(self.path / "checkpoint.safetensors") as file:
+        with atomic(self.private / "checkpoint.safetensors") as file:
             file.write(save(tensors, metadata=notes))
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The last state saved, or None. Metrics logged after it are dropped: they come again."""
         from safetensors import safe_open
 
-        path = self.path / "checkpoint.safetensors"
+        path = self.path / "private" / "checkpoint.safetensors"
         written, state = dict.fromkeys(METRICS, 0), None
         if path.exists():
             with safe_open(path, framework="pt") as file:
@@ -192,7 +193,7 @@ class Run:
                 draft.unlink(missing_ok=True)
         if self.finished:
             (self.path / "private" / "secret.key").unlink(missing_ok=True)
-            (self.path / "checkpoint.safetensors").unlink(missing_ok=True)
+            (self.path / "private" / "checkpoint.safetensors").unlink(missing_ok=True)
             for stage in (self.path / "stages").glob("*"):
                 Run(stage)._tidy()
 

@@ -248,7 +248,7 @@ def test_the_secret_is_kept_while_it_is_needed_and_no_longer(tmp_path):
     run.save_checkpoint({"step": 1})
     run.finish({})
     assert not path.exists()
-    assert not (run.path / "checkpoint.safetensors").exists()
+    assert not (run.private / "checkpoint.safetensors").exists()
 
 
 def test_stages_are_runs_of_their_own(tmp_path):

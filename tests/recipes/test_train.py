@@ -34,9 +34,8 @@ def test_a_run_leaves_a_model_a_ledger_and_private_scores(tmp_path):
     ledger = Ledger.from_records(read_lines(tmp_path / "run" / "ledger.jsonl"))
     assert len(ledger.events) == 6
     assert ledger.epsilon() == summary["epsilon"]
-    public = {path.name for path in (tmp_path / "run").iterdir()}
-    assert "checkpoint.safetensors" not in public
-    assert "secret.key" not in {p.name for p in (tmp_path / "run" / "private").iterdir()}
+    left = {path.name for path in (tmp_path / "run" / "private").iterdir()}
+    assert left == {"metrics.jsonl", "scores.json"}
     assert all("loss" not in line for line in read_lines(tmp_path / "run" / "metrics.jsonl"))
     private = read_lines(tmp_path / "run" / "private" / "metrics.jsonl")
     assert [line["step"] for line in private] == list(range(6))
@@ -92,7 +91,8 @@ def test_an_interrupted_run_goes_on_to_the_same_model(tmp_path):
     _, heard = child.communicate()
     assert child.returncode == 130, heard
     assert "repeat the command" in heard
-    assert (tmp_path / "cut" / "checkpoint.safetensors").exists()
+    assert (tmp_path / "cut" / "private" / "checkpoint.safetensors").exists()
+    assert not list((tmp_path / "cut").glob("*checkpoint*"))
     subprocess.run([*command, str(tmp_path / "cut")], check=True, capture_output=True)
     for name, value in weights(tmp_path / "whole").items():
         assert torch.equal(weights(tmp_path / "cut")[name], value)
