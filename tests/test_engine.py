@@ -2,43 +2,17 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
+from loops import dataset, engine_for, losses, net
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import sfumato
-from sfumato.engine import PrivacyEngine, make_private
+from sfumato.engine import make_private
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
 from sfumato.privacy.accounting import shuffled_epsilon
 from sfumato.privacy.sampling import Secret
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
-
-
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-
-
-def dataset(n=60):
-    generator = torch.Generator().manual_seed(0)
-    return TensorDataset(torch.randn(n, 1, 8, 8, generator=generator), torch.arange(n) % 3)
-
-
-def engine_for(model, **changes):
-    settings = {
-        "batch_size": 12,
-        "sample_size": 60,
-        "epochs": 2,
-        "max_grad_norm": 0.1,
-        "target_epsilon": 3.0,
-        "target_delta": 1e-3,
-    }
-    return PrivacyEngine(model, **{**settings, **changes})
-
-
-def losses(model, x, y):
-    return F.cross_entropy(model(x), y, reduction="none")
 
 
 def test_the_ordinary_loop_of_private_vision_runs():
