@@ -250,7 +250,9 @@ class PrivacyEngine:
 
         if all(_is_batch(v) for v in values) and examples:
             noise = [torch.randn_like(v[:1].expand(3, *v.shape[1:])) for v in values]
-            admit(self.ghost, loss, noise, 3)
+            # In full precision: that rules are right cannot be told from numbers of eight bits.
+            with torch.autocast(noise[0].device.type, enabled=False):
+                admit(self.ghost, loss, noise, 3)
         self.ghost.survey(lambda marked: forward(*marked), values, examples, key)
 
     def _add(self, loss: Tensor | None) -> bool:
