@@ -22,6 +22,7 @@ from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.admit import admit, refuse_batch_norm
 from sfumato.ghost.clip import Clipping, Ghost
 from sfumato.ghost.tape import Tape
+from sfumato.nn.average import new_average
 from sfumato.privacy.budget import Budget, default_delta, make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
@@ -36,7 +37,9 @@ class PrivacyEngine:
 
     `batch_size` is the logical (expected) batch and divides the noisy sum; `sample_size` is the
     number of examples. Give `target_epsilon` or `noise_multiplier`, and `epochs` or `steps`.
-    `alphas`, `record_snr` and `eps_error` are taken for compatibility: accounting is by PLD.
+    `noise_decay` and `clip_decay` are schedules: what noise multiplier and norm bound have been
+    multiplied by at the end. With `ema` (0.999, say), `average` holds the moving average of the
+    weights. `alphas`, `record_snr` and `eps_error` are taken for compatibility: accounting is PLD.
     """
 
     def __init__(
@@ -60,6 +63,9 @@ class PrivacyEngine:
         accounting_mode: str = "pld",
         eps_error: float = 0.05,
         clip_function: str = "vanilla",
+        noise_decay: float = 1.0,
+        clip_decay: float = 1.0,
+        ema: float = 0.0,
         noise: Literal["philox", "chacha20"] = "philox",
         secret: Secret | None = None,
     ) -> None:
@@ -78,7 +84,10 @@ class PrivacyEngine:
             steps=steps,
             noise_multiplier=noise_multiplier,
             max_norm=max_grad_norm,
+            noise_decay=noise_decay,
+            clip_decay=clip_decay,
         )
+        self.average = new_average(module, ema)
         self.secret = Secret.draw() if secret is None else secret
         header = Header(
             data="the engine's data set",
@@ -204,6 +213,7 @@ class PrivacyEngine:
             "secret": self.secret.key.hex(),
             "fixed": self.secret.fixed,
             "uses_loader": self._uses_loader,
+            "average": None if self.average is None else self.average.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -212,6 +222,8 @@ class PrivacyEngine:
         self.secret = Secret(bytes.fromhex(state["secret"]), state["fixed"])
         self.taken, self._uses_loader = state["taken"], state["uses_loader"]
         self._total, self._gathered = {}, 0
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
 
     def _recorded_forward(self, *args: Any, **kwargs: Any) -> Any:
         assert self._forward is not None
@@ -275,6 +287,8 @@ class PrivacyEngine:
             )
         if not self._uses_loader:
             self._gather(tape.examples)
+        max_norm = self.plan.at(self.taken).max_norm
+        self.ghost.clipping = replace(self.ghost.clipping, max_norm=max_norm)
         clipped = self.ghost.finish(tape, loss)
         for name, part in clipped.total.items():
             self._total[name] = self._total[name] + part if name in self._total else part
@@ -340,6 +354,8 @@ class PrivacyEngine:
             # Shuffled: within an epoch each example is in one batch, and nothing is amplified.
             family = f"epoch {self.taken // self._epoch_steps}"
             plan = replace(self.plan, rate=1.0)
+            if plan.noise_decay != 1:
+                raise ConfigError("noise_decay needs Poisson batches: draw them by engine.loader.")
             if self.taken == 0:
                 self._warn_of_shuffling()
         noisy = privatize(
@@ -353,6 +369,8 @@ class PrivacyEngine:
         self._optimizer_step()
         for parameter in named.values():
             parameter.grad = None
+        if self.average is not None:
+            self.average.update_parameters(self.module)
 
     @property
     def _epoch_steps(self) -> int:

@@ -308,13 +308,13 @@ class Ghost:
         leaves = {n: p.as_subclass(self.leaf_type) for n, p in self.parameters.items()}
         if tape.survey:
             tape.roots = {id(leaf): (name, True) for name, leaf in leaves.items()}
-        before = self.leaf_type.cell[0]
-        self.leaf_type.cell[0] = tape
+        cell = self.leaf_type.cell
+        before, cell.tape = cell.tape, tape
         try:
             with swapped(self.model, leaves):
                 yield
         finally:
-            self.leaf_type.cell[0] = before
+            cell.tape = before
 
     @property
     def _device(self) -> torch.device:

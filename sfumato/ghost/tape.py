@@ -184,10 +184,16 @@ class Mark(torch.autograd.Function):
         return None, None
 
 
+class Cell:
+    """Where a type of Leafs finds the tape of the pass that is being recorded."""
+
+    tape: "Tape | None" = None
+
+
 class Leaf(Tensor):
     """A parameter, or something computed from parameters alone, during a recorded pass."""
 
-    cell: ClassVar[list[Tape | None]] = [None]
+    cell: ClassVar["Cell"]
     dispatch: ClassVar[Callable[..., Any]]
 
     @classmethod
@@ -195,7 +201,7 @@ class Leaf(Tensor):
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Tell the tape of every operation a Leaf takes part in."""
-        tape = cls.cell[0]
+        tape = cls.cell.tape
         with plain():
             if tape is None:
                 return func(*args, **(kwargs or {}))
@@ -204,7 +210,7 @@ class Leaf(Tensor):
 
 def new_leaf_type(dispatch: Callable[..., Any]) -> type[Leaf]:
     """A Leaf type of its own for one recorder, so that two of them never meet."""
-    return type("BoundLeaf", (Leaf,), {"cell": [None], "dispatch": staticmethod(dispatch)})
+    return type("BoundLeaf", (Leaf,), {"cell": Cell(), "dispatch": staticmethod(dispatch)})
 
 
 @contextmanager

@@ -197,9 +197,10 @@ def prepare(config: Config, images: "Images", device: "torch.device") -> "tuple[
     import torch
 
     from sfumato.data.augment import Augmentation
+    from sfumato.nn.average import new_average
     from sfumato.nn.normalise import apply_norm_policy
     from sfumato.nn.zoo import build_model, pixel_statistics
-    from sfumato.train.loop import Learner, new_average
+    from sfumato.train.loop import Learner
     from sfumato.train.reading import Reading
     from sfumato.train.setup import choose_parameters, make_optimizer, make_schedule
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from sfumato.privacy.sampling import Batch
 from sfumato.runs import Run
@@ -79,13 +79,6 @@ def whole_steps() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(pressed)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def new_average(model: nn.Module, decay: float) -> AveragedModel | None:
-    """An exponential moving average of the weights, updated once an optimizer step."""
-    if decay == 0:
-        return None
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
 
 
 def fit(
