@@ -215,7 +215,7 @@ class Ghost:
         dummies = [*tape.norms, *tape.keeps]
         tape.replaying = True
         with self._swapped(tape):
-            found = torch.autograd.grad(losses.sum(), dummies, allow_unused=True, retain_graph=True)
+            found = torch.autograd.grad(losses.sum(), dummies, allow_unused=True)
         kept = sort_kept(tape, found[len(tape.norms) :])
         squares = self._squares(tape, kept, found[: len(tape.norms)])
         norms = squares.sum(dim=0).sqrt()
