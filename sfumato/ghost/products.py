@@ -1,62 +1,76 @@
 """Layers that multiply by a weight: linear layers and convolutions of every kind."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ghost import contract
+from sfumato.ghost import contract, grams
 from sfumato.ghost.contract import LINEAR, Geometry
 from sfumato.ghost.generic import by_vmap
 from sfumato.ghost.registry import norm_rule
 from sfumato.ghost.tape import Leaf, Part, Tape, plain
 
 
+class Plan(NamedTuple):
+    """What a layer that multiplies by a weight does on the way back."""
+
+    geometry: Geometry
+    method: str
+    examples: int
+    reads_input: bool
+    keeps_factors: bool
+    keeps_bias: bool
+
+
 class Contraction(torch.autograd.Function):
     """A layer that multiplies by a weight, and measures its per-example gradients on the way back.
 
-    The dummies norm, kept_x, kept_g, kept_w and kept_b get, as their gradients: the squared norms,
-    the input, the output gradient, the per-example gradients of the weight, and of the bias. Which
-    of them are there (not None) is decided by the part's method.
+    `norm` and the dummies get, as their gradients: the squared norms; then, where the plan says so,
+    the per-example gradients of the weight, or else the input and the output gradient; last the
+    per-example gradients of the bias. With a `scale` the weight is a parameter with standardised
+    rows, and the norms are those of that parameter.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, weight: Any, bias: Any, norm: Any, kept: Any, geometry: Geometry,
-        method: str, examples: int, reads_input: bool, *dummies: Any,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any, x: Any, weight: Any, bias: Any, scale: Any, norm: Any, plan: Plan, *dummies: Any
+    ) -> Tensor:
         """The ordinary forward pass."""
-        ctx.save_for_backward(x, weight)
-        ctx.settings = (geometry, method, examples, reads_input, bias is not None, kept)
-        return contract.apply(x, weight, bias, geometry)
+        y = contract.apply(x, weight, bias, plan.geometry)
+        ctx.save_for_backward(x, weight, *(() if scale is None else (scale, y, bias)))
+        ctx.plan = plan
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """The gradient of the input, and what the dummies keep."""
         (g,) = gradients
         with plain():
-            x, weight = ctx.saved_tensors
-            geometry, method, examples, reads_input, _, kept = ctx.settings
+            x, weight, *standardised = ctx.saved_tensors
+            plan, geometry, examples = ctx.plan, ctx.plan.geometry, ctx.plan.examples
             grad_x = None
-            if not reads_input:
+            if not plan.reads_input:
                 grad_x = contract.input_gradient(g, x, weight, geometry)
             squares, keeps = None, []
-            if method:
-                a, b = contract.columns(x, g, weight, geometry, examples)
-                if method == "ghost":
-                    squares = contract.ghost_norm(a, b)
-                elif method == "square":
-                    squares = contract.instantiated_norm(a, b)
-                else:
-                    gradient = contract.per_example_gradient(a, b)
-                    keeps.append(gradient.reshape(examples, *weight.shape))
-                if method != "store" and kept[0]:
-                    keeps += [x.detach(), g]
-            if kept[1]:
+            if plan.method == "store":
+                keeps.append(contract.gradients(x, g, weight, geometry, examples))
+            elif plan.method == "square":
+                columns = contract.columns(x, g, weight, geometry, examples)
+                squares = contract.instantiated_norm(*columns)
+            elif standardised:
+                scale, y, bias = standardised
+                settings = (weight, bias, geometry, examples)
+                squares = grams.standardised_ghost_norm(x, g, y, scale, *settings)
+            elif plan.method == "ghost":
+                squares = grams.ghost_norm(x, g, weight, geometry, examples)
+            if squares is not None and plan.keeps_factors:
+                keeps += [x.detach(), g]
+            if plan.keeps_bias:
                 keeps.append(_bias_gradient(g, geometry, examples))
-            return (grad_x, None, None, squares, None, None, None, None, None, *keeps)
+            return (grad_x, None, None, None, squares, None, *keeps)
 
 
 def contraction(
@@ -65,8 +79,9 @@ def contraction(
     """Run a linear layer or convolution whose weight or bias is a Leaf."""
     by_weight = tape.open(weight, "product", operation) if isinstance(weight, Leaf) else None
     by_bias = tape.open(bias, "gradient", operation) if isinstance(bias, Leaf) else None
-    method, norm, dummies = "", None, []
+    method, norm, scale, dummies = "", None, None, []
     out = contract.output_shape(x, weight, geometry)
+    dtype = _product_type(x)
     if by_weight is not None:
         if tape.survey:
             _measure(by_weight, x, weight, geometry, out, tape)
@@ -74,21 +89,23 @@ def contraction(
         if method == "store":
             dummies.append(tape.keep((tape.examples, *weight.shape), contract.sum_type(x)))
         else:
-            norm = tape.norms[tape.group_of.get(by_weight.root or "", 0)]
+            norm = tape.norms[tape.group_of.get(by_weight.path, 0)]
             if tape.keeps_factors:
-                dtype = _product_type(x)
                 dummies += [tape.keep(tuple(x.shape), dtype), tape.keep(out, dtype)]
+            if by_weight.standardised is not None:
+                raw = tape.parameters[by_weight.path].detach()
+                scale = contract.standardised_scale(raw, by_weight.standardised)
     if by_bias is not None:
         width = out[-1 if geometry.is_linear else 1]
         dummies.append(tape.keep((tape.examples, width), contract.sum_type(x)))
     first = by_weight.reads_input if by_weight is not None else False
-    dtype = _product_type(x)
+    plan = Plan(geometry, method, tape.examples, first, tape.keeps_factors, by_bias is not None)
     x, weight = x.to(dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
-    kept = (tape.keeps_factors, by_bias is not None)
-    return Contraction.apply(
-        x, weight, bias, norm, kept, geometry, method, tape.examples, first, *dummies
-    )  # pyright: ignore
+    y = Contraction.apply(x, weight, bias, scale, norm, plan, *dummies)  # pyright: ignore
+    if tape.survey and by_weight is not None and by_weight.standardised is not None:
+        tape.outputs.append((by_weight, y))
+    return y
 
 
 @norm_rule(F.linear)
@@ -154,11 +171,15 @@ def _measure(
     part.reads_input = id(x) in tape.inputs
     if geometry.is_linear:
         part.positions, part.inputs, part.outputs = x.numel() // x.shape[-1], x.shape[-1], out[-1]
+        part.gram_depth = part.inputs
     else:
         spatial = x.shape[2:] if geometry.transposed else out[2:]
         part.positions = x.shape[0] * torch.Size(spatial).numel()
         part.outputs = weight.shape[0] // geometry.groups
-        part.inputs = weight[0].numel()
+        part.inputs = part.gram_depth = weight[0].numel()
+        if not geometry.transposed and x.shape[0] == tape.examples:
+            sizes = torch.Size(x.shape[2:]).numel(), torch.Size(out[2:]).numel()
+            part.gram_depth = grams.gram_depth(*sizes, weight)
     part.positions //= max(1, tape.examples)
 
 
