@@ -5,6 +5,7 @@ Read in this order:
 1. `contract`  the algebra of layers that multiply by a weight: norms and sums, two exact ways
 2. `tape`      how parameters are followed through a model: the `Leaf` tensor and the `Tape`
 3. `rules`     what happens where a parameter meets a batch: one rule a kind of operation
+               (`registry` holds them; `products`, `norms`, `attention` are most of them)
 4. `generic`   the exact ways for operations that have no rule
 5. `layout`    which way each layer takes, by cost; the table that `--explain` prints
 6. `clip`      clip factors, and `Ghost.clip`, which puts it all together (`kept` is its memory)

@@ -137,7 +137,7 @@ class Ghost:
         """Follow the parameters through the forward pass made inside."""
         parts = self.layouts[key]
         options = (self.group_of, self.num_groups, not self.two_pass)
-        tape = Tape(examples, self.seed, parts, False, *options)
+        tape = Tape(examples, self.seed, parts, False, *options, parameters=self.parameters)
         with self._swapped(tape):
             yield tape
 
@@ -176,6 +176,8 @@ class Ghost:
         state = _random_state()
         with self._swapped(tape), torch.enable_grad():
             out = forward(tape.mark(inputs))
+        for part, output in tape.outputs:
+            part.overwritten = output._version > 0
         _set_random_state(state)
         named = self.parameters
         leaves = list(named.values())
@@ -215,7 +217,7 @@ class Ghost:
         dummies = [*tape.norms, *tape.keeps]
         tape.replaying = True
         with self._swapped(tape):
-            found = torch.autograd.grad(losses.sum(), dummies, allow_unused=True, retain_graph=True)
+            found = torch.autograd.grad(losses.sum(), dummies, allow_unused=True)
         kept = sort_kept(tape, found[len(tape.norms) :])
         squares = self._squares(tape, kept, found[: len(tape.norms)])
         norms = squares.sum(dim=0).sqrt()
@@ -240,9 +242,10 @@ class Ghost:
             part = one.part
             if joint.isdisjoint(part.sources):
                 group = self.group_of[part.path]
-                if part.standardised is not None and one.tensors[0] is not None:
+                eps = part.standardised if part.method == "store" else None
+                if eps is not None and one.tensors[0] is not None:
                     weight = self.parameters[part.path]
-                    square = contract.standardised_norm(one.tensors[0], weight, part.standardised)
+                    square = contract.standardised_norm(one.tensors[0], weight, eps)
                 else:
                     square = one.square_norm()
                 rows[group] = rows[group] + square

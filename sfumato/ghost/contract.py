@@ -24,6 +24,9 @@ B = Float[Tensor, "n g p t"]
 CHUNK = 1 << 24
 """Numbers of per-example gradients that may exist at once when only their norm is wanted."""
 
+COLUMNS = 1 << 17
+"""Numbers in one example's columns beyond which a CPU's cache does not hold them."""
+
 
 class Geometry(NamedTuple):
     """How a weight is applied: as a matrix on the last axis, or as a convolution."""
@@ -111,14 +114,26 @@ def columns(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: 
     return _fold(a, examples), _fold(b, examples)
 
 
+def gradients(
+    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
+) -> Float[Tensor, "n ..."]:
+    """The per-example gradients themselves, in the shape of the weight."""
+    if _as_groups(x, g, weight, geometry, examples):
+        # One example with the channels of all, in as many groups: no columns are laid out.
+        wide = (1, -1)
+        kernels = weight.expand(examples, *weight.shape).flatten(0, 1)
+        settings = geometry._replace(groups=examples)
+        pair = (_float32(t).reshape(*wide, *t.shape[2:]) for t in (g, x))
+        mask = [False, True, False]
+        found = torch.ops.aten.convolution_backward(*pair, kernels, None, *settings, mask)[1]
+    else:
+        found = per_example_gradient(*columns(x, g, weight, geometry, examples))
+    return found.reshape(examples, *weight.shape)
+
+
 def per_example_gradient(a: A, b: B) -> Float[Tensor, "n g p d"]:
-    """The gradients themselves."""
+    """The gradients as products of columns."""
     return b @ a.mT
-
-
-def ghost_norm(a: A, b: B) -> Float[Tensor, " n"]:
-    """Squared norms from Gram matrices, never below the truth by rounding."""
-    return _sum_from_above((a.mT @ a) * (b.mT @ b))
 
 
 def instantiated_norm(a: A, b: B) -> Float[Tensor, " n"]:
@@ -159,12 +174,18 @@ def standardised_norm(
     return ((squares.clamp(min=0) + floor) / ((variance[:, 0] + eps) * v.shape[2])).sum(dim=1)
 
 
+def standardised_scale(weight: Tensor, eps: float) -> Float[Tensor, " p"]:
+    """What standardising multiplies each row of a weight by."""
+    rows = weight.flatten(1)
+    return torch.rsqrt((rows.var(dim=1, correction=0) + eps) * rows.shape[1])
+
+
 def lookup_norm(ids: Tensor, g: Tensor, examples: int) -> Float[Tensor, " n"]:
     """Squared norms for rows of a table: positions with the same row add up; -1 is no row."""
     ids = ids.reshape(examples, -1)
     g = _float32(g).reshape(examples, ids.shape[1], -1)
     same = (ids[:, :, None] == ids[:, None, :]) & (ids >= 0)[:, :, None]
-    return _sum_from_above((g @ g.mT) * same)
+    return sum_from_above((g @ g.mT) * same)
 
 
 def lookup_gradient(ids: Tensor, g: Tensor, shape: tuple[int, ...], examples: int) -> Tensor:
@@ -195,6 +216,8 @@ def without(tensor: Tensor, broken: Tensor | None) -> Tensor:
 def _unfold(x: Tensor, kernel: tuple[int, ...], geometry: Geometry) -> Tensor:
     """The columns of a convolution in any number of dimensions: rows, G, D, T."""
     stride, padding, dilation = geometry.stride, geometry.padding, geometry.dilation
+    if prod(kernel) == prod(stride) == 1 and not any(padding):
+        return x.flatten(2).unflatten(1, (geometry.groups, -1))
     if any(padding):
         x = F.pad(x, [side for p in reversed(padding) for side in (p, p)])
     rows, channels = x.shape[:2]
@@ -216,7 +239,14 @@ def _unfold(x: Tensor, kernel: tuple[int, ...], geometry: Geometry) -> Tensor:
     return windows.reshape(rows, geometry.groups, inputs, prod(sizes))
 
 
-def _sum_from_above(products: Tensor) -> Float[Tensor, " n"]:
+def _as_groups(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> bool:
+    """Whether a grouped convolution forms gradients faster: on a CPU, once columns outgrow it."""
+    plain = geometry.groups == 1 and not geometry.transposed and x.shape[0] == examples
+    size = weight[0].numel() * g.shape[2:].numel()
+    return plain and x.ndim == 4 and x.device.type == "cpu" and size > COLUMNS
+
+
+def sum_from_above(products: Tensor) -> Float[Tensor, " n"]:
     """The sum for each example, never below the truth by rounding.
 
     Gram products can cancel almost entirely. Their rounding error is a small part of their absolute
@@ -224,7 +254,8 @@ def _sum_from_above(products: Tensor) -> Float[Tensor, " n"]:
     """
     flat = products.flatten(1)
     rounding = 8 * torch.finfo(products.dtype).eps
-    return flat.sum(dim=1).clamp(min=0) + rounding * flat.abs().sum(dim=1)
+    absolute = torch.linalg.vector_norm(flat, ord=1, dim=1)
+    return flat.sum(dim=1).clamp(min=0) + rounding * absolute
 
 
 def _fold(rows: Tensor, examples: int) -> Tensor:

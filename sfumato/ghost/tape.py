@@ -42,12 +42,16 @@ class Part:
     inputs: int = 0
     outputs: int = 0
     groups: int = 1
+    gram_depth: int = 0
+    """Products for one entry of the Gram matrix of its inputs."""
     method: str = "store"
     """store: keep per-example gradients; ghost: Gram norms; square: form, measure, drop."""
     sources: tuple[str, ...] = ()
     """All parameters it depends on."""
     standardised: float | None = None
     """If it is a parameter with standardised rows: the eps of the standardisation."""
+    overwritten: bool = False
+    """Whether the layer's output is changed in place later, so that it cannot be kept."""
     reads_input: bool = False
     """Whether the layer's input is the batch itself, so that nobody wants its gradient."""
 
@@ -78,6 +82,9 @@ class Tape:
     standardised: dict[int, float] = field(default_factory=dict)
     alive: list[Tensor] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
+    outputs: list[tuple[Part, Tensor]] = field(default_factory=list)
+    """In a survey: outputs of layers, to see whether they are overwritten."""
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
     replaying: bool = False
     """Activation checkpointing computes again what it dropped: nothing new is recorded then."""
     norms: tuple[Tensor, ...] = ()

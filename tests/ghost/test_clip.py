@@ -277,10 +277,10 @@ def test_a_hand_made_mixing_of_examples_is_noticed():
 
 
 def test_a_wrong_rule_is_noticed(monkeypatch):
-    from sfumato.ghost import contract
+    from sfumato.ghost import grams
 
     x, y = data()
-    monkeypatch.setattr(contract, "ghost_norm", lambda a, b: a.square().sum(dim=(1, 2, 3)))
+    monkeypatch.setattr(grams, "ghost_norm", lambda x, *_: x.flatten(1).square().sum(dim=1))
     with pytest.raises(UnsupportedLayer, match="not those of autograd"):
         admit(Ghost(small_net(), mode="ghost"), loss_of, (x, y), 6)
 
