@@ -216,8 +216,12 @@ class Ghost:
             )
         dummies = [*tape.norms, *tape.keeps]
         tape.replaying = True
+        # A compiler plans memory itself, and before torch 2.12 takes a freed graph for used up.
+        retain = torch.compiler.is_compiling()
         with self._swapped(tape):
-            found = torch.autograd.grad(losses.sum(), dummies, allow_unused=True)
+            found = torch.autograd.grad(
+                losses.sum(), dummies, allow_unused=True, retain_graph=retain
+            )
         kept = sort_kept(tape, found[len(tape.norms) :])
         squares = self._squares(tape, kept, found[: len(tape.norms)])
         norms = squares.sum(dim=0).sqrt()

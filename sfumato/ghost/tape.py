@@ -111,7 +111,8 @@ class Tape:
         for item in inputs:
             is_batch = isinstance(item, Tensor) and item.is_floating_point()
             marked.append(Mark.apply(item, self.seed) if is_batch else item)
-        self.inputs = [id(item) for item in marked]
+        if self.survey:
+            self.inputs = [id(item) for item in marked]
         return marked
 
     def open(self, leaf: Tensor, kind: str, operation: str) -> Part:

@@ -14,6 +14,7 @@ from sfumato.nn.wrn import WideResNet, tanh_cnn
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "tanh-cnn": tanh_cnn,
+    "wrn-10-2": lambda classes, channels: WideResNet(classes, channels, depth=10, width=2),
     "wrn-16-4": WideResNet,
     "wrn-40-4": lambda classes, channels: WideResNet(classes, channels, depth=40),
 }

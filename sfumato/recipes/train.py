@@ -145,7 +145,46 @@ def digits_cpu() -> Config:
     return Config(epsilon=3.0, batch_size=500, epochs=25, lr=1.0, physical_batch_size=500)
 
 
-PRESETS: dict[str, Callable[[], Config]] = {"digits-cpu": digits_cpu}
+def mnist_eps1() -> Config:
+    """Epsilon 1 on MNIST."""
+    return Config(
+        data="mnist", epsilon=1.0, batch_size=4096, epochs=20, lr=2.0, physical_batch_size=4096
+    )
+
+
+def fashion_eps2() -> Config:
+    """Epsilon 2 on Fashion-MNIST."""
+    return Config(
+        data="fashion_mnist", model="wrn-10-2", epsilon=2.0, batch_size=4096, epochs=40, lr=2.0,
+        augmult=4, crop=2, flip=True, ema=0.99, physical_batch_size="auto",
+    )  # fmt: skip
+
+
+def cifar10_scratch_eps8() -> Config:
+    """Epsilon 8 on CIFAR-10 from scratch: WRN-16-4, the recipe of De et al. 2022."""
+    return Config(
+        data="cifar10", model="wrn-16-4", epsilon=8.0, delta=1e-5, batch_size=4096, steps=875,
+        lr=4.0, augmult=16, crop=4, flip=True, ema=0.999, physical_batch_size="auto",
+        precision="bf16", compile=True,
+    )  # fmt: skip
+
+
+def cifar10_finetune_eps1() -> Config:
+    """Epsilon 1 on CIFAR-10, from public ImageNet weights: give --pretrained, or --weights FILE."""
+    return Config(
+        data="cifar10", model="tf_efficientnet_lite0", image_size=224, epsilon=1.0, delta=1e-5,
+        batch_size=2000, epochs=5, optimizer="adam", lr=1e-3, schedule="cosine",
+        clip="automatic", physical_batch_size="auto", precision="bf16",
+    )  # fmt: skip
+
+
+PRESETS: dict[str, Callable[[], Config]] = {
+    "digits-cpu": digits_cpu,
+    "mnist-eps1": mnist_eps1,
+    "fashion-eps2": fashion_eps2,
+    "cifar10-scratch-eps8": cifar10_scratch_eps8,
+    "cifar10-finetune-eps1": cifar10_finetune_eps1,
+}
 
 
 def run(config: Config, run: Run | None) -> dict[str, Any]:

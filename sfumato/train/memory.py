@@ -19,7 +19,7 @@ from sfumato.ghost.clip import Ghost
 from sfumato.train.reading import Reading
 from sfumato.train.world import World
 
-LARGEST = {"cpu": 256, "cuda": 8192}
+LARGEST = {"cpu": 256, "cuda": 4096}
 """Beyond this many rows a step is not faster."""
 
 
