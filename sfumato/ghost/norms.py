@@ -62,6 +62,7 @@ class GroupNormed(torch.autograd.Function):
         examples: int,
     ) -> Tensor:  # fmt: skip
         """The ordinary forward pass."""
+        x = x.contiguous() if x.is_cuda else x  # there the kernel knows no other layout
         rows, channels = x.shape[:2]
         sizes = (rows, channels, x[0, 0].numel(), groups)
         out, mean, scale = torch.native_group_norm(x, weight, bias, *sizes, eps)
@@ -71,28 +72,54 @@ class GroupNormed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """All at the cost of the ordinary backward pass.
-
-        To the kernel the batch is shown as one example with the channels of all, side by side: so
-        it does not add up the gradients of scale and shift over the examples.
-        """
+        """The gradient of the input, and sums over the positions of each example."""
         (g,) = gradients
         x, mean, scale, weight = ctx.saved_tensors
-        rows, channels, places, groups, examples = ctx.settings
-        wide = (1, rows * channels, places)
+        *sizes, examples = ctx.settings
+        channels = sizes[1]
         needs = ctx.needs_input_grad
-        grad_x, by_weight, by_bias = torch.ops.aten.native_group_norm_backward(
-            g.reshape(wide), x.reshape(wide), mean.reshape(1, -1), scale.reshape(1, -1),
-            None if weight is None else weight.repeat(rows), *wide, rows * groups,
-            [needs[0], needs[3], needs[4]],
-        )  # fmt: skip
-        if needs[0]:
-            grad_x = grad_x.reshape(x.shape)
+        find = _on_gpu if x.is_cuda else _side_by_side
+        wanted = (needs[0], needs[3], needs[4])
+        grad_x, by_weight, by_bias = find(g, x, mean, scale, weight, *sizes, wanted)
         by_weight, by_bias = (
             found.reshape(examples, -1, channels).sum(dim=1) if wanted else None
             for found, wanted in ((by_weight, needs[3]), (by_bias, needs[4]))
         )
         return grad_x if needs[0] else None, None, None, by_weight, by_bias, None, None, None
+
+
+def _side_by_side(
+    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, rows: int, channels: int,
+    places: int, groups: int, wanted: tuple[bool, bool, bool],
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """All at the cost of the ordinary backward pass, on a CPU.
+
+    To the kernel the batch is shown as one example with the channels of all, side by side: so it
+    does not add up the gradients of scale and shift over the rows.
+    """
+    wide = (1, rows * channels, places)
+    grad_x, by_weight, by_bias = torch.ops.aten.native_group_norm_backward(
+        g.reshape(wide), x.reshape(wide), mean.reshape(1, -1), scale.reshape(1, -1),
+        None if weight is None else weight.repeat(rows), *wide, rows * groups, list(wanted),
+    )  # fmt: skip
+    return grad_x.reshape(x.shape) if wanted[0] else None, by_weight, by_bias
+
+
+def _on_gpu(
+    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, rows: int, channels: int,
+    places: int, groups: int, wanted: tuple[bool, bool, bool],
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """The same in two reductions more: there a kernel takes few groups and many rows."""
+    g = g.contiguous()
+    grad_x = None
+    if wanted[0]:
+        grad_x = torch.ops.aten.native_group_norm_backward(
+            g, x, mean, scale, weight, rows, channels, places, groups, [True, False, False]
+        )[0]
+    by_bias = g.reshape(rows, groups, -1, places).sum(dim=3)
+    with_x = (g * x).reshape(rows, groups, -1, places).sum(dim=3)
+    by_weight = (with_x - by_bias * mean[..., None]) * scale[..., None]
+    return grad_x, by_weight.flatten(), by_bias.flatten()
 
 
 @norm_rule(F.layer_norm)
