@@ -178,7 +178,7 @@ class Ghost:
         with self._swapped(tape), torch.enable_grad():
             out = forward(tape.mark(inputs))
         for part, output in tape.outputs:
-            part.overwritten = output._version > 0
+            part.output_lost |= output._version > 0
         _set_random_state(state)
         leaves = list(named.values())
         for part, value in zip(tape.parts, tape.values, strict=True):

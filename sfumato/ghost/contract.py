@@ -7,7 +7,8 @@ a (n G D T) the columns of the input and b (n G P T) the gradient of the output:
     per-example gradient   b a'                           2 T D P operations, n G P D numbers
     its squared norm       sum of (a'a) * (b'b)           2 T T (D + P) operations, n G T T numbers
 
-These few functions are what a kernel may replace; everything else in this room calls them.
+These few functions, and the Gram norms in `grams`, are what a kernel may replace; everything else
+in this room calls them.
 """
 
 from math import prod

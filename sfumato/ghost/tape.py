@@ -50,8 +50,8 @@ class Part:
     """All parameters it depends on."""
     standardised: float | None = None
     """If it is a parameter with standardised rows: the eps of the standardisation."""
-    overwritten: bool = False
-    """Whether the layer's output is changed in place later, so that it cannot be kept."""
+    output_lost: bool = False
+    """Whether the layer's output is rounded, or changed in place later: no norm can rest on it."""
     reads_input: bool = False
     """Whether the layer's input is the batch itself, so that nobody wants its gradient."""
 
