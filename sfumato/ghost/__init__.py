@@ -3,6 +3,7 @@
 Read in this order:
 
 1. `contract`  the algebra of layers that multiply by a weight: norms and sums, two exact ways
+               (`grams` is the one that forms no gradient)
 2. `tape`      how parameters are followed through a model: the `Leaf` tensor and the `Tape`
 3. `rules`     what happens where a parameter meets a batch: one rule a kind of operation
                (`registry` holds them; `products`, `norms`, `attention` are most of them)

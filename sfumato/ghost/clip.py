@@ -172,14 +172,14 @@ class Ghost:
     def _survey_once(
         self, forward: Callable[[list[Tensor]], Any], inputs: list[Any], examples: int
     ) -> list[Part]:
-        tape = Tape(examples, self.seed, [], survey=True)
+        named = self.parameters
+        tape = Tape(examples, self.seed, [], survey=True, parameters=named)
         state = _random_state()
         with self._swapped(tape), torch.enable_grad():
             out = forward(tape.mark(inputs))
         for part, output in tape.outputs:
-            part.overwritten = output._version > 0
+            part.output_lost |= output._version > 0
         _set_random_state(state)
-        named = self.parameters
         leaves = list(named.values())
         for part, value in zip(tape.parts, tape.values, strict=True):
             touched = torch.autograd.grad(value.sum(), leaves, retain_graph=True, allow_unused=True)
@@ -240,7 +240,7 @@ class Ghost:
         """Squared norms: from the products, from kept gradients, and from sums of several uses."""
         zero = torch.zeros(tape.examples, device=self._device)
         rows = [zero if found is None else found for found in from_products]
-        joint = joint_names(tape.parts)
+        joint, named = joint_names(tape.parts), tape.parameters
         several: dict[str, Tensor] = {}
         for one in kept:
             part = one.part
@@ -248,7 +248,7 @@ class Ghost:
                 group = self.group_of[part.path]
                 eps = part.standardised if part.method == "store" else None
                 if eps is not None and one.tensors[0] is not None:
-                    weight = self.parameters[part.path]
+                    weight = named[part.path]
                     square = contract.standardised_norm(one.tensors[0], weight, eps)
                 else:
                     square = one.square_norm()
@@ -259,7 +259,7 @@ class Ghost:
                 continue
             names = list(part.sources)
             pulled = torch.autograd.grad(
-                one.value, [self.parameters[name] for name in names], gradient,
+                one.value, [named[name] for name in names], gradient,
                 is_grads_batched=True, retain_graph=True,
             )  # fmt: skip
             for name, more in zip(names, pulled, strict=True):
@@ -282,9 +282,10 @@ class Ghost:
             one.weighted(factors[self.group_of[one.part.path]], broken).to(one.value.dtype)
             for one in kept
         ]
-        names = [name for name in self.parameters if any(name in k.part.sources for k in kept)]
+        met = {name for one in kept for name in one.part.sources}
+        names = [name for name in tape.parameters if name in met]
         gradients = torch.autograd.grad(
-            [one.value for one in kept], [self.parameters[n] for n in names], sums
+            [one.value for one in kept], [tape.parameters[n] for n in names], sums
         )
         return {name: g.detach() for name, g in zip(names, gradients, strict=True)}
 
@@ -312,13 +313,13 @@ class Ghost:
 
     @contextmanager
     def _swapped(self, tape: Tape) -> Iterator[None]:
-        leaves = {n: p.as_subclass(self.leaf_type) for n, p in self.parameters.items()}
+        leaves = {n: p.as_subclass(self.leaf_type) for n, p in tape.parameters.items()}
         if tape.survey:
             tape.roots = {id(leaf): (name, True) for name, leaf in leaves.items()}
         cell = self.leaf_type.cell
         before, cell.tape = cell.tape, tape
         try:
-            with swapped(self.model, leaves):
+            with swapped(self.model, tape.parameters, leaves):
                 yield
         finally:
             cell.tape = before

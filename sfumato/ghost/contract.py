@@ -7,7 +7,8 @@ a (n G D T) the columns of the input and b (n G P T) the gradient of the output:
     per-example gradient   b a'                           2 T D P operations, n G P D numbers
     its squared norm       sum of (a'a) * (b'b)           2 T T (D + P) operations, n G T T numbers
 
-These few functions are what a kernel may replace; everything else in this room calls them.
+These few functions, and the Gram norms in `grams`, are what a kernel may replace; everything else
+in this room calls them.
 """
 
 from math import prod
@@ -87,14 +88,16 @@ def weighted_gradient(
     x: Tensor, g: Tensor, factors: Float[Tensor, " n"], weight: Tensor, geometry: Geometry
 ) -> Tensor:
     """The sum over examples of factor times gradient of the weight: one ordinary product."""
-    scaled = _float32(g) * _by_row(factors, g)
+    x, g = _float32(x), _float32(g)
+    # The factors go to the smaller of the two, which is the cheaper copy.
+    if x.numel() < g.numel():
+        x = x * _by_row(factors, x)
+    else:
+        g = g * _by_row(factors, g)
     if geometry.is_linear:
-        return scaled.flatten(0, -2).mT @ _float32(x).flatten(0, -2)
+        return g.flatten(0, -2).mT @ x.flatten(0, -2)
     mask = [False, True, False]
-    weight = _float32(weight)
-    return torch.ops.aten.convolution_backward(scaled, _float32(x), weight, None, *geometry, mask)[
-        1
-    ]
+    return torch.ops.aten.convolution_backward(g, x, _float32(weight), None, *geometry, mask)[1]
 
 
 def columns(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> tuple[A, B]:

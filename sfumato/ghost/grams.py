@@ -44,10 +44,14 @@ def standardised_ghost_norm(
     1 and along the weight w_r. The products with them are sums over positions: of b_r with the sum
     of the columns, and of b_r with the layer's own output y, from which the bias is taken.
     """
+    rounded = y.dtype != contract.sum_type(y)
     x, g, y, weight = (t.to(contract.sum_type(t)) for t in (x, g, y, weight))
     size = weight[0].numel()
     g = g * scale.reshape(-1, *[1] * (g.ndim - 2))
     whole = ghost_norm(x, g, weight, geometry, examples)
+    if rounded:
+        # What a rounded output says of the part to be removed may be too much: remove nothing.
+        return whole
     sums = contract.apply(
         x.sum(dim=1, keepdim=True), torch.ones_like(weight[:1, :1]), None, geometry
     )
@@ -73,8 +77,10 @@ def slides(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: i
 def gram_depth(pixels: int, positions: int, weight: Tensor) -> int:
     """Products for one entry of the Gram matrix of a convolution's columns, the cheaper way."""
     channels, kernel = weight.shape[1], prod(weight.shape[2:])
-    raw = channels * pixels**2 // max(1, positions**2)
-    return min(raw, channels * kernel)
+    if pixels > 2 * positions:
+        # A stride: the matrix of all pixels would be far larger than the one it is for.
+        return channels * kernel
+    return min(channels * pixels**2 // max(1, positions**2), channels * kernel)
 
 
 def _slid_gram(

@@ -79,7 +79,7 @@ def _must_store(part: Part) -> bool:
         return False
     geometry = part.geometry
     plain = geometry is not None and not geometry.is_linear and not geometry.transposed
-    return not plain or part.groups > 1 or part.overwritten
+    return not plain or part.groups > 1 or part.output_lost
 
 
 def explain(model: nn.Module, shape: tuple[int, ...], mode: str = "ghost_mixed") -> str:

@@ -104,6 +104,7 @@ def contraction(
     bias = None if bias is None else bias.to(dtype)
     y = Contraction.apply(x, weight, bias, scale, norm, plan, *dummies)  # pyright: ignore
     if tape.survey and by_weight is not None and by_weight.standardised is not None:
+        by_weight.output_lost = _is_rounded(y)
         tape.outputs.append((by_weight, y))
     return y
 
@@ -194,6 +195,12 @@ def _product_type(x: Tensor) -> torch.dtype:
     """The type autocast computes products in."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _is_rounded(y: Tensor) -> bool:
+    """Whether a product kept fewer bits than the sums that are taken of it."""
+    tf32 = y.device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    return tf32 or y.dtype != contract.sum_type(y)
 
 
 def _depends_on_batch(tensor: Tensor | None) -> bool:

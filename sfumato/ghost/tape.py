@@ -50,8 +50,8 @@ class Part:
     """All parameters it depends on."""
     standardised: float | None = None
     """If it is a parameter with standardised rows: the eps of the standardisation."""
-    overwritten: bool = False
-    """Whether the layer's output is changed in place later, so that it cannot be kept."""
+    output_lost: bool = False
+    """Whether the layer's output is rounded, or changed in place later: no norm can rest on it."""
     reads_input: bool = False
     """Whether the layer's input is the batch itself, so that nobody wants its gradient."""
 
@@ -84,7 +84,8 @@ class Tape:
     inputs: list[int] = field(default_factory=list)
     outputs: list[tuple[Part, Tensor]] = field(default_factory=list)
     """In a survey: outputs of layers, to see whether they are overwritten."""
-    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    """The trainable parameters: looked up once, for a model takes long to name them."""
     replaying: bool = False
     """Activation checkpointing computes again what it dropped: nothing new is recorded then."""
     norms: tuple[Tensor, ...] = ()
@@ -222,11 +223,12 @@ def new_leaf_type(dispatch: Callable[..., Any]) -> type[Leaf]:
 
 
 @contextmanager
-def swapped(model: nn.Module, leaves: Mapping[str, Tensor]) -> Iterator[None]:
+def swapped(
+    model: nn.Module, parameters: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
+) -> Iterator[None]:
     """Put the Leafs in the place of the model's parameters, for the length of a forward pass."""
     places: list[tuple[nn.Module, str, nn.Parameter]] = []
-    originals = dict(model.named_parameters())
-    by_id = {id(originals[name]): leaf for name, leaf in leaves.items()}
+    by_id = {id(parameters[name]): leaf for name, leaf in leaves.items()}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) in by_id:

@@ -72,8 +72,24 @@ def test_standardised_weights_are_exact_whoever_overwrites_their_output(mode, in
     ghost = Ghost(model, mode)
     torch.testing.assert_close(ghost.clip(loss_of, (x,), 5).norms, norms, rtol=5e-6, atol=1e-9)
     ((first, *_),) = ghost.layouts.values()
-    assert first.overwritten == inplace
+    assert first.output_lost == inplace
     assert mode != "ghost" or first.method == ("store" if inplace else "ghost")
+
+
+def test_standardised_weights_in_bf16_stay_within_the_bound():
+    # The output is rounded to 8 bits there; a norm less what it says would be too small.
+    torch.manual_seed(0)
+    model, x = StandardisedConv2d(4, 6, 3, padding=1), torch.randn(5, 4, 7, 6)
+
+    def loss(model, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x)
+        return (out.float() * out.detach().float()).sum(dim=(1, 2, 3))
+
+    for i in range(5):
+        ghost = Ghost(model, "ghost", clipping=Clipping(max_norm=0.1))
+        total = ghost.clip(loss, (x[i : i + 1],), 1).total
+        assert torch.sqrt(sum(t.double().square().sum() for t in total.values())) <= 0.1
 
 
 def test_standardised_layers_are_clipped_each_on_its_own():
