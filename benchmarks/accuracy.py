@@ -4,54 +4,57 @@
     python benchmarks/accuracy.py mnist-eps1 --tune '{"lr": 2}' '{"lr": 4}'
 
 Settings were chosen by `--tune`, which trains on nine tenths of the training images and scores on
-the last tenth; test images are not loaded. A seed that was cut goes on where it was.
+the last tenth; test images are not looked at. A seed that was cut goes on where it was.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sfumato.data.images import Images
+from sfumato.data.load import load_splits
 from sfumato.recipes import train
-from sfumato.runs import Run, open_run
+from sfumato.runs import open_run
+from sfumato.train.setup import pick_device
+from sfumato.train.steps import accuracy
+from sfumato.train.world import World
 
 
-def measure(config: train.Config, out: Path) -> dict[str, Any]:
-    """Train as the command line does, and read the score that stays private."""
-    started = time.monotonic()
+def measure(config: train.Config, images: Images, test: Images, out: Path) -> dict[str, Any]:
+    """Train as the command line does, on images that are loaded already."""
+    started, world = time.monotonic(), World()
     with open_run(config, verb="train", out=out, say=print) as run:
-        summary = run.summary if run.finished else train.run(config, run)
+        learner, reading = train.prepare(config, images, pick_device(config.device))
+        if not run.finished:
+            secret = train.draw_secret(config, run, world)
+            plan, ledger = train.promise(config, reading, secret, run, world)
+            train.learn(config, learner, reading, plan, ledger, secret, run, world)
+            tested = replace(reading, images=test)
+            train.conclude(config, learner, tested, plan, ledger, run)
+            if learner.average is not None:
+                print("  without averaging:", accuracy(learner.model, tested))
+        summary = run.summary
     score = json.loads((out / "private" / "scores.json").read_text())["test_accuracy"]
-    seconds = time.monotonic() - started
-    return {"epsilon": summary["epsilon"], "test_accuracy": score, "seconds": round(seconds)}
-
-
-def tune(config: train.Config) -> dict[str, Any]:
-    """The score on a tenth of the training images, after training on the others."""
-    from tempfile import TemporaryDirectory
-
-    from sfumato.data.load import load_images
-    from sfumato.train.setup import pick_device
-    from sfumato.train.steps import accuracy
-    from sfumato.train.world import World
-
-    started = time.monotonic()
-    images = load_images(config.data, image_size=config.image_size, data_root=config.data_root)
-    held_out, rest = images.split(0.1, seed=0)
-    learner, reading = train.prepare(config, rest, pick_device(config.device))
-    with TemporaryDirectory() as folder:
-        run = Run(Path(folder))
-        secret = train.draw_secret(config, run, World())
-        plan, ledger = train.promise(config, reading, secret, run, World())
-        train.learn(config, learner, reading, plan, ledger, secret, run, World())
-    reading = replace(reading, images=held_out, people=None)
-    scores = {"held_out": accuracy(learner.best, reading)}
-    if learner.average is not None:
-        scores["last_weights"] = accuracy(learner.model, reading)
     seconds = round(time.monotonic() - started)
-    return {**scores, "noise": round(plan.noise_multiplier, 3), "seconds": seconds}
+    keys = ("epsilon", "delta", "noise_multiplier", "steps")
+    return {"accuracy": score, **{key: summary[key] for key in keys}, "seconds": seconds}
+
+
+def experiments(words: Any) -> Iterator[tuple[str, train.Config]]:
+    """Names and settings of what is to be measured."""
+    preset = replace(
+        train.PRESETS[words.preset](), data_root=words.data_root, weights=words.weights,
+        **json.loads(words.set),
+    )  # fmt: skip
+    for number, change in enumerate(words.tune or []):
+        yield f"{words.preset}-try-{number} {change}", replace(preset, **json.loads(change))
+    for seed in range(words.first_seed, words.first_seed + words.seeds):
+        if words.tune is None:
+            yield f"{words.preset}-{preset.epsilon:g}-seed-{seed}", replace(preset, seed=seed)
 
 
 def main() -> None:
@@ -61,20 +64,23 @@ def main() -> None:
     ask.add_argument("--seeds", type=int, default=3)
     ask.add_argument("--first-seed", type=int, default=0)
     ask.add_argument("--tune", nargs="*", help="changes of the preset, as JSON")
-    ask.add_argument("--set", default="{}", help="settings of this machine, as JSON")
+    ask.add_argument("--set", default="{}", help="changes for all of them, as JSON")
+    ask.add_argument("--weights", type=Path)
     ask.add_argument("--data-root", type=Path, default=Path("data"))
     ask.add_argument("--out", type=Path, default=Path("runs/accuracy"))
     words = ask.parse_args()
-    config = replace(
-        train.PRESETS[words.preset](), data_root=words.data_root, **json.loads(words.set)
-    )
-    if words.tune is not None:
-        for change in words.tune or ["{}"]:
-            print(words.preset, change, tune(replace(config, **json.loads(change))), flush=True)
-        return
-    for seed in range(words.first_seed, words.first_seed + words.seeds):
-        found = measure(replace(config, seed=seed), words.out / f"{words.preset}-{seed}")
-        print(words.preset, "seed", seed, json.dumps(found), flush=True)
+    loaded: dict[Any, Any] = {}
+    for name, config in experiments(words):
+        key = (config.data, config.image_size)
+        if key not in loaded:
+            loaded[key] = load_splits(
+                config.data, image_size=config.image_size, data_root=config.data_root
+            )
+        images, test = loaded[key]
+        if words.tune is not None:
+            test, images = images.split(0.1, seed=0)
+        out = words.out / name.partition(" ")[0]
+        print(name, json.dumps(measure(config, images, test, out)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Layers that normalise, then scale and shift: LayerNorm, GroupNorm and their kin.
 
-LayerNorm and GroupNorm run torch's own kernels, forward and backward, and cost what they cost in
+LayerNorm, GroupNorm and frozen BatchNorm run torch's own kernels and cost about what they cost in
 ordinary training. For the others the scale and the shift are given a row for each example, whose
 gradient is the per-example one.
 """
@@ -122,6 +122,48 @@ def _on_gpu(
     return grad_x, by_weight.flatten(), by_bias.flatten()
 
 
+class FrozenBatchNormed(torch.autograd.Function):
+    """BatchNorm with fixed statistics: a scale and a shift of each channel, in one pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Any, weight: Any, bias: Any, kept_w: Any, kept_b: Any, mean: Any, variance: Any,
+        eps: float, examples: int,
+    ) -> Tensor:  # fmt: skip
+        """The ordinary forward pass."""
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.settings = (eps, examples)
+        return F.batch_norm(x, mean, variance, weight, bias, eps=eps)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The gradient of the input, and sums over the positions of each example."""
+        (g,) = gradients
+        x, weight, mean, variance = ctx.saved_tensors
+        eps, examples = ctx.settings
+        needs = ctx.needs_input_grad
+        shape = (-1, *[1] * (x.ndim - 2))
+        inverse = (variance + eps).rsqrt().reshape(shape)
+        grad_x = by_weight = by_bias = None
+        if needs[0]:
+            grad_x = g * (inverse if weight is None else inverse * weight.reshape(shape)).to(
+                g.dtype
+            )
+        if needs[3]:
+            # Centred first: x may lie far from zero, where little of a rounded product is left.
+            by_weight = _by_channel((x - mean.reshape(shape)) * g, examples) * inverse.flatten()
+        if needs[4]:
+            by_bias = _by_channel(g, examples)
+        return grad_x, None, None, by_weight, by_bias, None, None, None, None
+
+
+def _by_channel(values: Tensor, examples: int) -> Tensor:
+    """Sums over all positions of each example: n, C."""
+    rows = values.flatten(2) if values.ndim > 2 else values[..., None]
+    rows = rows.sum(dim=2, dtype=sum_type(values))
+    return rows.reshape(examples, -1, values.shape[1]).sum(dim=1)
+
+
 @norm_rule(F.layer_norm)
 def layer_norm(
     tape: Tape, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None,
@@ -180,8 +222,16 @@ def batch_norm(
     """With frozen statistics: scale and shift channels. In training mode: refused."""
     if training:
         raise UnsupportedLayer(_mixes(weight, tape, "BatchNorm in training mode"))
-    normal = F.batch_norm(input, running_mean, running_var, eps=eps)
-    return _scale_and_shift(tape, normal, weight, bias, channels=True)
+    foreign = any(
+        p is not None and p.requires_grad and not isinstance(p, Leaf) for p in (weight, bias)
+    )
+    if foreign or input.numel() == 0 or input.shape[0] % tape.examples != 0:
+        normal = F.batch_norm(input, running_mean, running_var, eps=eps)
+        return _scale_and_shift(tape, normal, weight, bias, channels=True)
+    (weight, kept_w), (bias, kept_b) = _given(tape, weight), _given(tape, bias)
+    return FrozenBatchNormed.apply(  # pyright: ignore
+        input, weight, bias, kept_w, kept_b, running_mean, running_var, eps, tape.examples
+    )
 
 
 def _given(tape: Tape, parameter: Any) -> tuple[Tensor | None, Tensor | None]:

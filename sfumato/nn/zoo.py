@@ -33,11 +33,16 @@ def build_model(
 
     `name` is one of ours, a timm name, `torchvision:NAME`, or `package.module:function`, a function
     that takes the number of classes and returns a module. `weights` is a state dict in a file
-    (.safetensors, or .pt with tensors only); a head that does not fit the classes is left out.
+    (.safetensors, or .pt with tensors only); a head that does not fit the classes is left out, and
+    starts at zero: no step is spent on unlearning it.
     """
     model = _build(name, classes, shape[0], pretrained)
-    if weights is not None:
-        load_weights(model, weights)
+    missing = load_weights(model, weights) if weights is not None else []
+    own_classes = (getattr(model, "pretrained_cfg", None) or {}).get("num_classes", 0)
+    head = head_parameters(model)
+    if not head.isdisjoint(missing) or (pretrained and own_classes != classes):
+        for parameter_name in head:
+            nn.init.zeros_(model.get_parameter(parameter_name))
     try:
         with torch.no_grad():
             out = model.eval()(torch.zeros(2, *shape))
