@@ -106,7 +106,7 @@ def columns(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: 
     if geometry.transposed:
         # The adjoint of a convolution: input and output gradient change places.
         x, g = g, x
-    a = _unfold(_float32(x), weight.shape[2:], geometry)
+    a = _unfold(_float32(x), weight.shape[2:], geometry, g.shape[2:])
     b = _float32(g).flatten(2).unflatten(1, (geometry.groups, -1))
     return _fold(a, examples), _fold(b, examples)
 
@@ -192,16 +192,18 @@ def without(tensor: Tensor, broken: Tensor | None) -> Tensor:
     return tensor.masked_fill(rows.reshape(-1, *[1] * (tensor.ndim - 1)), 0.0)
 
 
-def _unfold(x: Tensor, kernel: tuple[int, ...], geometry: Geometry) -> Tensor:
-    """The columns of a convolution in any number of dimensions: rows, G, D, T."""
+def _unfold(
+    x: Tensor, kernel: tuple[int, ...], geometry: Geometry, sizes: tuple[int, ...]
+) -> Tensor:
+    """The columns of a convolution in any number of dimensions: rows, G, D, T.
+
+    `sizes` are the positions there are. Padding that a transposed convolution adds to its output
+    may leave room for more.
+    """
     stride, padding, dilation = geometry.stride, geometry.padding, geometry.dilation
     if any(padding):
         x = F.pad(x, [side for p in reversed(padding) for side in (p, p)])
     rows, channels = x.shape[:2]
-    sizes = [
-        (size - d * (k - 1) - 1) // s + 1
-        for size, k, s, d in zip(x.shape[2:], kernel, stride, dilation, strict=True)
-    ]
     x = x.contiguous()
     steps = x.stride()[2:]
     windows = x.as_strided(
