@@ -16,8 +16,8 @@ from torch import Tensor
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost import contract
 from sfumato.ghost.contract import LINEAR, Geometry
-from sfumato.ghost.generic import by_broadcasting, by_expanding, by_vmap, per_row
-from sfumato.ghost.tape import Leaf, Part, Tape, flat, plain
+from sfumato.ghost.generic import by_vmap, per_row
+from sfumato.ghost.tape import Leaf, Part, Tape, plain
 
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -30,23 +30,6 @@ def norm_rule(*operations: Callable[..., Any]) -> Callable[[Callable[..., Any]],
         return rule
 
     return register
-
-
-def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind: type[Leaf]) -> Any:
-    """Decide what an operation with a Leaf among its arguments is."""
-    tensors = flat((args, tuple(kwargs.values())))
-    meets = any(not isinstance(t, Leaf) and t.requires_grad for t in tensors)
-    if func in EXPANDING:
-        return by_expanding(tape, func, args, kwargs, kind)
-    if func in LOOKUPS and LOOKUPS[func](tape, args):
-        return RULES[func](tape, *args, **kwargs)
-    if not meets or func in PASSIVE:
-        return tape.derive(func, args, kwargs, kind)
-    if func in RULES:
-        return RULES[func](tape, *args, **kwargs)
-    if func in BROADCASTING:
-        return by_broadcasting(tape, func, args, kwargs)
-    return by_vmap(tape, func, args, kwargs)
 
 
 class Contraction(torch.autograd.Function):
@@ -249,9 +232,10 @@ def embedding(
     padding_idx = None if padding_idx is None else padding_idx % len(weight)
     part = tape.open(weight, "rows", "embedding")
     rows = F.embedding(input, weight.detach(), padding_idx)
-    tape.extras[-1] = (
-        input.masked_fill(input == padding_idx, -1) if padding_idx is not None else input
-    )
+    if not tape.replaying:
+        tape.extras[-1] = (
+            input.masked_fill(input == padding_idx, -1) if padding_idx is not None else input
+        )
     if tape.survey:
         part.outputs, part.positions = weight.shape[1], input.numel() // tape.examples
     return rows + tape.keep(tuple(rows.shape), rows.dtype)
@@ -267,8 +251,9 @@ def embedding_bag(
     """Sums or means of table rows, for bags given as a matrix of indices."""
     if offsets is not None or mode == "max" or max_norm or scale_grad_by_freq or sparse:
         raise UnsupportedLayer(
-            "an EmbeddingBag with offsets, mode max, max_norm, scale_grad_by_freq or sparse has no "
-            "per-example rule. Give it a matrix of indices, one row an example."
+            f'"{tape.name_of(weight)}" is an EmbeddingBag with offsets, mode max, max_norm, '
+            "scale_grad_by_freq or sparse, which has no per-example rule. Give it a matrix of "
+            "indices, one row an example, or freeze it."
         )
     rows = embedding(tape, input, weight, padding_idx)
     if per_sample_weights is not None:
@@ -293,7 +278,9 @@ def multi_head_attention(
     """torch's own attention: three projections, softmax, one projection."""
     if bias_k is not None or add_zero_attn or static_k is not None or query.ndim != 3:
         raise UnsupportedLayer(
-            "MultiheadAttention with add_bias_kv, add_zero_attn or unbatched input has no rule."
+            f'"{tape.name_of(out_proj_weight)}" belongs to MultiheadAttention with add_bias_kv, '
+            "add_zero_attn or input without a batch, which has no rule. Turn that off, or freeze "
+            "the layer."
         )
     kind = next(
         type(w)
@@ -364,7 +351,7 @@ def _measure(
 ) -> None:
     """Note what the choice of method depends on."""
     part.geometry, part.groups = geometry, geometry.groups
-    part.reads_input = id(x) in tape.inputs
+    part.reads_input = id(x) in tape.inputs or not x.requires_grad
     if geometry.is_linear:
         part.positions, part.inputs, part.outputs = x.numel() // x.shape[-1], x.shape[-1], out[-1]
     else:
@@ -411,40 +398,3 @@ def _mixes(weight: Any, tape: Tape, what: str) -> str:
         f'"{name}" is a {what}: it mixes the examples of a batch, so no per-example gradient '
         "exists. Use --norm group, or freeze it with --norm frozen (model.eval() for that layer)."
     )
-
-
-def _ids_carry_the_batch(tape: Tape, args: Any) -> bool:
-    ids, weight = args[:2]
-    if not tape.survey:
-        return tape.expects(weight, "embedding")
-    return ids.ndim > 0 and ids.shape[0] > 0 and ids.shape[0] % tape.examples == 0
-
-
-LOOKUPS = {F.embedding: _ids_carry_the_batch, F.embedding_bag: _ids_carry_the_batch}
-"""Operations whose batch is made of whole numbers, which carry no gradient to be told by."""
-
-PASSIVE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as}
-"""Operations that look at the batch's type or shape only."""
-
-EXPANDING = {
-    Tensor.expand,
-    Tensor.expand_as,
-    Tensor.repeat,
-    torch.broadcast_to,
-    torch.tile,
-    Tensor.tile,
-}
-
-_NAMES = """
-add sub mul div true_divide rsub maximum minimum where lerp addcmul cat concat pow
-add_ sub_ mul_ div_ __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__
-__imul__ __truediv__ __rtruediv__ __itruediv__ __pow__
-"""
-
-BROADCASTING = {
-    getattr(home, name)
-    for home in (torch, Tensor)
-    for name in _NAMES.split()
-    if hasattr(home, name)
-} | {F.scaled_dot_product_attention}
-"""Operations that broadcast their arguments against each other, row by row."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.contract import Geometry
+from sfumato.ghost.sizes import NOWHERE, Meeting, Shapes, Watch, axis_of_examples, flat, shapes_of
 
 plain = torch._C.DisableTorchFunctionSubclass
 """Inside this context a Leaf is an ordinary tensor."""
@@ -49,7 +50,12 @@ class Part:
     standardised: float | None = None
     """If it is a parameter with standardised rows: the eps of the standardisation."""
     reads_input: bool = False
-    """Whether the layer's input is the batch itself, so that nobody wants its gradient."""
+    """Whether nobody wants the gradient of the layer's input: the batch itself, or a constant."""
+    func: str = ""
+    """The torch operation that opened it."""
+    call: int = -1
+    """Number of that operation among those in which a Leaf meets another tensor."""
+    meeting: Meeting | None = None
 
 
 @dataclass
@@ -78,6 +84,12 @@ class Tape:
     standardised: dict[int, float] = field(default_factory=dict)
     alive: list[Tensor] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
+    watch: Watch | None = None
+    """In a survey: what the same operations looked like with another number of examples."""
+    calls: int = 0
+    func: str = ""
+    here: Meeting = NOWHERE
+    """Where the examples are in the operation that is being made."""
     replaying: bool = False
     """Activation checkpointing computes again what it dropped: nothing new is recorded then."""
     norms: tuple[Tensor, ...] = ()
@@ -116,7 +128,9 @@ class Tape:
             name, same = self.roots[id(leaf)]
             root = name if same else None
             self.parts.append(Part(root, name, tuple(leaf.shape), kind, operation))
-            self.parts[-1].standardised = self.standardised.get(id(leaf))
+            part = self.parts[-1]
+            part.standardised = self.standardised.get(id(leaf))
+            part.func, part.call, part.meeting = self.func, self.calls, self.here
         elif self.count >= len(self.parts):
             raise UnsupportedLayer(self.wandered(operation))
         part = self.parts[self.count]
@@ -131,12 +145,76 @@ class Tape:
         """The parameter's name, for people."""
         return self.roots.get(id(leaf), ("", True))[0]
 
-    def expects(self, leaf: Tensor, operation: str) -> bool:
-        """Whether the survey met a part here; only asked where a batch of one hides it."""
-        if self.survey or self.count >= len(self.parts):
-            return False
-        part = self.parts[self.count]
-        return (part.operation, part.shape) == (operation, tuple(leaf.shape))
+    def meet(self, func: str, tensors: list[Tensor]) -> Meeting | None:
+        """On which axes a Leaf may meet the batch in this operation; None if it does not.
+
+        The survey decides, by sizes; every later pass does as the survey did.
+        """
+        if self.replaying:
+            return self._remember(func, tensors)
+        self.calls, self.func = self.calls + 1, func
+        if self.survey:
+            found = self._compare(func, tensors)
+        else:
+            part = self.parts[self.count] if self.count < len(self.parts) else None
+            found = part.meeting if part is not None and part.call == self.calls else None
+            if found is None and any(_carries_gradient(t) for t in tensors):
+                raise UnsupportedLayer(self.wandered(func))
+        self.here = found or NOWHERE
+        return found
+
+    def _remember(self, func: str, tensors: list[Tensor]) -> Meeting | None:
+        """What it was when it was made first; only values count now, not where they come from."""
+        shapes = {tuple(t.shape) for t in tensors if isinstance(t, Leaf)}
+        same = [p for p in self.parts if p.func == func and p.shape in shapes]
+        self.here = (same[0].meeting if same else None) or NOWHERE
+        return self.here if same else None
+
+    def _compare(self, func: str, tensors: list[Tensor]) -> Meeting | None:
+        """The axes that have grown since the pass with another number of examples."""
+        leaf = next(t for t in tensors if isinstance(t, Leaf))
+        seen = self._seen()
+        if seen is None or len(seen.inputs) != len(tensors):
+            raise UnsupportedLayer(
+                f'"{self.name_of(leaf)}" is used by {func} inside an operation that hides it. Use '
+                "it in an ordinary operation, or freeze it."
+            )
+        try:
+            axes = tuple(
+                axis_of_examples(tuple(t.shape), many)
+                for t, many in zip(tensors, seen.inputs, strict=True)
+            )
+        except ValueError:
+            axes = ()
+        pairs = list(zip(tensors, axes, strict=bool(axes)))
+        lost = any(axis is None and _carries_gradient(t) for t, axis in pairs)
+        if not axes or lost or any(axis is not None and isinstance(t, Leaf) for t, axis in pairs):
+            raise UnsupportedLayer(
+                f'"{self.name_of(leaf)}" meets in {func} a tensor that depends on the batch but '
+                "has no axis of its own for the examples: they are mixed, or it was kept from an "
+                "earlier pass. Keep examples on one axis (model.train() drops what layers keep), "
+                "or freeze the parameter."
+            )
+        return Meeting(axes, None)
+
+    def _seen(self) -> Shapes | None:
+        return None if self.watch is None else self.watch.here
+
+    def grows(self, result: Any) -> bool:
+        """Whether what an operation gives depends on the number of examples; asked in a survey."""
+        seen = self._seen()
+        return self.survey and seen is not None and seen.outputs != shapes_of((result,))
+
+    def settle(self, result: Any) -> int | None:
+        """The axis of examples of what the operation gives, which the survey notes."""
+        seen = self._seen()
+        if self.survey and seen is not None and isinstance(result, Tensor):
+            try:
+                axis = axis_of_examples(tuple(result.shape), seen.outputs[0])
+            except ValueError:
+                axis = None
+            self.here = self.here._replace(out=axis)
+        return self.here.out
 
     def derive(self, func: Callable[..., Any], args: Any, kwargs: Any, kind: type) -> Any:
         """A batch-free operation on Leafs gives Leafs."""
@@ -226,15 +304,8 @@ def swapped(model: nn.Module, leaves: Mapping[str, Tensor]) -> Iterator[None]:
             module._parameters[name] = parameter
 
 
-def flat(args: Any) -> list[Tensor]:
-    """The tensors among arguments, looking into lists and tuples."""
-    found: list[Tensor] = []
-    for item in args:
-        if isinstance(item, Tensor):
-            found.append(item)
-        elif isinstance(item, list | tuple):
-            found.extend(flat(item))
-    return found
+def _carries_gradient(tensor: Tensor) -> bool:
+    return tensor.requires_grad and not isinstance(tensor, Leaf)
 
 
 RESHAPING = {
