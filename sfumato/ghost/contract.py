@@ -24,6 +24,9 @@ B = Float[Tensor, "n g p t"]
 CHUNK = 1 << 24
 """Numbers of per-example gradients that may exist at once when only their norm is wanted."""
 
+BLOCK = 1024
+"""Numbers whose squares are added one after the other."""
+
 
 class Geometry(NamedTuple):
     """How a weight is applied: as a matrix on the last axis, or as a convolution."""
@@ -118,6 +121,9 @@ def per_example_gradient(a: A, b: B) -> Float[Tensor, "n g p d"]:
 
 def ghost_norm(a: A, b: B) -> Float[Tensor, " n"]:
     """Squared norms from Gram matrices, never below the truth by rounding."""
+    if a.shape[-1] == 1:
+        # Goodfellow 2015: with one position the Gram matrices are the squared norms of a and b.
+        return (_sum_of_squares(a[..., 0]) * _sum_of_squares(b[..., 0])).sum(dim=1)
     return _sum_from_above((a.mT @ a) * (b.mT @ b))
 
 
@@ -133,8 +139,7 @@ def instantiated_norm(a: A, b: B) -> Float[Tensor, " n"]:
 
 def square_norm(gradient: Float[Tensor, "n ..."]) -> Float[Tensor, " n"]:
     """Squared norms of per-example gradients that are there, without another copy of them."""
-    flat = _float32(gradient).flatten(1)
-    return torch.linalg.vector_norm(flat, dim=1).square()
+    return _sum_of_squares(_float32(gradient).flatten(1))
 
 
 def standardised_norm(
@@ -216,6 +221,17 @@ def _unfold(
     )
     inputs = channels // geometry.groups * prod(kernel)
     return windows.reshape(rows, geometry.groups, inputs, prod(sizes))
+
+
+def _sum_of_squares(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows"]:
+    """Along the last axis, in blocks: on a CPU one long float32 sum of 10^7 numbers loses 1e-3."""
+    size = rows.shape[-1]
+    if size <= BLOCK:
+        return torch.linalg.vector_norm(rows, dim=-1).square()
+    count = size // BLOCK
+    blocks = rows[..., : count * BLOCK].unflatten(-1, (count, BLOCK))
+    total = torch.linalg.vector_norm(blocks, dim=-1).square().sum(dim=-1)
+    return total + torch.linalg.vector_norm(rows[..., count * BLOCK :], dim=-1).square()
 
 
 def _sum_from_above(products: Tensor) -> Float[Tensor, " n"]:
