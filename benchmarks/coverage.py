@@ -108,7 +108,7 @@ def compare(model: nn.Module, x: Tensor) -> dict[str, Any]:
     for i, factor in enumerate(clipped.factors[0].tolist()):
         for name, gradient in zip(named, _gradients(model, named, x, i), strict=True):
             if gradient is not None:
-                norms[i] += float(gradient.norm()) ** 2
+                norms[i] += float(gradient.double().square().sum())
                 left[name].sub_(gradient, alpha=factor)
     norms = norms.sqrt()
     worst = {n: float(t.norm()) / max(sizes.get(n, 0.0), FLOOR) for n, t in left.items()}

@@ -20,10 +20,10 @@ parameters are compared in float64 by halves of their parameters. A name in brac
 architecture with other pretrained weights, which has been measured once.
 
 """
-COLUMNS = """| model | pixels | M parameters | trained | rules | norms, float32 | sums | autograd | norms, \
-float64 | sums | s |
-|---|---|---|---|---|---|---|---|---|---|---|
-"""
+COLUMNS = (
+    "| model | pixels | M parameters | trained | rules | norms, float32 | sums | autograd "
+    "| norms, float64 | sums | s |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
+)
 
 
 def write(kept: Path, machine: str, architecture: Callable[[str], str]) -> None:
