@@ -4,7 +4,7 @@ Read in this order:
 
 1. `contract`  the algebra of layers that multiply by a weight: norms and sums, two exact ways
 2. `sizes`     which axis holds the examples: two passes with two numbers of them are compared
-3. `tape`      how parameters are followed through a model: the `Leaf` tensor and the `Tape`
+3. `tape`      how parameters are followed through a model: the `Tape`, and `leaf`, what they are
 4. `dispatch`  what an operation with a parameter in it is: the choice of a rule
 5. `rules`     what happens where a parameter meets a batch: one rule a kind of operation
                (`spelling`: the same layers in other words)

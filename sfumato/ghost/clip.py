@@ -20,8 +20,9 @@ from sfumato.ghost import contract
 from sfumato.ghost.dispatch import dispatch
 from sfumato.ghost.kept import Kept, sort_kept
 from sfumato.ghost.layout import MODES, choose_methods, joint_names, layer_groups
+from sfumato.ghost.leaf import new_leaf_type, swapped
 from sfumato.ghost.sizes import FEW, MANY, AnotherPath, Watch, flat
-from sfumato.ghost.tape import Part, Tape, new_leaf_type, swapped
+from sfumato.ghost.tape import Part, Tape
 
 ClipStyle = Literal["vanilla", "automatic", "auto-v", "global"]
 MARGIN = 1e-5

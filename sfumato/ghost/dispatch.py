@@ -14,10 +14,11 @@ from torch import Tensor
 
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.generic import by_broadcasting, by_expanding, by_vmap, leaf_among, spread
+from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.rules import RULES
 from sfumato.ghost.sizes import flat
 from sfumato.ghost.spelling import FINDS_EXAMPLES
-from sfumato.ghost.tape import Leaf, Tape
+from sfumato.ghost.tape import Tape
 
 
 def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind: type[Leaf]) -> Any:

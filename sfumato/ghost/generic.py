@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UnsupportedLayer
+from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.sizes import flat
-from sfumato.ghost.tape import Leaf, Tape
+from sfumato.ghost.tape import Tape
 
 
 def by_broadcasting(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

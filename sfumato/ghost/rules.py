@@ -17,7 +17,8 @@ from sfumato.errors import UnsupportedLayer
 from sfumato.ghost import contract
 from sfumato.ghost.contract import LINEAR, Geometry
 from sfumato.ghost.generic import by_vmap, per_row
-from sfumato.ghost.tape import Leaf, Part, Tape, plain
+from sfumato.ghost.leaf import Leaf, plain
+from sfumato.ghost.tape import Part, Tape
 
 RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sfumato.ghost.generic import by_vmap
+from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.rules import embedding, linear, norm_rule
-from sfumato.ghost.tape import Leaf, Tape
+from sfumato.ghost.tape import Tape
 
 
 @norm_rule(torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)

@@ -10,20 +10,18 @@ the squared norms by `norms`, everything else by one `keep` a tensor. So one cal
 `torch.autograd.grad` returns it all, and nothing is written to the side.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.contract import Geometry
+from sfumato.ghost.leaf import Leaf as Leaf
+from sfumato.ghost.leaf import plain as plain
 from sfumato.ghost.sizes import NOWHERE, Meeting, Shapes, Watch, axis_of_examples, flat, shapes_of
-
-plain = torch._C.DisableTorchFunctionSubclass
-"""Inside this context a Leaf is an ordinary tensor."""
 
 
 @dataclass
@@ -111,7 +109,7 @@ class Tape:
         return self.keeps[-1]
 
     def mark(self, inputs: Iterable[Any]) -> list[Any]:
-        """Let the batch require gradients, which is how an operation tells batch from constant."""
+        """Let the batch require gradients, by which it is known even where it has lost its axis."""
         marked = []
         for item in inputs:
             is_batch = isinstance(item, Tensor) and item.is_floating_point()
@@ -260,48 +258,6 @@ class Mark(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
         """Nobody wants the gradient of the images."""
         return None, None
-
-
-class Leaf(Tensor):
-    """A parameter, or something computed from parameters alone, during a recorded pass."""
-
-    cell: ClassVar[list[Tape | None]] = [None]
-    dispatch: ClassVar[Callable[..., Any]]
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Tell the tape of every operation a Leaf takes part in."""
-        tape = cls.cell[0]
-        with plain():
-            if tape is None:
-                return func(*args, **(kwargs or {}))
-            return cls.dispatch(tape, func, args, kwargs or {}, cls)
-
-
-def new_leaf_type(dispatch: Callable[..., Any]) -> type[Leaf]:
-    """A Leaf type of its own for one recorder, so that two of them never meet."""
-    return type("BoundLeaf", (Leaf,), {"cell": [None], "dispatch": staticmethod(dispatch)})
-
-
-@contextmanager
-def swapped(model: nn.Module, leaves: Mapping[str, Tensor]) -> Iterator[None]:
-    """Put the Leafs in the place of the model's parameters, for the length of a forward pass."""
-    places: list[tuple[nn.Module, str, nn.Parameter]] = []
-    originals = dict(model.named_parameters())
-    by_id = {id(originals[name]): leaf for name, leaf in leaves.items()}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) in by_id:
-                places.append((module, name, parameter))
-    try:
-        for module, name, parameter in places:
-            module._parameters[name] = by_id[id(parameter)]  # pyright: ignore
-        yield
-    finally:
-        for module, name, parameter in places:
-            module._parameters[name] = parameter
 
 
 def _carries_gradient(tensor: Tensor) -> bool:
