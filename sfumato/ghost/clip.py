@@ -178,6 +178,7 @@ class Ghost:
         tape, state = Tape(MANY, self.seed, []), _random_state()
         with torch.enable_grad(), Watch() as watch:
             forward(tape.mark(inputs))
+        watch.steady = _same_state(state, _random_state())
         _set_random_state(state)
         return watch
 
@@ -354,9 +355,19 @@ def _refuse_untracked(out: Any, named: dict[str, nn.Parameter]) -> None:
 
 
 def resized(inputs: Sequence[Any], examples: int, number: int) -> list[Any]:
-    """The inputs of `number` examples, made by repeating those there are."""
+    """The inputs of `number` examples, made by repeating those there are, ever fainter."""
     places = torch.arange(number) % max(1, examples)
-    return [_examples_at(x, places, examples) if isinstance(x, Tensor) else x for x in inputs]
+    found = [_examples_at(x, places, examples) if isinstance(x, Tensor) else x for x in inputs]
+    return [_fading(x, number) if isinstance(x, Tensor) else x for x in found]
+
+
+def _fading(x: Tensor, examples: int) -> Tensor:
+    """Examples that no two are alike, so that rows of one are not taken for another's."""
+    if not x.is_floating_point():
+        return x
+    strength = 1 / (1 + 0.1 * torch.arange(examples, device=x.device, dtype=x.dtype))
+    rows = x.unflatten(0, (examples, -1))
+    return (rows * strength.reshape(-1, *[1] * (rows.ndim - 1))).flatten(0, 1)
 
 
 def _examples_at(x: Tensor, places: Tensor, examples: int) -> Tensor:
@@ -367,6 +378,11 @@ def _examples_at(x: Tensor, places: Tensor, examples: int) -> Tensor:
 def _random_state() -> tuple[Tensor, list[Tensor]]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return torch.get_rng_state(), cuda
+
+
+def _same_state(one: tuple[Tensor, list[Tensor]], other: tuple[Tensor, list[Tensor]]) -> bool:
+    pairs = zip([one[0], *one[1]], [other[0], *other[1]], strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
 
 
 def _set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:

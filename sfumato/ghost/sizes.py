@@ -5,11 +5,16 @@ features of a frozen backbone, a constant expanded to the number of examples. An
 not be the first axis. So the model runs with two numbers of examples that have no factor in
 common, and the shapes of all its operations are compared. An axis that grows with the examples
 holds them; one that is the same both times does not, whatever its size.
+
+Where an example has several rows on that axis (windows, heads), they must stand side by side. So
+the values of the two passes are compared too: the rows of an example are the same in both, unless
+they are interleaved with those of others, or mixed with them.
 """
 
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -37,6 +42,15 @@ class Shapes(NamedTuple):
     name: str
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
+    prints: tuple[dict[int, "Print"], ...] = ()
+    """By axis, where it may have several rows an example: what these are known by."""
+
+
+class Print(NamedTuple):
+    """A number for each example that hardly two tensors share, and how large it may be."""
+
+    values: Tensor
+    scale: Tensor
 
 
 class AnotherPath(Exception):
@@ -55,6 +69,8 @@ class Watch(TorchFunctionMode):
         self.count = 0
         self.here: Shapes | None = None
         """While finding: the operation that is being made, as it was with many examples."""
+        self.steady = True
+        """Whether the pass drew no random numbers, so that another one has the same values."""
 
     def __enter__(self) -> "Watch":
         self.before, self.current[0] = self.current[0], self
@@ -76,9 +92,11 @@ class Watch(TorchFunctionMode):
             return func(*args, **kwargs)
         name = func.__name__
         if not self.finds:
-            inputs = shapes_of((args, tuple(kwargs.values())))
+            tensors = flat((args, tuple(kwargs.values())))
+            inputs = tuple(tuple(t.shape) for t in tensors)
+            prints = tuple(map(_prints, tensors)) if len(tensors) > 1 else ()
             result = func(*args, **kwargs)
-            self.seen.append(Shapes(name, inputs, shapes_of((result,))))
+            self.seen.append(Shapes(name, inputs, shapes_of((result,)), prints))
             return result
         if self.count >= len(self.seen):
             raise AnotherPath
@@ -121,3 +139,28 @@ def axis_of_examples(few: Shape, many: Shape) -> int | None:
     if len(changed) != 1 or few[changed[0]] * MANY != many[changed[0]] * FEW:
         raise ValueError
     return changed[0]
+
+
+def _prints(tensor: Tensor) -> dict[int, Print]:
+    several = [i for i, size in enumerate(tensor.shape) if size > MANY and size % MANY == 0]
+    return {axis: print_of(tensor, axis, MANY) for axis in several}
+
+
+def print_of(tensor: Tensor, axis: int, examples: int) -> Print:
+    """What the rows of each example are known by: a sum in which every place has its own weight."""
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    rows = tensor.detach().unflatten(axis, (examples, -1)).movedim(axis, 0).flatten(1).float()
+    weights = torch.arange(rows.shape[1], device=rows.device).float().cos()
+    return Print(rows @ weights, torch.linalg.vector_norm(rows, dim=1))
+
+
+def side_by_side(tensors: list[Tensor], axes: tuple[int | None, ...], seen: Shapes) -> bool:
+    """Whether the rows of each example are where they were with another number of examples."""
+    for tensor, axis, prints in zip(tensors, axes, seen.prints, strict=False):
+        if axis is None or axis not in prints:
+            continue
+        one, other = print_of(tensor, axis, FEW), prints[axis]
+        # Rounding may depend on the number of examples; other rows would be off by the scale.
+        if bool(((one.values - other.values[:FEW]).abs() > 1e-2 * other.scale[:FEW]).any()):
+            return False
+    return True

@@ -21,7 +21,16 @@ from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.contract import Geometry
 from sfumato.ghost.leaf import Leaf as Leaf
 from sfumato.ghost.leaf import plain as plain
-from sfumato.ghost.sizes import NOWHERE, Meeting, Shapes, Watch, axis_of_examples, flat, shapes_of
+from sfumato.ghost.sizes import (
+    NOWHERE,
+    Meeting,
+    Shapes,
+    Watch,
+    axis_of_examples,
+    flat,
+    shapes_of,
+    side_by_side,
+)
 
 
 @dataclass
@@ -192,6 +201,12 @@ class Tape:
                 "has no axis of its own for the examples: they are mixed, or it was kept from an "
                 "earlier pass. Keep examples on one axis (model.train() drops what layers keep), "
                 "or freeze the parameter."
+            )
+        if self.watch is not None and self.watch.steady and not side_by_side(tensors, axes, seen):
+            raise UnsupportedLayer(
+                f'"{self.name_of(leaf)}" meets in {func} a tensor in which the rows of one example '
+                "do not stand side by side, or in which examples are mixed. Put the axis of "
+                "examples before those it is flattened with, or freeze the parameter."
             )
         return Meeting(axes, None)
 

@@ -249,6 +249,17 @@ def test_attention_over_the_examples_is_refused():
         Ghost(model).clip(loss_of, batch(4), 4)
 
 
+@pytest.mark.parametrize("n", [1, 4])
+def test_interleaved_rows_are_refused(n):
+    def places_first(m, x, y):
+        x = torch.stack([x, x.sin(), x.cos()]).flatten(0, 1)
+        return F.linear(x, m.w).unflatten(0, (3, -1)).sum(0)
+
+    model = Labelled(places_first, w=(5, 6)).double()
+    with pytest.raises(UnsupportedLayer, match=r'"w" .*side by side'):
+        Ghost(model).clip(loss_of, batch(n), n)
+
+
 def test_a_mean_of_frozen_features_is_not_admitted():
     model = Labelled(mean_of_features, w=(6,), v=(6,)).double()
     with pytest.raises(UnsupportedLayer, match="mixes the examples"):
