@@ -233,7 +233,7 @@ def measured(name: str) -> dict[str, Any]:
             row = {"problem": f"{type(problem).__name__}: {problem}"}
             row["refused"] = isinstance(problem, UnsupportedLayer)
         KEPT.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps(row | {"commit": commit()}))
+        place.write_text(json.dumps(row | {"commit": COMMIT}))
     return json.loads(place.read_text())
 
 
@@ -241,6 +241,10 @@ def commit() -> str:
     """The code that was measured."""
     command = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+COMMIT = commit()
+"""When this process began: it goes on with the code it has read."""
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from families import EXPECTED, LISTED
+from families import EXPECTED, LISTED, REFUSED
 
 HEAD = """# Exactness on real architectures
 
@@ -46,13 +46,11 @@ def line(name: str, same_as: str, rows: dict[str, dict[str, Any]]) -> str:
     shown = name if name == same_as else f"{name} ({same_as})"
     row = rows.get(same_as, {"problem": "not run"})
     if "problem" in row:
-        text = row["problem"].replace("\n", " ")[:200]
-        return f"| {shown} | | | | {text} | | | | | | |"
+        text = row["problem"].replace("\n", " ")
+        why = f"refused, since {REFUSED[name]}: " if name in REFUSED else ""
+        return f"| {shown} | | | | {why}{text} | | | | | | |"
     if row["mixes"]:
-        return (
-            f"| {shown} | {row['size']} | {row['parameters'] / 1e6:.1f} | | REFUSED on admission: "
-            "it mixes the examples of a batch | | | | | | |"
-        )
+        return f"| {shown} | | | | MIXES EXAMPLES, and was not refused | | | | | | |"
     rules = ", ".join(f"{rule} {count}" for rule, count in sorted(row["rules"].items()))
     autograd = f"{row['autograd']:.0e}" if "autograd" in row else ""
     return (

@@ -39,3 +39,9 @@ edgenext_xx_small gcvit_xxtiny repvit_m0_9 convmixer_768_32 convnextv2_atto fast
 mobilevit_xxs ghostnet_100 vit_relpos_small_patch16_224 coat_tiny sequencer2d_s gmlp_s16_224
 resmlp_12_224 inception_v4 cspresnet50
 """.split()
+
+REFUSED = {
+    "gcvit_xxtiny": "timm tiles its global queries so that windows of an image get those of others",
+    "sequencer2d_s": "an LSTM has no rule",
+}
+"""Models that no per-example gradient exists for, or that no rule covers, and why."""
