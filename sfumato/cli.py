@@ -4,6 +4,7 @@
 imported when the verb is called. Every verb takes `--preset`, `--out` and `--json`.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,14 +81,20 @@ def _call(verb: str, words: list[str]) -> None:
     recipe = import_module(f"sfumato.recipes.{verb}")
     order = _parse(recipe, verb, words)
     summary = _execute(recipe, verb, order)
-    print(dumps(summary, indent=2) if order.json else recipe.show(summary))
+    if _leads():
+        print(dumps(summary, indent=2) if order.json else recipe.show(summary))
+
+
+def _leads() -> bool:
+    """Whether this process speaks and keeps the run directory; torchrun numbers several."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _execute(recipe: Any, verb: str, order: "Order[Any]") -> dict[str, Any]:
-    if not recipe.NEEDS_RUN and order.out is None:
+    if not (recipe.NEEDS_RUN or order.out) or not _leads():
         return recipe.run(order.config, None)
     with open_run(order.config, verb=verb, out=order.out, say=_say) as run:
-        if run.finished:
+        if run.finished and int(os.environ.get("WORLD_SIZE", "1")) == 1:
             _say(f"{run.path} is finished already; this is what it found.")
             return {**run.summary, "run": str(run.path)}
         return recipe.run(order.config, run)

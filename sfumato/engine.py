@@ -10,6 +10,8 @@ whose parameters it does not govern, and gradients that something else has writt
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import wraps
+from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -20,6 +22,7 @@ from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.admit import admit, refuse_batch_norm
 from sfumato.ghost.clip import Clipping, Ghost
 from sfumato.ghost.tape import Tape
+from sfumato.nn.average import new_average
 from sfumato.privacy.budget import Budget, default_delta, make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
@@ -34,7 +37,9 @@ class PrivacyEngine:
 
     `batch_size` is the logical (expected) batch and divides the noisy sum; `sample_size` is the
     number of examples. Give `target_epsilon` or `noise_multiplier`, and `epochs` or `steps`.
-    `alphas`, `record_snr` and `eps_error` are taken for compatibility: accounting is by PLD.
+    `noise_decay` and `clip_decay` are schedules: what noise multiplier and norm bound have been
+    multiplied by at the end. With `ema` (0.999, say), `average` holds the moving average of the
+    weights. `alphas`, `record_snr` and `eps_error` are taken for compatibility: accounting is PLD.
     """
 
     def __init__(
@@ -58,6 +63,9 @@ class PrivacyEngine:
         accounting_mode: str = "pld",
         eps_error: float = 0.05,
         clip_function: str = "vanilla",
+        noise_decay: float = 1.0,
+        clip_decay: float = 1.0,
+        ema: float = 0.0,
         noise: Literal["philox", "chacha20"] = "philox",
         secret: Secret | None = None,
     ) -> None:
@@ -76,7 +84,10 @@ class PrivacyEngine:
             steps=steps,
             noise_multiplier=noise_multiplier,
             max_norm=max_grad_norm,
+            noise_decay=noise_decay,
+            clip_decay=clip_decay,
         )
+        self.average = new_average(module, ema)
         self.secret = Secret.draw() if secret is None else secret
         header = Header(
             data="the engine's data set",
@@ -92,6 +103,7 @@ class PrivacyEngine:
         mode = ("ghost_mixed" if mixed else "ghost") if ghost_clipping else "non-ghost"
         self.module = module
         self.ghost = Ghost(module, mode, clipping=clipping)
+        self._governed = {id(p) for p in self.ghost.parameters.values()}
         self.accounting_mode = accounting_mode
         self.taken = 0
         self._tape: Tape | None = None
@@ -99,27 +111,28 @@ class PrivacyEngine:
         self._stats: dict[str, float] = {}
         self._drawn: tuple[int, bool] | None = None
         self._uses_loader = False
+        self._calls = self._gathered = 0
         self._forward: Callable[..., Any] | None = None
         self._optimizer: torch.optim.Optimizer | None = None
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer private: `step(loss=...)` and `virtual_step(loss=...)`."""
-        if self._optimizer is not None:
-            raise ConfigError("the engine is attached already: call detach() first.")
-        governed = {id(p) for p in self.ghost.parameters.values()}
-        given = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        trained = {id(p) for g in optimizer.param_groups for p in g["params"] if p.requires_grad}
-        if trained != governed:
-            raise PrivacyError(
-                f"the optimizer has {len(trained - governed)} trainable parameters that the engine "
-                f"does not govern and lacks {len(governed - given)} that it does. Build it from "
-                "the same model's parameters, after freezing what is frozen."
-            )
+        attached = getattr(self.module.forward, "__self__", None)
+        if isinstance(attached, PrivacyEngine):
+            raise ConfigError("the model has an engine attached already: call its detach() first.")
+        self._check_governed(optimizer)
         refuse_batch_norm(self.module)
         self._optimizer, self._forward = optimizer, self.module.forward
         self._optimizer_step = optimizer.step
+        self._before = vars(self.module).get("forward"), vars(optimizer).get("step")
+
+        @wraps(optimizer.step)
+        def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            self.step(*args, **kwargs)
+
         self.module.forward = self._recorded_forward  # pyright: ignore
-        optimizer.step = self.step  # pyright: ignore
+        # A method of the optimizer: schedules wrap it, and expect to find it bound to that.
+        optimizer.step = MethodType(step, optimizer)
         optimizer.virtual_step = self.virtual_step  # pyright: ignore
         optimizer.get_privacy_spent = self.get_privacy_spent  # pyright: ignore
         optimizer.get_training_stats = self.get_training_stats  # pyright: ignore
@@ -128,8 +141,10 @@ class PrivacyEngine:
         """Give module and optimizer back as they were."""
         if self._optimizer is None:
             return
-        del self.module.forward
-        for name in ("step", "virtual_step", "get_privacy_spent", "get_training_stats"):
+        forward, step = self._before
+        _give_back(self.module, "forward", forward)
+        _give_back(self._optimizer, "step", step)
+        for name in ("virtual_step", "get_privacy_spent", "get_training_stats"):
             delattr(self._optimizer, name)
         self._optimizer = self._forward = None
 
@@ -142,18 +157,23 @@ class PrivacyEngine:
         batch is complete. A batch that comes out empty is stepped here, with noise alone.
         """
         self._uses_loader = True
+        # A batch that an abandoned loader left in part is drawn again: its pieces count once.
+        self._total, self._drawn = {}, None
         size = len(dataset)  # pyright: ignore
         batches = poisson_batches(
             self.plan, size, self.secret, self.ledger, stage="train", start=self.taken,
             chunk_size=physical_batch_size, pad=False,
         )  # fmt: skip
         for batch in batches:
+            if batch.step != self.taken:
+                raise PrivacyError(f"step {batch.step} was taken with another loader of this data.")
             for place, chunk in enumerate(batch.chunks):
                 self._drawn = (batch.step, place == len(batch.chunks) - 1)
                 yield default_collate([dataset[i] for i in chunk.indices.tolist()])
                 if self._drawn is not None:
                     raise PrivacyError("a batch was drawn and not used: call step(loss=...).")
             if not batch.chunks:
+                self._refuse_foreign_gradients()
                 self._take_step()
 
     def step(self, *_: Any, loss: Tensor | None = None, **others: Any) -> None:
@@ -193,6 +213,7 @@ class PrivacyEngine:
             "secret": self.secret.key.hex(),
             "fixed": self.secret.fixed,
             "uses_loader": self._uses_loader,
+            "average": None if self.average is None else self.average.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -200,39 +221,51 @@ class PrivacyEngine:
         self.ledger = Ledger.from_records(state["ledger"])
         self.secret = Secret(bytes.fromhex(state["secret"]), state["fixed"])
         self.taken, self._uses_loader = state["taken"], state["uses_loader"]
+        self._total, self._gathered = {}, 0
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
 
     def _recorded_forward(self, *args: Any, **kwargs: Any) -> Any:
         assert self._forward is not None
+        assert self._optimizer is not None
+        plain = self._forward
         if not (self.module.training and torch.is_grad_enabled()):
-            return self._forward(*args, **kwargs)
+            return plain(*args, **kwargs)
         refuse_batch_norm(self.module)
-        tensors = [a for a in args if isinstance(a, Tensor)]
+        self._check_governed(self._optimizer)
+        values, split = [*args, *kwargs.values()], len(args)
+
+        def forward(*values: Any) -> Any:
+            return plain(*values[:split], **dict(zip(kwargs, values[split:], strict=True)))
+
+        tensors = [v for v in values if isinstance(v, Tensor)]
+        if not tensors:
+            raise ConfigError("the model was given no tensor, so there is no batch to be seen.")
         examples = tensors[0].shape[0]
         key = tuple(tuple(t.shape[1:]) for t in tensors)
-        forward = self._forward
         if key not in self.ghost.layouts:
-            self._examine(forward, args, kwargs, examples, key)
+            self._examine(forward, values, examples, key)
         with self.ghost.recording(examples, key) as tape:
-            out = forward(*tape.mark(args), **kwargs)
-        self._tape = tape
+            out = forward(*tape.mark(values))
+        self._tape, self._calls = tape, self._calls + 1
         return out
 
     def _examine(
-        self, forward: Callable[..., Any], args: Any, kwargs: Any, examples: int, key: Any
+        self, forward: Callable[..., Any], values: list[Any], examples: int, key: Any
     ) -> None:
         """Survey the model, and test on noise that its norms are those of autograd."""
 
         def loss(_: nn.Module, *inputs: Any) -> Tensor:
-            out = forward(*inputs, **kwargs)
+            out = forward(*inputs)
             out = out[0] if isinstance(out, tuple) else out
             return out.flatten(1).sin().sum(dim=1)
 
-        noise = [
-            torch.randn_like(a[:1].expand(3, *a.shape[1:])) if _is_batch(a) else a for a in args
-        ]
-        if all(_is_batch(a) for a in args) and not kwargs and examples:
-            admit(self.ghost, loss, noise, 3)
-        self.ghost.survey(lambda marked: forward(*marked, **kwargs), args, examples, key)
+        if all(_is_batch(v) for v in values) and examples:
+            noise = [torch.randn_like(v[:1].expand(3, *v.shape[1:])) for v in values]
+            # In full precision: that rules are right cannot be told from numbers of eight bits.
+            with torch.autocast(noise[0].device.type, enabled=False):
+                admit(self.ghost, loss, noise, 3)
+        self.ghost.survey(lambda marked: forward(*marked), values, examples, key)
 
     def _add(self, loss: Tensor | None) -> bool:
         """Clip and add one physical batch; returns whether its logical batch is complete."""
@@ -241,15 +274,21 @@ class PrivacyEngine:
                 "step() needs the per-example losses: optimizer.step(loss=losses), one number for "
                 "each example, and no loss.backward(), whose gradients are not private."
             )
-        if self._tape is None:
+        self._refuse_foreign_gradients()
+        tape, calls = self._tape, self._calls
+        self._tape, self._calls = None, 0
+        if tape is None:
             raise ConfigError("no recorded forward pass: call the model in training mode first.")
-        for name, parameter in self.ghost.parameters.items():
-            if parameter.grad is not None:
-                raise PrivacyError(
-                    f'something wrote a gradient on "{name}" that is not private: loss.backward()? '
-                    "Call optimizer.zero_grad() and leave gradients to the engine."
-                )
-        tape, self._tape = self._tape, None
+        if calls > 1:
+            raise ConfigError(
+                f"the model ran {calls} times in training mode since the last step, and only one "
+                "pass can be clipped. Give it everything in one call, and run what is not learnt "
+                "from under torch.no_grad()."
+            )
+        if not self._uses_loader:
+            self._gather(tape.examples)
+        max_norm = self.plan.at(self.taken).max_norm
+        self.ghost.clipping = replace(self.ghost.clipping, max_norm=max_norm)
         clipped = self.ghost.finish(tape, loss)
         for name, part in clipped.total.items():
             self._total[name] = self._total[name] + part if name in self._total else part
@@ -267,6 +306,45 @@ class PrivacyEngine:
         (_, last), self._drawn = self._drawn, None
         return last
 
+    def _gather(self, examples: int) -> None:
+        """Count a shuffled batch: one that is larger than said would make epochs pass unpaid."""
+        self._gathered += examples
+        if self._gathered > self.plan.expected_batch:
+            raise PrivacyError(
+                f"this logical batch has {self._gathered} examples and batch_size is "
+                f"{self.plan.expected_batch:g}: the data would be seen more often than is paid "
+                "for. Call step(loss=...) sooner, or plan with the batch size that is used."
+            )
+
+    def _refuse_foreign_gradients(self) -> None:
+        """Whatever has a gradient here, the optimizer would apply."""
+        assert self._optimizer is not None
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        given = (p for group in self._optimizer.param_groups for p in group["params"])
+        for parameter in given:
+            if parameter.grad is not None:
+                raise PrivacyError(
+                    f'something wrote a gradient on "{names.get(id(parameter), "a parameter")}" '
+                    "that is not private: loss.backward()? Call optimizer.zero_grad() and leave "
+                    "gradients to the engine."
+                )
+
+    def _check_governed(self, optimizer: torch.optim.Optimizer) -> None:
+        """Model, optimizer and engine must mean the same parameters, as when it was made."""
+        if {id(p) for p in self.ghost.parameters.values()} != self._governed:
+            raise PrivacyError(
+                "parameters were frozen or unfrozen after the engine was made. Make a new one: "
+                "new.load_state_dict(old.state_dict()) takes the ledger over."
+            )
+        given = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        trained = {key for key, p in given.items() if p.requires_grad}
+        if trained != self._governed:
+            raise PrivacyError(
+                f"the optimizer has {len(trained - self._governed)} trainable parameters that the "
+                f"engine does not govern and lacks {len(self._governed - set(given))} that it "
+                "does. Build it from the same model's parameters, after freezing what is frozen."
+            )
+
     def _take_step(self) -> None:
         assert self._optimizer is not None
         named = self.ghost.parameters
@@ -274,26 +352,35 @@ class PrivacyEngine:
         plan, family = self.plan, ""
         if not self._uses_loader:
             # Shuffled: within an epoch each example is in one batch, and nothing is amplified.
-            family = f"epoch {int(self.taken * self.plan.rate + 1e-9)}"
+            family = f"epoch {self.taken // self._epoch_steps}"
             plan = replace(self.plan, rate=1.0)
+            if plan.noise_decay != 1:
+                raise ConfigError("noise_decay needs Poisson batches: draw them by engine.loader.")
             if self.taken == 0:
                 self._warn_of_shuffling()
         noisy = privatize(
             {**zeros, **self._total}, plan, self.ledger, self.secret,
             step=self.taken, stage="train", family=family,
         )  # fmt: skip
-        self._total = {}
+        self._total, self._gathered = {}, 0
         self.taken += 1
         for name, parameter in named.items():
             parameter.grad = noisy[name]
         self._optimizer_step()
         for parameter in named.values():
             parameter.grad = None
+        if self.average is not None:
+            self.average.update_parameters(self.module)
+
+    @property
+    def _epoch_steps(self) -> int:
+        """The fewest steps that an epoch of shuffled batches can take: a last part is dropped."""
+        return int(1 / self.plan.rate + 1e-6)
 
     def _warn_of_shuffling(self) -> None:
         from sfumato.privacy.accounting import shuffled_epsilon
 
-        epochs, delta = self.plan.steps * self.plan.rate, self.ledger.header.delta
+        epochs, delta = self.plan.steps / self._epoch_steps, self.ledger.header.delta
         honest = shuffled_epsilon(self.plan.noise_multiplier, epochs, delta)
         warnings.warn(
             "these batches do not come from engine.loader, so they are not Poisson samples: after "
@@ -341,6 +428,14 @@ def _govern_only(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
             f'"{others[0]}" is trainable and not among named_params: its gradient would be applied '
             "without noise. Freeze it with requires_grad_(False), or name it."
         )
+
+
+def _give_back(owner: Any, name: str, before: Any) -> None:
+    """Put back what an object had under this name of its own, if anything."""
+    if before is None:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, before)
 
 
 def _is_batch(value: Any) -> bool:

@@ -17,7 +17,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -209,12 +209,15 @@ def open_run(
 ) -> Run:
     """Open the run of `config`: a new one, or the one that an earlier, equal command left.
 
-    With `out` that is the directory; a different config in it is refused, field by field. Without
+    With `out` that is the directory; a different config in it is refused, field by field, except for
+    those that the config's class lists in MAY_CHANGE, which say how and not what. Without
     it, an unfinished run of the same verb and config under `root` goes on, else a new directory is
     named after verb, label and time. Another process in the same directory is refused.
     """
     wanted = {"verb": verb, "config": to_json(config)}
-    path = out or _unfinished(root, wanted) or _fresh(root, "-".join(filter(None, (verb, label))))
+    free = getattr(config, "MAY_CHANGE", ())
+    stem = "-".join(filter(None, (verb, label)))
+    path = out or _unfinished(root, wanted, free) or _fresh(root, stem)
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file. Give a directory with --out.")
     if path.exists() and not (path / "config.json").exists() and _contents(path):
@@ -224,18 +227,18 @@ def open_run(
     run._release = weakref.finalize(run, os.close, _lock(path))
     try:
         run._tidy()
-        _agree(run, wanted)
+        _agree(run, wanted, free)
     except BaseException:
         run.close()
         raise
     return run
 
 
-def _agree(run: Run, wanted: Any) -> None:
+def _agree(run: Run, wanted: Any, free: Sequence[str]) -> None:
     """Write the config, or check that it is the one the run was made with."""
     record = run.path / "config.json"
     has_begun = bool(_contents(run.path) - {"config.json", "log.txt"})
-    changed = differences(_read_json(record), wanted) if record.exists() and has_begun else []
+    changed = _changes(record, wanted, free) if record.exists() and has_begun else []
     if changed:
         raise RunError(
             f"{run.path} was made with other settings:\n  " + "\n  ".join(changed) + "\n"
@@ -243,6 +246,12 @@ def _agree(run: Run, wanted: Any) -> None:
         )
     if not has_begun:
         run.write_json("config.json", wanted)
+
+
+def _changes(record: Path, wanted: Any, free: Sequence[str]) -> list[str]:
+    """What is not as it was, apart from what may change."""
+    lines = differences(_read_json(record), wanted)
+    return [line for line in lines if line.partition(":")[0] not in {f"config.{n}" for n in free}]
 
 
 def _contents(path: Path) -> set[str]:
@@ -367,12 +376,12 @@ def _lock(path: Path) -> int:
     return descriptor
 
 
-def _unfinished(root: Path, wanted: Any) -> Path | None:
+def _unfinished(root: Path, wanted: Any, free: Sequence[str]) -> Path | None:
     """The newest unfinished run of this very config that nobody is working on."""
     records = sorted(root.glob(f"{wanted['verb']}*/config.json"), key=lambda p: p.stat().st_mtime)
     for record in reversed(records):
         try:
-            if (record.parent / "done.json").exists() or differences(_read_json(record), wanted):
+            if (record.parent / "done.json").exists() or _changes(record, wanted, free):
                 continue
             os.close(_lock(record.parent))
         except RunError:

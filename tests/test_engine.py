@@ -3,42 +3,19 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from loops import attached, dataset, engine_for, losses, net
+from oracle import norms_of
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import sfumato
-from sfumato.engine import PrivacyEngine, make_private
+from sfumato.engine import make_private
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
+from sfumato.ghost.admit import one_at_a_time
 from sfumato.privacy.accounting import shuffled_epsilon
 from sfumato.privacy.sampling import Secret
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
-
-
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-
-
-def dataset(n=60):
-    generator = torch.Generator().manual_seed(0)
-    return TensorDataset(torch.randn(n, 1, 8, 8, generator=generator), torch.arange(n) % 3)
-
-
-def engine_for(model, **changes):
-    settings = {
-        "batch_size": 12,
-        "sample_size": 60,
-        "epochs": 2,
-        "max_grad_norm": 0.1,
-        "target_epsilon": 3.0,
-        "target_delta": 1e-3,
-    }
-    return PrivacyEngine(model, **{**settings, **changes})
-
-
-def losses(model, x, y):
-    return F.cross_entropy(model(x), y, reduction="none")
 
 
 def test_the_ordinary_loop_of_private_vision_runs():
@@ -229,3 +206,28 @@ def test_the_ledger_survives_a_checkpoint():
         optimizer.step(loss=losses(model, x, y))
     assert resumed.taken == 10
     assert resumed.get_privacy_spent()["epsilon"] <= 3
+
+
+@pytest.mark.parametrize("name", ["input", "both"])
+def test_inputs_given_by_name_are_part_of_the_batch(name):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, input, other):
+            return self.a(input) + self.b(other).tanh()
+
+    torch.manual_seed(0)
+    (x, z), y = torch.randn(2, 12, 4), torch.arange(12) % 3
+
+    def loss(model, x, z):
+        out = model(x, other=z) if name == "input" else model(other=z, input=x)
+        return F.cross_entropy(out, y[: len(out)], reduction="none")
+
+    model = Two()
+    norms = norms_of(one_at_a_time(model, loss, (x, z)))
+    model, optimizer, _ = attached(model)
+    optimizer.step(loss=loss(model, x, z))
+    middle = float(norms.sort().values[6])
+    assert optimizer.get_training_stats()["med_norm"] == pytest.approx(middle, rel=1e-4)

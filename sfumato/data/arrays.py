@@ -1,7 +1,8 @@
 """Images from an `.npz` file in the Keras layout: x_train, y_train, x_test, y_test.
 
 Images are n h w (grey) or n h w c with 1 or 3 channels; bytes, or floats between 0 and 1. Labels
-are whole numbers. An optional `classes` array names the classes. Nothing is ever unpickled.
+are whole numbers. An optional `classes` array names the classes; optional `people_train` and
+`people_test` say, by a number or a name, who is on each image. Nothing is ever unpickled.
 """
 
 from pathlib import Path
@@ -34,7 +35,15 @@ def load_npz(path: Path, split: str, *, private: bool, name: str | None = None) 
         classes=classes,
         name=f"{name or path.stem}-{split}",
         private=private,
+        people=_people(arrays, split),
     )
+
+
+def _people(arrays: dict[str, np.ndarray], split: str) -> torch.Tensor | None:
+    if f"people_{split}" not in arrays:
+        return None
+    numbers = np.unique(arrays[f"people_{split}"], return_inverse=True)[1]
+    return torch.from_numpy(numbers.ravel().astype(np.int64))
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -47,7 +56,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                     f"{path} has no array {missing[0]}; it holds {', '.join(file.files) or 'none'}."
                     f" The Keras layout needs {', '.join(needed)}."
                 )
-            return {key: file[key] for key in (*needed, "classes") if key in file}
+            wanted = (*needed, "classes", "people_train", "people_test")
+            return {key: file[key] for key in wanted if key in file}
     except FileNotFoundError:
         raise DataError(f"{path} does not exist.") from None
     except PermissionError:

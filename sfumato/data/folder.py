@@ -3,7 +3,8 @@
     pictures/cat/1.jpg  pictures/dog/2.png           split by us, one fifth of each class for test
     pictures/train/cat/1.jpg  pictures/test/cat/2.jpg   split by you ("val" works for "test")
 
-Files are decoded in parallel, turned as their EXIF tag says, and resized with antialiasing.
+Files are decoded in parallel, turned as their EXIF tag says, and resized with antialiasing. Who is
+on an image is said by a folder (cat/anna/1.jpg) or by a table (see `people`).
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from sfumato.data.images import Images
+from sfumato.data.people import number, people_by_csv, people_by_folder
 from sfumato.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -24,8 +26,19 @@ TEST_NAMES = ("test", "val", "valid", "validation")
 TEST_SHARE = 0.2
 
 
-def load_folder(path: Path, split: str, *, private: bool, image_size: int | None = None) -> Images:
-    """One split of a folder tree. Classes are the folders of train, in alphabetical order."""
+def load_folder(
+    path: Path,
+    split: str,
+    *,
+    private: bool,
+    image_size: int | None = None,
+    people: str | None = None,
+) -> Images:
+    """One split of a folder tree. Classes are the folders of train, in alphabetical order.
+
+    `people` is None, "folder", or a table: FILE.csv or FILE.csv:COLUMN, its column "file" holding
+    names relative to the folder.
+    """
     root, ours = _split_root(path, split)
     classes = _class_names(path if ours else path / "train")
     files, labels = _find(root, classes)
@@ -35,11 +48,20 @@ def load_folder(path: Path, split: str, *, private: bool, image_size: int | None
         classes=classes,
         name=f"{path.name}-{split}",
         private=private,
+        people=_people(files, path, root, people),
     )
     if not ours:
         return images
     test, train = images.split(TEST_SHARE, seed=0)
     return test if split == "test" else train
+
+
+def _people(files: list[Path], path: Path, root: Path, source: str | None) -> Tensor | None:
+    if source is None:
+        return None
+    if source == "folder":
+        return number(people_by_folder(files, root))
+    return number(people_by_csv(files, path, source))
 
 
 def decode(files: Sequence[Path], image_size: int | None) -> Tensor:

@@ -26,6 +26,8 @@ class Images:
     classes: tuple[str, ...]
     name: str
     private: bool
+    people: Int[Tensor, " people"] | None = field(default=None, repr=False)
+    """The number of the person on each image, where that is known."""
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4:
@@ -34,6 +36,11 @@ class Images:
             raise DataError(
                 f'"{self.name}" has {len(self.pixels)} images and {len(self.labels)} labels: each '
                 "image needs one."
+            )
+        if self.people is not None and len(self.people) != len(self.labels):
+            raise DataError(
+                f'"{self.name}" has {len(self.labels)} images and names people for '
+                f"{len(self.people)}: each image needs one."
             )
         if len(self.labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(
             self.classes
@@ -58,21 +65,35 @@ class Images:
             )
         return self
 
+    def to(self, device: torch.device) -> "Images":
+        """The same images, on a GPU if that has ten times the room."""
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            device = device if 10 * self.pixels.nbytes < free else torch.device("cpu")
+        return replace(self, pixels=self.pixels.to(device))
+
     def select(self, indices: Int[Tensor, " k"] | Sequence[int]) -> "Images":
         """The images at these places, in this order."""
         where = torch.as_tensor(indices, dtype=torch.int64)
-        return replace(self, pixels=self.pixels[where], labels=self.labels[where])
+        people = None if self.people is None else self.people[where].unique(return_inverse=True)[1]
+        return replace(self, pixels=self.pixels[where], labels=self.labels[where], people=people)
 
     def split(self, share: float, seed: int = 0) -> tuple["Images", "Images"]:
         """Two parts: `share` of every class, drawn by `seed`, and the rest.
 
         The same seed gives the same parts of the same images for ever; one image more or less may
         move others between the parts, so a promise speaks of a part, not of the whole. Each class
-        gives its share rounded to whole images, so that the total is right too.
+        gives its share rounded to whole images, so that the total is right too. Where people are
+        known, all images of a person go to the same part, and the share is one of people.
         """
         if not 0 < share < 1:
             raise ConfigError(f"share={share:g} must lie between 0 and 1.")
-        first = _stratified(self.labels.numpy(), len(self.classes), share, seed)
+        if self.people is None:
+            first = _stratified(self.labels.numpy(), len(self.classes), share, seed)
+        else:
+            people, one = np.unique(self.people.numpy(), return_index=True)
+            chosen = _stratified(self.labels.numpy()[one], len(self.classes), share, seed)
+            first = np.flatnonzero(np.isin(self.people.numpy(), people[chosen]))
         rest = np.setdiff1d(np.arange(len(self)), first)
         return self.select(first.tolist()), self.select(rest.tolist())
 
@@ -104,6 +125,10 @@ class Images:
             "y_test": held_out.labels.numpy(),
             "classes": np.array(self.classes, dtype=np.str_),
         }
+        if self.people is not None:
+            arrays["people_train"] = self.people.numpy()
+        if held_out.people is not None:
+            arrays["people_test"] = held_out.people.numpy()
         with atomic(path) as file:
             np.savez_compressed(file, **arrays)
         return path

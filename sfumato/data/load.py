@@ -25,19 +25,21 @@ def load_images(
     image_size: int | None = None,
     data_root: Path = Path("data"),
     download: bool = False,
+    people: str | None = None,
 ) -> Images:
     """The train or test split of `source`, resized to `image_size` if given.
 
     `source` is a name (digits, mnist, fashion_mnist, emnist-letters, cifar10, cifar100, svhn,
     celeba), a path to an .npz file in the Keras layout, or a folder with one folder a class. Images
-    are private unless said otherwise. Raises `DataError` for data that cannot be trained on: no
+    are private unless said otherwise. `people` says who is on each image of a folder: "folder" for
+    class/PERSON/image, or FILE.csv[:COLUMN]; an .npz has arrays for it. Raises `DataError` for data that cannot be trained on: no
     images, or a single class.
     """
     if split not in ("train", "test"):
         raise ConfigError(f'split="{split}" must be "train" or "test".')
     if image_size is not None and image_size < 1:
         raise ConfigError(f"image_size={image_size} must be at least 1.")
-    images = _load(str(source), split, private, image_size, data_root, download)
+    images = _load(str(source), split, private, image_size, data_root, download, people)
     if image_size is not None:
         images = resize(images, image_size)
     if len(images) == 0:
@@ -91,7 +93,13 @@ def _load(
     image_size: int | None,
     data_root: Path,
     download: bool,
+    people: str | None,
 ) -> Images:
+    if people is not None and not Path(source).expanduser().is_dir():
+        raise ConfigError(
+            f'people="{people}" is for folders, and "{source}" is none. An .npz file says who is '
+            "on each image by arrays people_train and people_test."
+        )
     if source == "digits":
         return load_digits(split, private=private)
     if source.partition(":")[0] in SOURCES:
@@ -107,7 +115,7 @@ def _load(
     if path.suffix == ".npz":
         return load_npz(path, split, private=private)
     if path.exists():
-        return load_folder(path, split, private=private, image_size=image_size)
+        return load_folder(path, split, private=private, image_size=image_size, people=people)
     near = get_close_matches(source, NAMES, n=1)
     hint = f' Did you mean "{near[0]}"?' if near else ""
     raise DataError(

@@ -62,7 +62,15 @@ def load_named(
         classes=classes,
         name=f"{name}-{split}",
         private=private,
+        people=_identities(dataset),
     )
+
+
+def _identities(dataset: Any) -> torch.Tensor | None:
+    """Who is on each image, where the set says so, as CelebA does."""
+    if not hasattr(dataset, "identity"):
+        return None
+    return torch.as_tensor(dataset.identity).flatten().unique(return_inverse=True)[1]
 
 
 def _torchvision(kind: str, **options: Any) -> Callable[..., Any]:

@@ -3,11 +3,12 @@
 Read in this order:
 
 1. `contract`  the algebra of layers that multiply by a weight: norms and sums, two exact ways
+               (`grams` is the one that forms no gradient)
 2. `sizes`     which axis holds the examples: two passes with two numbers of them are compared
 3. `tape`      how parameters are followed through a model: the `Tape`, and `leaf`, what they are
 4. `dispatch`  what an operation with a parameter in it is: the choice of a rule
-5. `rules`     what happens where a parameter meets a batch: one rule a kind of operation
-               (`spelling`: the same layers in other words)
+5. `registry`  the rules: what happens where a parameter meets a batch, by kind of operation
+               (`products`, `norms`, `attention`, `tables`; `spelling`: the same in other words)
 6. `generic`   the exact ways for operations that have no rule
 7. `layout`    which way each layer takes, by cost; the table that `--explain` prints
 8. `clip`      clip factors, and `Ghost.clip`, which puts it all together (`kept` is its memory)

@@ -139,7 +139,7 @@ class Ghost:
         """Follow the parameters through the forward pass made inside."""
         parts = self.layouts[key]
         options = (self.group_of, self.num_groups, not self.two_pass)
-        tape = Tape(examples, self.seed, parts, False, *options)
+        tape = Tape(examples, self.seed, parts, False, *options, parameters=self.parameters)
         with self._swapped(tape):
             yield tape
 
@@ -185,13 +185,15 @@ class Ghost:
     def _survey_once(
         self, forward: Callable[[list[Tensor]], Any], inputs: list[Any], before: Watch
     ) -> list[Part]:
-        tape, state = Tape(FEW, self.seed, [], survey=True), _random_state()
+        named, state = self.parameters, _random_state()
+        tape = Tape(FEW, self.seed, [], survey=True, parameters=named)
         try:
             with self._swapped(tape), torch.enable_grad(), Watch(before.seen) as tape.watch:
                 out = forward(tape.mark(inputs))
         finally:
             _set_random_state(state)
-        named = self.parameters
+        for part, output in tape.outputs:
+            part.output_lost |= output._version > 0
         leaves = list(named.values())
         for part, value in zip(tape.parts, tape.values, strict=True):
             touched = torch.autograd.grad(value.sum(), leaves, retain_graph=True, allow_unused=True)
@@ -228,8 +230,12 @@ class Ghost:
             )
         dummies = [*tape.norms, *tape.keeps]
         tape.replaying = True
+        # A compiler plans memory itself, and before torch 2.12 takes a freed graph for used up.
+        retain = torch.compiler.is_compiling()
         with self._swapped(tape):
-            found = torch.autograd.grad(losses.sum(), dummies, allow_unused=True, retain_graph=True)
+            found = torch.autograd.grad(
+                losses.sum(), dummies, allow_unused=True, retain_graph=retain
+            )
         kept = sort_kept(tape, found[len(tape.norms) :])
         squares = self._squares(tape, kept, found[: len(tape.norms)])
         norms = squares.sum(dim=0).sqrt()
@@ -248,15 +254,16 @@ class Ghost:
         """Squared norms: from the products, from kept gradients, and from sums of several uses."""
         zero = torch.zeros(tape.examples, device=self._device)
         rows = [zero if found is None else found for found in from_products]
-        joint = joint_names(tape.parts)
+        joint, named = joint_names(tape.parts), tape.parameters
         several: dict[str, Tensor] = {}
         for one in kept:
             part = one.part
             if joint.isdisjoint(part.sources):
                 group = self.group_of[part.path]
-                if part.standardised is not None and one.tensors[0] is not None:
-                    weight = self.parameters[part.path]
-                    square = contract.standardised_norm(one.tensors[0], weight, part.standardised)
+                eps = part.standardised if part.method == "store" else None
+                if eps is not None and one.tensors[0] is not None:
+                    weight = named[part.path]
+                    square = contract.standardised_norm(one.tensors[0], weight, eps)
                 else:
                     square = one.square_norm()
                 rows[group] = rows[group] + square
@@ -266,7 +273,7 @@ class Ghost:
                 continue
             names = list(part.sources)
             pulled = torch.autograd.grad(
-                one.value, [self.parameters[name] for name in names], gradient,
+                one.value, [named[name] for name in names], gradient,
                 is_grads_batched=True, retain_graph=True,
             )  # fmt: skip
             for name, more in zip(names, pulled, strict=True):
@@ -289,9 +296,10 @@ class Ghost:
             one.weighted(factors[self.group_of[one.part.path]], broken).to(one.value.dtype)
             for one in kept
         ]
-        names = [name for name in self.parameters if any(name in k.part.sources for k in kept)]
+        met = {name for one in kept for name in one.part.sources}
+        names = [name for name in tape.parameters if name in met]
         gradients = torch.autograd.grad(
-            [one.value for one in kept], [self.parameters[n] for n in names], sums
+            [one.value for one in kept], [tape.parameters[n] for n in names], sums
         )
         return {name: g.detach() for name, g in zip(names, gradients, strict=True)}
 
@@ -319,16 +327,16 @@ class Ghost:
 
     @contextmanager
     def _swapped(self, tape: Tape) -> Iterator[None]:
-        leaves = {n: p.as_subclass(self.leaf_type) for n, p in self.parameters.items()}
+        leaves = {n: p.as_subclass(self.leaf_type) for n, p in tape.parameters.items()}
         if tape.survey:
             tape.roots = {id(leaf): (name, True) for name, leaf in leaves.items()}
-        before = self.leaf_type.cell[0]
-        self.leaf_type.cell[0] = tape
+        cell = self.leaf_type.cell
+        before, cell.tape = cell.tape, tape
         try:
-            with swapped(self.model, leaves):
+            with swapped(self.model, tape.parameters, leaves):
                 yield
         finally:
-            self.leaf_type.cell[0] = before
+            cell.tape = before
 
     @property
     def _device(self) -> torch.device:

@@ -7,7 +7,8 @@ a (n G D T) the columns of the input and b (n G P T) the gradient of the output:
     per-example gradient   b a'                           2 T D P operations, n G P D numbers
     its squared norm       sum of (a'a) * (b'b)           2 T T (D + P) operations, n G T T numbers
 
-These few functions are what a kernel may replace; everything else in this room calls them.
+These few functions, and the Gram norms in `grams`, are what a kernel may replace; everything else
+in this room calls them.
 """
 
 from math import prod
@@ -26,6 +27,9 @@ CHUNK = 1 << 24
 
 BLOCK = 1024
 """Numbers whose squares are added one after the other."""
+
+COLUMNS = 1 << 17
+"""Numbers in one example's columns beyond which a CPU's cache does not hold them."""
 
 
 class Geometry(NamedTuple):
@@ -87,14 +91,16 @@ def weighted_gradient(
     x: Tensor, g: Tensor, factors: Float[Tensor, " n"], weight: Tensor, geometry: Geometry
 ) -> Tensor:
     """The sum over examples of factor times gradient of the weight: one ordinary product."""
-    scaled = _float32(g) * _by_row(factors, g)
+    x, g = _float32(x), _float32(g)
+    # The factors go to the smaller of the two, which is the cheaper copy.
+    if x.numel() < g.numel():
+        x = x * _by_row(factors, x)
+    else:
+        g = g * _by_row(factors, g)
     if geometry.is_linear:
-        return scaled.flatten(0, -2).mT @ _float32(x).flatten(0, -2)
+        return g.flatten(0, -2).mT @ x.flatten(0, -2)
     mask = [False, True, False]
-    weight = _float32(weight)
-    return torch.ops.aten.convolution_backward(scaled, _float32(x), weight, None, *geometry, mask)[
-        1
-    ]
+    return torch.ops.aten.convolution_backward(g, x, _float32(weight), None, *geometry, mask)[1]
 
 
 def columns(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> tuple[A, B]:
@@ -114,17 +120,26 @@ def columns(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: 
     return _fold(a, examples), _fold(b, examples)
 
 
+def gradients(
+    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
+) -> Float[Tensor, "n ..."]:
+    """The per-example gradients themselves, in the shape of the weight."""
+    if _as_groups(x, g, weight, geometry, examples):
+        # One example with the channels of all, in as many groups: no columns are laid out.
+        wide = (1, -1)
+        kernels = weight.expand(examples, *weight.shape).flatten(0, 1)
+        settings = geometry._replace(groups=examples)
+        pair = (_float32(t).reshape(*wide, *t.shape[2:]) for t in (g, x))
+        mask = [False, True, False]
+        found = torch.ops.aten.convolution_backward(*pair, kernels, None, *settings, mask)[1]
+    else:
+        found = per_example_gradient(*columns(x, g, weight, geometry, examples))
+    return found.reshape(examples, *weight.shape)
+
+
 def per_example_gradient(a: A, b: B) -> Float[Tensor, "n g p d"]:
-    """The gradients themselves."""
+    """The gradients as products of columns."""
     return b @ a.mT
-
-
-def ghost_norm(a: A, b: B) -> Float[Tensor, " n"]:
-    """Squared norms from Gram matrices, never below the truth by rounding."""
-    if a.shape[-1] == 1:
-        # Goodfellow 2015: with one position the Gram matrices are the squared norms of a and b.
-        return (_sum_of_squares(a[..., 0]) * _sum_of_squares(b[..., 0])).sum(dim=1)
-    return _sum_from_above((a.mT @ a) * (b.mT @ b))
 
 
 def instantiated_norm(a: A, b: B) -> Float[Tensor, " n"]:
@@ -139,7 +154,7 @@ def instantiated_norm(a: A, b: B) -> Float[Tensor, " n"]:
 
 def square_norm(gradient: Float[Tensor, "n ..."]) -> Float[Tensor, " n"]:
     """Squared norms of per-example gradients that are there, without another copy of them."""
-    return _sum_of_squares(_float32(gradient).flatten(1))
+    return sum_of_squares(_float32(gradient).flatten(1))
 
 
 def standardised_norm(
@@ -164,12 +179,18 @@ def standardised_norm(
     return ((squares.clamp(min=0) + floor) / ((variance[:, 0] + eps) * v.shape[2])).sum(dim=1)
 
 
+def standardised_scale(weight: Tensor, eps: float) -> Float[Tensor, " p"]:
+    """What standardising multiplies each row of a weight by."""
+    rows = weight.flatten(1)
+    return torch.rsqrt((rows.var(dim=1, correction=0) + eps) * rows.shape[1])
+
+
 def lookup_norm(ids: Tensor, g: Tensor, examples: int) -> Float[Tensor, " n"]:
     """Squared norms for rows of a table: positions with the same row add up; -1 is no row."""
     ids = ids.reshape(examples, -1)
     g = _float32(g).reshape(examples, ids.shape[1], -1)
     same = (ids[:, :, None] == ids[:, None, :]) & (ids >= 0)[:, :, None]
-    return _sum_from_above((g @ g.mT) * same)
+    return sum_from_above((g @ g.mT) * same)
 
 
 def lookup_gradient(ids: Tensor, g: Tensor, shape: tuple[int, ...], examples: int) -> Tensor:
@@ -206,6 +227,8 @@ def _unfold(
     may leave room for more.
     """
     stride, padding, dilation = geometry.stride, geometry.padding, geometry.dilation
+    if prod(kernel) == prod(stride) == 1 and not any(padding) and x.shape[2:] == sizes:
+        return x.flatten(2).unflatten(1, (geometry.groups, -1))
     if any(padding):
         x = F.pad(x, [side for p in reversed(padding) for side in (p, p)])
     rows, channels = x.shape[:2]
@@ -223,7 +246,7 @@ def _unfold(
     return windows.reshape(rows, geometry.groups, inputs, prod(sizes))
 
 
-def _sum_of_squares(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows"]:
+def sum_of_squares(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows"]:
     """Along the last axis, in blocks: on a CPU one long float32 sum of 10^7 numbers loses 1e-3."""
     size = rows.shape[-1]
     if size <= BLOCK:
@@ -234,7 +257,20 @@ def _sum_of_squares(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows"]:
     return total + torch.linalg.vector_norm(rows[..., count * BLOCK :], dim=-1).square()
 
 
-def _sum_from_above(products: Tensor) -> Float[Tensor, " n"]:
+def _as_groups(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> bool:
+    """Whether a grouped convolution forms gradients faster: on a CPU, once columns outgrow it."""
+    plain = geometry.groups == 1 and not geometry.transposed and x.shape[0] == examples
+    size = weight[0].numel() * g.shape[2:].numel()
+    return (
+        plain
+        and not geometry.is_linear
+        and x.ndim == 4
+        and x.device.type == "cpu"
+        and size > COLUMNS
+    )
+
+
+def sum_from_above(products: Tensor) -> Float[Tensor, " n"]:
     """The sum for each example, never below the truth by rounding.
 
     Gram products can cancel almost entirely. Their rounding error is a small part of their absolute
@@ -242,7 +278,8 @@ def _sum_from_above(products: Tensor) -> Float[Tensor, " n"]:
     """
     flat = products.flatten(1)
     rounding = 8 * torch.finfo(products.dtype).eps
-    return flat.sum(dim=1).clamp(min=0) + rounding * flat.abs().sum(dim=1)
+    absolute = torch.linalg.vector_norm(flat, ord=1, dim=1)
+    return flat.sum(dim=1).clamp(min=0) + rounding * absolute
 
 
 def _fold(rows: Tensor, examples: int) -> Tensor:

@@ -1,7 +1,7 @@
 """What an operation with a parameter among its arguments is: the choice of a rule.
 
 `Tape.meet` says where the examples are. Then, in this order: an operation that meets no example
-makes a new `Leaf`; one with a rule (`rules`, `spelling`) follows it; one that broadcasts gives the
+makes a new `Leaf`; one with a rule (`registry`) follows it; one that broadcasts gives the
 parameter a row for each example; anything else runs one example at a time (`generic`).
 """
 
@@ -13,9 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.errors import UnsupportedLayer
+
+# Imported for the rules they register.
+from sfumato.ghost import attention, norms, products, tables  # noqa: F401
 from sfumato.ghost.generic import by_broadcasting, by_expanding, by_vmap, leaf_among, spread
 from sfumato.ghost.leaf import Leaf
-from sfumato.ghost.rules import RULES
+from sfumato.ghost.registry import RULES
 from sfumato.ghost.sizes import flat
 from sfumato.ghost.spelling import FINDS_EXAMPLES
 from sfumato.ghost.tape import Tape

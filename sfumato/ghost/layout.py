@@ -2,9 +2,10 @@
 
 Per layer, with T positions, D inputs and P outputs (of a group), forming the per-example gradient
 costs what the ordinary weight gradient costs, and replaces it: nothing is lost but memory for P D
-numbers an example. Gram matrices cost T T (D + P) on top of it and need no such memory. So early
-convolutions, with many positions and small weights, store; late and linear layers take the ghost
-norm. (Bu et al. 2022 chose by memory alone; book-keeping makes the stored gradient free.)
+numbers an example. Gram matrices cost T T (E + P) on top of it and need no such memory (E is D, or
+less where the raw Gram matrix serves). So early convolutions, with many positions and small
+weights, store; late and linear layers take the ghost norm. (Bu et al. 2022 chose by memory alone;
+book-keeping makes the stored gradient free.)
 """
 
 from collections import Counter
@@ -28,14 +29,14 @@ def choose_methods(parts: Sequence[Part], mode: str, *, two_pass: bool) -> None:
     for part in parts:
         if part.kind != "product":
             continue
-        if part.standardised is not None or not joint.isdisjoint(part.sources):
+        if _must_store(part) or not joint.isdisjoint(part.sources):
             part.method = "store"
         elif mode == "non-ghost":
-            part.method = "square" if two_pass else "store"
+            part.method = "square" if two_pass and part.standardised is None else "store"
         elif mode == "ghost" or _gram_is_cheaper(part):
             part.method = "ghost"
         else:
-            part.method = "square" if two_pass else "store"
+            part.method = "square" if two_pass and part.standardised is None else "store"
 
 
 def joint_names(parts: Sequence[Part]) -> set[str]:
@@ -61,9 +62,24 @@ def layer_groups(names: Iterable[str], parts: Sequence[Part]) -> tuple[dict[str,
     return {name: order[layer] for name, layer in leader.items()}, max(1, len(order))
 
 
+GRAM_WORK, STORE_WORK = 400, 125
+"""Work per entry of a Gram matrix, and per number of a stored gradient, for passing through memory;
+in multiply-adds. Measured on a CPU (2 cores, AVX-512), where memory is dearest."""
+
+
 def _gram_is_cheaper(part: Part) -> bool:
     t, d, p = part.positions, part.inputs, part.outputs
-    return d > t and t * (d + p) < d * p
+    return t * t * (part.gram_depth + p + GRAM_WORK) < STORE_WORK * d * p
+
+
+def _must_store(part: Part) -> bool:
+    """Whether no Gram formula is at hand: for standardised weights there is one for convolutions
+    whose output is still there on the way back."""
+    if part.standardised is None:
+        return False
+    geometry = part.geometry
+    plain = geometry is not None and not geometry.is_linear and not geometry.transposed
+    return not plain or part.groups > 1 or part.output_lost
 
 
 def explain(model: nn.Module, shape: tuple[int, ...], mode: str = "ghost_mixed") -> str:
@@ -119,7 +135,7 @@ def part_cost(part: Part) -> tuple[float, float, float]:
     t, d, p, g = part.positions, part.inputs, part.outputs, part.groups
     work = 6.0 * t * d * p * g
     if part.method == "ghost":
-        return work, 2.0 * t * t * (d + p) * g, 4.0 * t * p * g
+        return work, 2.0 * t * t * (part.gram_depth + p) * g, 4.0 * t * p * g
     return work, 2.0 * d * p * g, size
 
 

@@ -11,11 +11,16 @@ plain = torch._C.DisableTorchFunctionSubclass
 """Inside this context a Leaf is an ordinary tensor."""
 
 
+class Cell:
+    """Where a type of Leafs finds the tape of the pass that is being recorded."""
+
+    tape: Any = None
+
+
 class Leaf(Tensor):
     """A parameter, or something computed from parameters alone, during a recorded pass."""
 
-    cell: ClassVar[list[Any]] = [None]
-    """The tape of the pass that is being recorded, if one is."""
+    cell: ClassVar[Cell]
     dispatch: ClassVar[Callable[..., Any]]
 
     @classmethod
@@ -23,7 +28,7 @@ class Leaf(Tensor):
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Tell the tape of every operation a Leaf takes part in."""
-        tape = cls.cell[0]
+        tape = cls.cell.tape
         with plain():
             if tape is None:
                 return func(*args, **(kwargs or {}))
@@ -32,15 +37,16 @@ class Leaf(Tensor):
 
 def new_leaf_type(dispatch: Callable[..., Any]) -> type[Leaf]:
     """A Leaf type of its own for one recorder, so that two of them never meet."""
-    return type("BoundLeaf", (Leaf,), {"cell": [None], "dispatch": staticmethod(dispatch)})
+    return type("BoundLeaf", (Leaf,), {"cell": Cell(), "dispatch": staticmethod(dispatch)})
 
 
 @contextmanager
-def swapped(model: nn.Module, leaves: Mapping[str, Tensor]) -> Iterator[None]:
+def swapped(
+    model: nn.Module, parameters: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
+) -> Iterator[None]:
     """Put the Leafs in the place of the model's parameters, for the length of a forward pass."""
     places: list[tuple[nn.Module, str, nn.Parameter]] = []
-    originals = dict(model.named_parameters())
-    by_id = {id(originals[name]): leaf for name, leaf in leaves.items()}
+    by_id = {id(parameters[name]): leaf for name, leaf in leaves.items()}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) in by_id:

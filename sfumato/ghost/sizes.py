@@ -11,12 +11,15 @@ the values of the two passes are compared too: the rows of an example are the sa
 they are interleaved with those of others, or mixed with them.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from sfumato.ghost.leaf import Leaf
 
 MANY, FEW = 5, 3
 """Numbers of examples a model is looked at with: first to write down shapes, then to compare."""
@@ -60,7 +63,8 @@ class AnotherPath(Exception):
 class Watch(TorchFunctionMode):
     """Sees every operation of a forward pass: writes down its shapes, or finds them again."""
 
-    current: ClassVar[list["Watch | None"]] = [None]
+    current: ClassVar[threading.local] = threading.local()
+    """In each thread, the innermost of those that look."""
 
     def __init__(self, seen: list[Shapes] | None = None) -> None:
         super().__init__()
@@ -73,11 +77,12 @@ class Watch(TorchFunctionMode):
         """Whether the pass drew no random numbers, so that another one has the same values."""
 
     def __enter__(self) -> "Watch":
-        self.before, self.current[0] = self.current[0], self
+        self.before = getattr(self.current, "watch", None)
+        self.current.watch = self
         return super().__enter__()
 
     def __exit__(self, *problem: Any) -> None:
-        self.current[0] = self.before
+        self.current.watch = self.before
         super().__exit__(*problem)
         if problem[0] is None and self.finds and self.count != len(self.seen):
             raise AnotherPath
@@ -87,7 +92,7 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         """Note the shapes before the operation changes them, and after."""
         kwargs = kwargs or {}
-        if self.current[0] is not self:
+        if self.current.watch is not self:
             # Another engine is looking at another model inside this one's loss.
             return func(*args, **kwargs)
         name = func.__name__
@@ -103,7 +108,11 @@ class Watch(TorchFunctionMode):
         self.here, self.count = self.seen[self.count], self.count + 1
         if self.here.name != name:
             raise AnotherPath
+        leaves = [t for t in flat((args, tuple(kwargs.values()))) if isinstance(t, Leaf)]
         try:
+            if leaves:
+                # Said outright: a function may be announced by a form that says nothing itself.
+                return type(leaves[0]).__torch_function__(func, types, args, kwargs)
             return func(*args, **kwargs)
         finally:
             self.here = None

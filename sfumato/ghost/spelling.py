@@ -10,7 +10,9 @@ from torch import Tensor
 
 from sfumato.ghost.generic import by_vmap
 from sfumato.ghost.leaf import Leaf
-from sfumato.ghost.rules import embedding, linear, norm_rule
+from sfumato.ghost.products import linear
+from sfumato.ghost.registry import norm_rule
+from sfumato.ghost.tables import embedding
 from sfumato.ghost.tape import Tape
 
 

@@ -10,17 +10,16 @@ the squared norms by `norms`, everything else by one `keep` a tensor. So one cal
 `torch.autograd.grad` returns it all, and nothing is written to the side.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.contract import Geometry
-from sfumato.ghost.leaf import Leaf as Leaf
-from sfumato.ghost.leaf import plain as plain
+from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.sizes import (
     NOWHERE,
     Meeting,
@@ -50,12 +49,16 @@ class Part:
     inputs: int = 0
     outputs: int = 0
     groups: int = 1
+    gram_depth: int = 0
+    """Products for one entry of the Gram matrix of its inputs."""
     method: str = "store"
     """store: keep per-example gradients; ghost: Gram norms; square: form, measure, drop."""
     sources: tuple[str, ...] = ()
     """All parameters it depends on."""
     standardised: float | None = None
     """If it is a parameter with standardised rows: the eps of the standardisation."""
+    output_lost: bool = False
+    """Whether the layer's output is rounded, or changed in place later: no norm can rest on it."""
     reads_input: bool = False
     """Whether nobody wants the gradient of the layer's input: the batch itself, or a constant."""
     func: str = ""
@@ -97,6 +100,10 @@ class Tape:
     func: str = ""
     here: Meeting = NOWHERE
     """Where the examples are in the operation that is being made."""
+    outputs: list[tuple[Part, Tensor]] = field(default_factory=list)
+    """In a survey: outputs of layers, to see whether they are overwritten."""
+    parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    """The trainable parameters: looked up once, for a model takes long to name them."""
     replaying: bool = False
     """Activation checkpointing computes again what it dropped: nothing new is recorded then."""
     norms: tuple[Tensor, ...] = ()
@@ -123,7 +130,8 @@ class Tape:
         for item in inputs:
             is_batch = isinstance(item, Tensor) and item.is_floating_point()
             marked.append(Mark.apply(item, self.seed) if is_batch else item)
-        self.inputs = [id(item) for item in marked]
+        if self.survey:
+            self.inputs = [id(item) for item in marked]
         return marked
 
     def open(self, leaf: Tensor, kind: str, operation: str) -> Part:

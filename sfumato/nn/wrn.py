@@ -23,15 +23,21 @@ EPS = 1e-10
 
 def standardise(weight: Tensor) -> Tensor:
     """Rows with mean 0 and sum of squares 1 (Qiao et al. 2019, with the scale of De et al.)."""
-    if has_torch_function_unary(weight):
-        return handle_torch_function(standardise, (weight,), weight)
+    if has_torch_function_unary(weight) and not torch.compiler.is_compiling():
+        # Announced by its plain form, which can be called. (A compiler sees through it anyway.)
+        return handle_torch_function(standardised_rows, (weight,), weight)
+    return standardised_rows(weight)
+
+
+def standardised_rows(weight: Tensor) -> Tensor:
+    """What `standardise` computes."""
     flat = weight.flatten(1)
     variance, mean = torch.var_mean(flat, dim=1, keepdim=True, correction=0)
     return ((flat - mean) * torch.rsqrt((variance + EPS) * flat.shape[1])).view_as(weight)
 
 
 # Who takes per-example gradients may use that this only removes two directions from each row.
-standardise.standardises_rows = EPS  # pyright: ignore
+standardised_rows.standardises_rows = EPS  # pyright: ignore
 
 
 class Block(nn.Module):

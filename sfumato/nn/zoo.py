@@ -14,6 +14,7 @@ from sfumato.nn.wrn import WideResNet, tanh_cnn
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "tanh-cnn": tanh_cnn,
+    "wrn-10-2": lambda classes, channels: WideResNet(classes, channels, depth=10, width=2),
     "wrn-16-4": WideResNet,
     "wrn-40-4": lambda classes, channels: WideResNet(classes, channels, depth=40),
 }
@@ -49,6 +50,37 @@ def build_model(
         found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ConfigError(f'"{name}" gives {found} for two images, not 2 x {classes} classes.')
     return model.train()
+
+
+def pixel_statistics(
+    model: nn.Module, channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation that a model's inputs are normalised with: fixed, public numbers.
+
+    Models of timm and torchvision want those of their checkpoints, also when they start afresh, so
+    that the same model always reads images the same way; others get 0.5 and 0.5.
+    """
+    known: Mapping[str, Any] = getattr(model, "pretrained_cfg", None) or {}
+    if not known and type(model).__module__.startswith("torchvision."):
+        known = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    mean, deviation = known.get("mean", (0.5,)), known.get("std", (0.5,))
+    if len(mean) == channels:
+        return tuple(mean), tuple(deviation)
+    average = sum(mean) / len(mean), sum(deviation) / len(deviation)
+    return (average[0],) * channels, (average[1],) * channels
+
+
+def head_parameters(model: nn.Module) -> set[str]:
+    """Names of the parameters of the last layer, the one that was made for the classes."""
+    own = model.get_classifier() if hasattr(model, "get_classifier") else None  # pyright: ignore
+    heads = [own] if isinstance(own, nn.Module) and any(True for _ in own.parameters()) else []
+    if isinstance(own, tuple | list):
+        heads = [head for head in own if isinstance(head, nn.Module)]
+    if not heads:
+        owners = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))]
+        heads = owners[-1:]
+    ids = {id(p) for head in heads for p in head.parameters()}
+    return {name for name, p in model.named_parameters() if id(p) in ids}
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:

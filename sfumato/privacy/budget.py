@@ -14,7 +14,10 @@ from dataclasses import dataclass, replace
 
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.accounting import least_noise, most_steps, price
-from sfumato.privacy.events import Event, Relation
+from sfumato.privacy.events import Cost, Event, Relation
+
+STAIRS = 8
+"""How many values a schedule takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,10 @@ class Plan:
     to have, because that size depends on who is in the data. `max_batch`, when given, cuts a larger
     Poisson batch to a random subset (Ganesh 2025), so that memory has a bound; then `size`, the
     number of examples, is part of the plan too.
+
+    `noise_decay` and `clip_decay` are schedules: by how much noise multiplier and norm bound have
+    been multiplied at the end. They fall (or rise) geometrically, in eight equal stairs, since
+    each new noise multiplier is one more mechanism to price.
     """
 
     noise_multiplier: float
@@ -63,8 +70,13 @@ class Plan:
     relation: Relation = "add-or-remove"
     max_batch: int | None = None
     size: int | None = None
+    noise_decay: float = 1.0
+    clip_decay: float = 1.0
 
     def __post_init__(self) -> None:
+        for name in ("noise_decay", "clip_decay"):
+            if not 1e-3 <= getattr(self, name) <= 1e3:
+                raise ConfigError(f"{name}={getattr(self, name):g} must lie in 0.001 to 1000.")
         if not 0 < self.rate <= 1:
             raise ConfigError(f"rate={self.rate:g} must lie in (0, 1]: it is a probability.")
         if self.steps < 1:
@@ -92,8 +104,19 @@ class Plan:
 
     @property
     def noise_deviation(self) -> float:
-        """Standard deviation of the noise on each coordinate of a sum."""
+        """Standard deviation of the noise on each coordinate of a sum, in the first step."""
         return self.noise_multiplier * self.max_norm
+
+    def at(self, step: int) -> "Plan":
+        """The plan as it stands in that step: its noise multiplier and norm bound."""
+        if self.noise_decay == self.clip_decay == 1:
+            return self
+        done = min(step * STAIRS // self.steps, STAIRS - 1) / (STAIRS - 1)
+        return replace(
+            self, noise_decay=1.0, clip_decay=1.0,
+            noise_multiplier=self.noise_multiplier * self.noise_decay**done,
+            max_norm=self.max_norm * self.clip_decay**done,
+        )  # fmt: skip
 
     def event(self, stage: str, step: int, data: str = "") -> Event:
         """The ledger line that step number `step` costs."""
@@ -102,22 +125,29 @@ class Plan:
                 f'step {step} of stage "{stage}" is beyond its plan of {self.steps} steps: the '
                 "budget is spent. Plan more steps from the start, with more noise in each."
             )
+        now = self.at(step)
         return Event(
             stage=stage,
             step=step,
             data=data,
             rate=self.rate,
-            noise_multiplier=self.noise_multiplier,
+            noise_multiplier=now.noise_multiplier,
             max_batch=self.max_batch,
             size=self.size if self.max_batch is not None else None,
-            max_norm=self.max_norm,
+            max_norm=now.max_norm,
             divisor=self.expected_batch,
         )
 
+    def costs(self, steps: int | None = None) -> Counter[Cost]:
+        """What the accountant prices: the mechanisms of the first `steps` steps, counted."""
+        steps = self.steps if steps is None else steps
+        if self.noise_decay == 1:
+            return Counter({self.event("plan", 0).cost: steps})
+        return Counter(self.event("plan", step).cost for step in range(steps))
+
     def epsilon(self, delta: float, steps: int | None = None) -> float:
         """What the plan will cost, or its first `steps` steps, by the PLD accountant."""
-        costs = Counter({self.event("plan", 0).cost: self.steps if steps is None else steps})
-        return price(costs, delta, self.relation, cells_for=self.steps)
+        return price(self.costs(steps), delta, self.relation, cells_for=self.steps)
 
 
 def make_plan(
@@ -131,6 +161,8 @@ def make_plan(
     max_norm: float = 1.0,
     relation: Relation = "add-or-remove",
     max_batch: int | None = None,
+    noise_decay: float = 1.0,
+    clip_decay: float = 1.0,
     spent: Sequence[Event] = (),
 ) -> Plan:
     """The plan with the least noise that keeps `budget`, or the one with that `noise_multiplier`.
@@ -164,6 +196,8 @@ def make_plan(
         relation=relation,
         max_batch=max_batch,
         size=size,
+        noise_decay=noise_decay,
+        clip_decay=clip_decay,
     )
     if budget is None:
         return plan
@@ -173,8 +207,8 @@ def make_plan(
     before = Counter(event.cost for event in spent)
 
     def price_of(noise: float) -> float:
-        cost = replace(plan, noise_multiplier=noise).event("plan", 0).cost
-        return price(before + Counter({cost: plan.steps}), budget.delta, relation)
+        costs = replace(plan, noise_multiplier=noise).costs()
+        return price(before + costs, budget.delta, relation)
 
     return replace(plan, noise_multiplier=least_noise(price_of, budget.epsilon))
 

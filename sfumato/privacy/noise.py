@@ -32,11 +32,11 @@ def privatize(
 ) -> dict[str, Tensor]:
     """Turn sums over private examples into values that may be released.
 
-    Charges the ledger for this step, adds Gaussian noise of deviation `plan.noise_multiplier *
-    plan.max_norm` to every coordinate, and divides by `plan.expected_batch`.
+    Charges the ledger for this step, adds Gaussian noise of deviation noise multiplier times norm
+    bound, those of `plan.at(step)`, to every coordinate, and divides by `plan.expected_batch`.
 
     Guarantee: if `total` is a sum over the Poisson batch of step `step` of vectors whose norm,
-    taken over all tensors together, is at most `plan.max_norm`, the result is the subsampled
+    taken over all tensors together, is at most that norm bound, the result is the subsampled
     Gaussian mechanism that the ledger now records. An empty batch is an all-zero `total`: it is
     noised and charged like any other.
 
@@ -50,6 +50,7 @@ def privatize(
     tag = fingerprint(total, secret, (ledger.header.id, stage, step))
     event = plan.event(stage, step, data=ledger.header.data)
     ledger.charge(replace(event, tag=tag, family=family))
+    plan = plan.at(step)
     # With a fixed seed the noise must repeat, in another run and with other rounding of the sum.
     book = () if secret.fixed else (ledger.header.id, tag)
     secure = ledger.header.noise == "chacha20"

@@ -174,6 +174,7 @@ def train_network(
 
     from sfumato.privacy.budget import make_plan
     from sfumato.train.steps import accuracy
+    from sfumato.train.world import World
 
     settings = config.training
     learner, reading = train.prepare(settings, images, torch.device("cpu"))
@@ -183,7 +184,7 @@ def train_network(
         epochs=settings.epochs, max_norm=settings.max_grad_norm, spent=spent,
     )  # fmt: skip
     run.write_json("plan.json", plan)
-    train.learn(settings, learner, reading, plan, ledger, secret, run)
+    train.learn(settings, learner, reading, plan, ledger, secret, run, World())
     run.save_tensors("model.safetensors", learner.best.state_dict())
     return {"test_accuracy": accuracy(learner.best, replace(reading, images=test))}
 

@@ -5,109 +5,104 @@ private one sums clipped per-example gradients, sends the sum through `privatize
 ledger; the plain one averages, and is what the private one is compared with.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.data.augment import Augmentation
-from sfumato.data.images import Images
-from sfumato.ghost.clip import Ghost
+from sfumato.ghost.admit import check_contributions
+from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.sampling import Batch, Chunk, Secret
+from sfumato.privacy.sampling import Batch, Secret
+from sfumato.train.reading import Reading
+from sfumato.train.world import World
 
-
-@dataclass(frozen=True)
-class Reading:
-    """How images become inputs: device, pixel statistics, augmented views, precision."""
-
-    images: Images
-    device: torch.device
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    views: int = 1
-    precision: torch.dtype = torch.float32
-
-    def inputs(self, chunk: Chunk, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Normalised views, those of one example side by side, and one label an example."""
-        pixels = self.images.pixels[chunk.indices].to(self.device).float() / 255
-        views = pixels.repeat_interleave(self.views, dim=0)
-        return self.normalise(self.augmentation(views, generator)), self._labels(chunk)
-
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """Pixels between 0 and 1, centred and scaled by fixed, public numbers."""
-        shape = (1, -1, 1, 1)
-        mean = torch.tensor(self.mean, device=pixels.device).reshape(shape)
-        return (pixels - mean) / torch.tensor(self.deviation, device=pixels.device).reshape(shape)
-
-    def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """One cross-entropy an example, averaged over its views."""
-        lower = self.precision != torch.float32
-        with torch.autocast(self.device.type, self.precision) if lower else nullcontext():
-            logits = model(x)
-        labels = y.repeat_interleave(self.views)
-        each = F.cross_entropy(logits.float(), labels, reduction="none")
-        return each.unflatten(0, (-1, self.views)).mean(dim=1)
-
-    def _labels(self, chunk: Chunk) -> Tensor:
-        return self.images.labels[chunk.indices].to(self.device)
+Step = Callable[[Batch], dict[str, float]]
 
 
 def private_step(
-    ghost: Ghost, reading: Reading, plan: Plan, ledger: Ledger, secret: Secret
-) -> Callable[[Batch, torch.Generator], dict[str, float]]:
+    ghost: Ghost,
+    reading: Reading,
+    plan: Plan,
+    ledger: Ledger,
+    secret: Secret,
+    *,
+    world: World | None = None,
+    clip: Callable[..., Clipped] | None = None,
+    check_every: int = 0,
+) -> Step:
     """A step that leaves the noisy mean of clipped gradients on every parameter.
 
     Guarantee: what it leaves is `privatize` of a sum over the Poisson batch of vectors of norm at
-    most `plan.max_norm`; the ledger has its line before it is left.
-    """
+    most the plan's norm bound; the ledger has its line before it is left. In a world of several
+    processes each adds its share of the batch, and noise enters once.
 
-    def step(batch: Batch, generator: torch.Generator) -> dict[str, float]:
+    `clip` is `ghost.clip`, or what torch.compile made of it. Every `check_every` steps two
+    examples are added alone, and a contribution beyond the bound is an error.
+    """
+    world = World() if world is None else world
+    clip = ghost.clip if clip is None else clip
+
+    def step(batch: Batch) -> dict[str, float]:
         named = ghost.parameters
         total = {n: torch.zeros_like(p, dtype=torch.float32) for n, p in named.items()}
-        loss = clipped = count = 0.0
-        for chunk in batch.chunks:
-            x, y = reading.inputs(chunk, generator)
+        numbers = torch.zeros(3, device=reading.device)
+        max_norm = plan.at(batch.step).max_norm
+        if ghost.clipping.max_norm != max_norm:
+            ghost.clipping = replace(ghost.clipping, max_norm=max_norm)
+        for place, chunk in world.share(batch.chunks):
+            x, y = reading.inputs(chunk, reading.dice(batch.step, place))
             mask = chunk.mask.to(reading.device)
-            found = ghost.clip(reading.losses, (x, y), len(mask), mask)
+            found = clip(reading.losses, (x, y), len(mask), mask)
+            if check_every and batch.step % check_every == 0 and place < world.size:
+                check_contributions(ghost, reading.losses, (x, y), len(mask))
             for name, part in found.total.items():
                 total[name] += part
-            loss += float(found.losses[mask].sum())
-            clipped += float((found.factors[0][mask] < 1).sum())
-            count += float(mask.sum())
-        noisy = privatize(total, plan, ledger, secret, step=batch.step, stage="train")
+            clipped = (found.factors[0] < 1)[mask].sum()
+            numbers += torch.stack([found.losses[mask].sum(), clipped, mask.sum()])
+        world.add_up({**total, "": numbers})
+        if world.leads:
+            total = privatize(total, plan, ledger, secret, step=batch.step, stage="train")
+        world.hand_round(total)
         for name, parameter in named.items():
-            parameter.grad = noisy[name]
-        return _averages(loss, clipped, count)
+            parameter.grad = total[name]
+        return _averages(*numbers.tolist())
 
     return step
 
 
-def plain_step(
-    model: nn.Module, reading: Reading
-) -> Callable[[Batch, torch.Generator], dict[str, float]]:
+def plain_step(model: nn.Module, reading: Reading, *, world: World | None = None) -> Step:
     """A step that leaves the ordinary mean gradient: no clipping, no noise, no promise."""
+    world = World() if world is None else world
 
-    def step(batch: Batch, generator: torch.Generator) -> dict[str, float]:
+    def step(batch: Batch) -> dict[str, float]:
         model.zero_grad(set_to_none=True)
         size = max(1, len(batch.indices))
-        loss = 0.0
-        for chunk in batch.chunks:
-            x, y = reading.inputs(chunk, generator)
+        loss = torch.zeros((), device=reading.device)
+        for place, chunk in world.share(batch.chunks):
+            x, y = reading.inputs(chunk, reading.dice(batch.step, place))
             losses = reading.losses(model, x, y)
             kept = torch.where(chunk.mask.to(reading.device), losses, 0.0)
             (kept.sum() / size).backward()
-            loss += float(kept.detach().sum())
-        return _averages(loss, 0.0, size)
+            loss += kept.detach().sum()
+        world.add_up({**_gradients(model), "": loss})
+        return _averages(float(loss), 0.0, size)
 
     return step
+
+
+def _gradients(model: nn.Module) -> Mapping[str, Tensor]:
+    """The gradient of every trainable parameter; zero where no example reached it."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            found[name] = parameter.grad
+    return found
 
 
 def _averages(loss: float, clipped: float, count: float) -> dict[str, float]:
@@ -122,22 +117,9 @@ def accuracy(model: nn.Module, reading: Reading, batch_size: int = 512) -> float
     right = 0
     for start in range(0, len(reading.images), batch_size):
         places = slice(start, start + batch_size)
-        pixels = reading.images.pixels[places].to(reading.device).float() / 255
-        found = model(reading.normalise(pixels)).argmax(dim=1).cpu()
-        right += int((found == reading.images.labels[places]).sum())
+        x = reading.normalise(reading.scale(places))
+        found = reading.logits(model, x).argmax(dim=1).cpu()
+        right += int((found == reading.images.labels[places].cpu()).sum())
     for module in was_training:
         module.training = True
     return right / len(reading.images)
-
-
-def state_of(value: Any) -> Any:
-    """The state to checkpoint of a module, optimizer, schedule or generator."""
-    return value.get_state() if isinstance(value, torch.Generator) else value.state_dict()
-
-
-def restore(value: Any, state: Any) -> None:
-    """Put a checkpointed state back."""
-    if isinstance(value, torch.Generator):
-        value.set_state(state)
-    else:
-        value.load_state_dict(state)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from oracle import norm_of, norms_of
 from torch import nn
 
 from sfumato.errors import ConfigError, UnsupportedLayer
@@ -38,10 +39,6 @@ def data(n=6, seed=0):
 
 def loss_of(model, x, y):
     return F.cross_entropy(model(x), y, reduction="none")
-
-
-def norm_of(total):
-    return float(torch.sqrt(sum(t.double().square().sum() for t in total.values())))
 
 
 @given(
@@ -149,8 +146,7 @@ def test_views_of_one_example_count_as_one_example(views, mode):
 
     clipped = Ghost(model, mode=mode, clipping=Clipping(max_norm=0.5)).clip(loss, (x, y), 4)
     rows = one_at_a_time(model, loss, (x, y))
-    norms = torch.stack([sum(g.square().sum() for g in row.values()) for row in rows]).sqrt()
-    torch.testing.assert_close(clipped.norms, norms)
+    torch.testing.assert_close(clipped.norms, norms_of(rows))
     for name in rows[0]:
         wanted = sum(f * row[name] for f, row in zip(clipped.factors[0], rows, strict=True))
         torch.testing.assert_close(clipped.total[name], wanted)
@@ -281,10 +277,10 @@ def test_a_hand_made_mixing_of_examples_is_noticed():
 
 
 def test_a_wrong_rule_is_noticed(monkeypatch):
-    from sfumato.ghost import contract
+    from sfumato.ghost import grams
 
     x, y = data()
-    monkeypatch.setattr(contract, "ghost_norm", lambda a, b: a.square().sum(dim=(1, 2, 3)))
+    monkeypatch.setattr(grams, "ghost_norm", lambda x, *_: x.flatten(1).square().sum(dim=1))
     with pytest.raises(UnsupportedLayer, match="not those of autograd"):
         admit(Ghost(small_net(), mode="ghost"), loss_of, (x, y), 6)
 
@@ -314,8 +310,7 @@ def test_sizes_that_coincide_with_the_batch_are_not_mistaken_for_it(n):
         return model(x).sin().sum(dim=(1, 2))
 
     rows = one_at_a_time(model, loss, (x,))
-    norms = torch.stack([sum(g.square().sum() for g in row.values()) for row in rows]).sqrt()
-    torch.testing.assert_close(Ghost(model).clip(loss, (x,), n).norms, norms)
+    torch.testing.assert_close(Ghost(model).clip(loss, (x,), n).norms, norms_of(rows))
 
 
 def test_a_weight_made_from_two_layers_is_clipped_as_one():

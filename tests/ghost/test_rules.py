@@ -6,13 +6,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from oracle import compare, loss_of, norms_of
 from torch import nn
 
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.admit import one_at_a_time
-from sfumato.ghost.clip import Clipping, Ghost
+from sfumato.ghost.clip import Ghost
 from sfumato.ghost.layout import MODES
-from sfumato.ghost.rules import RULES
+from sfumato.ghost.registry import RULES
 from sfumato.nn.wrn import StandardisedConv2d
 
 
@@ -143,6 +144,7 @@ CASES = {
     "linear 2-D": (lambda: nn.Linear(6, 5), VECTOR),
     "linear 3-D": (lambda: nn.Linear(8, 5), SEQUENCE),
     "linear 4-D": (lambda: nn.Linear(6, 5), IMAGE),
+    "linear 4-D, many positions": (lambda: nn.Linear(8, 9), (64, 33, 8)),
     "linear 6-D": (lambda: nn.Linear(3, 2), (2, 2, 2, 2, 3)),
     "linear without bias": (lambda: nn.Linear(8, 5, bias=False), SEQUENCE),
     "linear, bias alone": (lambda: frozen(nn.Linear(8, 5), "weight"), SEQUENCE),
@@ -239,26 +241,6 @@ def batch_for(shape, n, seed=0):
     return x.to(memory_format=torch.channels_last) if len(shape) == 3 else x
 
 
-def loss_of(model, x):
-    # Every output counts, each with its own weight, and more than linearly.
-    out = model(x).flatten(1)
-    weights = torch.linspace(-1, 2, out.shape[1], dtype=out.dtype)
-    return (out.sin() * weights).sum(dim=1) + 0.1 * out.square().sum(dim=1)
-
-
-def compare(model, x, n, **options):
-    rows = one_at_a_time(model, loss_of, (x,))
-    norms = torch.stack([sum(g.square().sum() for g in row.values()) for row in rows]).sqrt()
-    bound = float(norms.median())
-    ghost = Ghost(model, clipping=Clipping(max_norm=bound), **options)
-    clipped = ghost.clip(loss_of, (x,), n)
-    torch.testing.assert_close(clipped.norms, norms, rtol=5e-6, atol=1e-9)
-    for name in rows[0]:
-        wanted = sum(f * row[name] for f, row in zip(clipped.factors[0], rows, strict=True))
-        torch.testing.assert_close(clipped.total[name], wanted, rtol=1e-9, atol=1e-9)
-    return ghost, clipped
-
-
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 
@@ -280,8 +262,7 @@ def test_a_layout_serves_batches_of_any_size(case, n):
     ghost = Ghost(model)
     ghost.clip(loss_of, (batch_for(shape, 3),), 3)
     x = batch_for(shape, n, seed=1)
-    rows = one_at_a_time(model, loss_of, (x,))
-    norms = torch.stack([sum(g.square().sum() for g in row.values()) for row in rows]).sqrt()
+    norms = norms_of(one_at_a_time(model, loss_of, (x,)))
     torch.testing.assert_close(ghost.clip(loss_of, (x,), n).norms, norms, rtol=5e-6, atol=1e-9)
 
 

@@ -50,6 +50,13 @@ def test_all_private_modes_train_the_same_model(tmp_path, mode):
         torch.testing.assert_close(weights(tmp_path / "other")[name], value, rtol=1e-4, atol=1e-4)
 
 
+def test_reduced_precision_trains_almost_the_same_model(tmp_path):
+    run_train(tmp_path / "full", replace(SMALL, steps=2))
+    run_train(tmp_path / "bf16", replace(SMALL, steps=2, precision="bf16"))
+    for name, value in weights(tmp_path / "full").items():
+        torch.testing.assert_close(weights(tmp_path / "bf16")[name], value, rtol=0, atol=2e-2)
+
+
 def test_the_physical_batch_changes_nothing(tmp_path):
     run_train(tmp_path / "one")
     run_train(tmp_path / "two", replace(SMALL, physical_batch_size=37, two_pass=True))

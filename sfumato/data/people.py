@@ -1,0 +1,95 @@
+"""Who is on which image: for promises about people instead of images.
+
+A private step on people samples people, takes up to `most` images of each, and clips what all of
+them together change. So the promise hides whether somebody is in the data at all, with however
+many images.
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from sfumato.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class People:
+    """The images of each person, and how many of them are taken at a time."""
+
+    ids: Int[Tensor, " images"] = field(repr=False)
+    """The number of the person on each image: 0 to the number of people less one."""
+    most: int = 1
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise ConfigError(f"images_per_person={self.most} must be at least 1.")
+
+    def __len__(self) -> int:
+        return int(self.ids.max()) + 1 if len(self.ids) else 0
+
+    def pick(
+        self, people: Int[Tensor, " k"], generator: torch.Generator
+    ) -> Int[Tensor, " k_times_most"]:
+        """Places of `most` images of each of these people, drawn without repetition.
+
+        Who has fewer images gives each of them more than once. What is drawn of one person does
+        not depend on the images of another.
+        """
+        order = self.ids.argsort(stable=True)
+        ends = torch.bincount(self.ids, minlength=len(self)).cumsum(0)
+        turn = torch.arange(self.most)
+        picked = []
+        for person in people.tolist():
+            start = int(ends[person - 1]) if person else 0
+            own = order[start : int(ends[person])]
+            shuffled = torch.randperm(len(own), generator=generator, device=generator.device).cpu()
+            picked.append(own[shuffled[turn % len(own)]])
+        return torch.cat(picked) if picked else torch.empty(0, dtype=torch.int64)
+
+
+def number(names: Sequence[str]) -> Int[Tensor, " images"]:
+    """Numbers for the names, in alphabetical order."""
+    places = {name: i for i, name in enumerate(sorted(set(names)))}
+    return torch.tensor([places[name] for name in names], dtype=torch.int64)
+
+
+def people_by_folder(files: Sequence[Path], root: Path) -> list[str]:
+    """Names of people from `class/PERSON/image`; the same name in two classes is one person."""
+    names = []
+    for file in files:
+        parts = file.relative_to(root).parts
+        if len(parts) < 3:
+            raise DataError(
+                f"{file} lies directly in its class: with people=folder there is one folder a "
+                "person below each class, as in sick/anna/1.png."
+            )
+        names.append(parts[1])
+    return names
+
+
+def people_by_csv(files: Sequence[Path], root: Path, source: str) -> list[str]:
+    """Names of people from a table: `FILE.csv` or `FILE.csv:COLUMN`, with a column "file"."""
+    path, _, column = source.partition(".csv:")
+    path, column = (f"{path}.csv", column) if column else (source, "person")
+    try:
+        with open(path, newline="") as opened:
+            table = list(csv.DictReader(opened))
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise DataError(f"{path} cannot be read as a table ({problem}).") from problem
+    for wanted in ("file", column):
+        if not table or wanted not in table[0]:
+            found = ", ".join(table[0]) if table else "nothing"
+            raise DataError(f'{path} needs a column "{wanted}"; it has {found}.')
+    person_of = {Path(row["file"]).as_posix(): row[column] for row in table}
+    names = []
+    for file in files:
+        name = file.relative_to(root).as_posix()
+        if not person_of.get(name):
+            raise DataError(f'{path} names no person for "{name}": every image needs one.')
+        names.append(person_of[name])
+    return names

@@ -1,0 +1,148 @@
+"""Squared norms from Gram matrices, without the gradients being formed.
+
+With a (T x D) the columns of one example's input and b (T x P) its output gradients, the squared
+norm of b'a is the sum of (a a') * (b b'), entry by entry. For a convolution an entry of a a' is a
+sum over the kernel of products of *pixels*, so the Gram matrix of the raw image, slid along its
+diagonals, gives it without columns being laid out (a k x k kernel copies the image k k times).
+
+These few functions are what a kernel may replace.
+"""
+
+from math import prod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sfumato.ghost import contract
+from sfumato.ghost.contract import Geometry
+
+SMALL = 64
+"""Positions up to which a product of thin matrices is worth a copy (measured with MKL)."""
+
+
+def ghost_norm(
+    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
+) -> Float[Tensor, " n"]:
+    """Squared norms of the gradients of a weight, never below the truth by rounding."""
+    if geometry.is_linear:
+        grams = [_gram_of_rows(t.reshape(examples, -1, t.shape[-1])) for t in (x, g)]
+    elif slides(x, g, weight, geometry, examples):
+        grams = [_slid_gram(x, g, weight, geometry), _gram(_by_group(g, geometry))]
+    else:
+        grams = [_gram(t) for t in contract.columns(x, g, weight, geometry, examples)]
+    return contract.sum_from_above(grams[0].mul_(grams[1]))
+
+
+def standardised_ghost_norm(
+    x: Tensor, g: Tensor, y: Tensor, scale: Float[Tensor, " p"], weight: Tensor,
+    bias: Tensor | None, geometry: Geometry, examples: int,
+) -> Float[Tensor, " n"]:  # fmt: skip
+    """Squared norms for a parameter whose standardised rows are the weight.
+
+    Row r of the parameter's gradient is that of the weight, times `scale`, without its parts along
+    1 and along the weight w_r. The products with them are sums over positions: of b_r with the sum
+    of the columns, and of b_r with the layer's own output y, from which the bias is taken.
+    """
+    rounded = y.dtype != contract.sum_type(y)
+    x, g, y, weight = (t.to(contract.sum_type(t)) for t in (x, g, y, weight))
+    size = weight[0].numel()
+    g = g * scale.reshape(-1, *[1] * (g.ndim - 2))
+    whole = ghost_norm(x, g, weight, geometry, examples)
+    if rounded:
+        # What a rounded output says of the part to be removed may be too much: remove nothing.
+        return whole
+    sums = contract.apply(
+        x.sum(dim=1, keepdim=True), torch.ones_like(weight[:1, :1]), None, geometry
+    )
+    along_1 = _per_example((g * sums).flatten(2).sum(dim=2), examples)
+    along_w = (g * y).flatten(2).sum(dim=2)
+    if bias is not None:
+        along_w = along_w - bias * g.flatten(2).sum(dim=2)
+    along_w = _per_example(along_w, examples)
+    length = weight.flatten(1).square().sum(dim=1)
+    lost = along_1.square() / size + along_w.square() * (2 - length)
+    # The difference of large numbers: never below what rounding could hide.
+    floor = 8 * torch.finfo(g.dtype).eps * whole
+    return (whole - lost.sum(dim=1)).clamp(min=0) + floor
+
+
+def slides(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> bool:
+    """Whether the raw Gram matrix is the cheaper way to that of the columns."""
+    if geometry.is_linear or geometry.transposed or x.shape[0] != examples:
+        return False
+    return gram_depth(x.shape[2:].numel(), g.shape[2:].numel(), weight) < weight[0].numel()
+
+
+def gram_depth(pixels: int, positions: int, weight: Tensor) -> int:
+    """Products for one entry of the Gram matrix of a convolution's columns, the cheaper way."""
+    channels, kernel = weight.shape[1], prod(weight.shape[2:])
+    if pixels > 2 * positions:
+        # A stride: the matrix of all pixels would be far larger than the one it is for.
+        return channels * kernel
+    return min(channels * pixels**2 // max(1, positions**2), channels * kernel)
+
+
+def _slid_gram(
+    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry
+) -> Float[Tensor, "n g t t"]:
+    sides, sizes = x.shape[2:], g.shape[2:]
+    gram = _gram(_by_group(x, geometry))
+    gram = gram.reshape(*gram.shape[:2], *sides, *sides)
+    steps = zip(weight.shape[2:], geometry.stride, geometry.padding, geometry.dilation, strict=True)
+    for axis, (kernel, stride, padding, dilation) in enumerate(steps):
+        if (kernel, stride, padding) == (1, 1, 0):
+            continue
+        axes = (2 + axis, 2 + axis + len(sides))
+        shifts = [j * dilation - padding for j in range(kernel)]
+        gram = _slide(gram, axes, sizes[axis], stride, shifts)
+    return gram.reshape(*gram.shape[:2], sizes.numel(), sizes.numel())
+
+
+def _slide(
+    gram: Tensor, axes: tuple[int, int], size: int, stride: int, shifts: list[int]
+) -> Tensor:
+    """The sum of gram[..., s t + j, ..., s u + j, ...] over shifts j, for t and u up to size."""
+    one, other = axes
+    side, shape = gram.shape[one], list(gram.shape)
+    shape[one] = shape[other] = size
+    total = gram.new_zeros(shape)
+    for shift in shifts:
+        first = max(0, -(shift // stride))
+        last = min(size, (side - 1 - shift) // stride + 1)
+        if last <= first:
+            continue
+        start, stop = first * stride + shift, (last - 1) * stride + shift + 1
+        part = _cut(_cut(gram, one, start, stop, stride), other, start, stop, stride)
+        _cut(_cut(total, one, first, last), other, first, last).add_(part)
+    return total
+
+
+def _cut(tensor: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
+    return tensor[(slice(None),) * axis + (slice(start, stop, step),)]
+
+
+def _gram_of_rows(rows: Float[Tensor, "n t d"]) -> Float[Tensor, "n 1 t t"]:
+    rows = rows.to(contract.sum_type(rows))
+    if rows.shape[1] == 1:
+        return contract.sum_of_squares(rows)[:, None, :, None]
+    if rows.device.type == "cpu" and rows.shape[1] <= SMALL:
+        # Thin products run twice as fast when positions, not inputs, lie side by side.
+        rows = rows.mT.contiguous().mT
+    return (rows @ rows.mT)[:, None]
+
+
+def _gram(columns: Float[Tensor, "n g d t"]) -> Float[Tensor, "n g t t"]:
+    if columns.shape[-1] == 1:
+        # Goodfellow 2015. Also because a product of one long row is summed up carelessly on a CPU.
+        return contract.sum_of_squares(columns[..., 0])[..., None, None]
+    return columns.mT @ columns
+
+
+def _by_group(rows: Tensor, geometry: Geometry) -> Tensor:
+    rows = rows.to(contract.sum_type(rows))
+    return rows.flatten(2).unflatten(1, (geometry.groups, -1))
+
+
+def _per_example(rows: Tensor, examples: int) -> Tensor:
+    return rows.reshape(examples, -1, rows.shape[1]).sum(dim=1)

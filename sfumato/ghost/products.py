@@ -1,0 +1,221 @@
+"""Layers that multiply by a weight: linear layers and convolutions of every kind."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sfumato.ghost import contract, grams
+from sfumato.ghost.contract import LINEAR, Geometry
+from sfumato.ghost.generic import by_vmap
+from sfumato.ghost.leaf import Leaf, plain
+from sfumato.ghost.registry import norm_rule
+from sfumato.ghost.tape import Part, Tape
+
+
+class Plan(NamedTuple):
+    """What a layer that multiplies by a weight does on the way back."""
+
+    geometry: Geometry
+    method: str
+    examples: int
+    reads_input: bool
+    keeps_factors: bool
+    keeps_bias: bool
+
+
+class Contraction(torch.autograd.Function):
+    """A layer that multiplies by a weight, and measures its per-example gradients on the way back.
+
+    `norm` and the dummies get, as their gradients: the squared norms; then, where the plan says so,
+    the per-example gradients of the weight, or else the input and the output gradient; last the
+    per-example gradients of the bias. With a `scale` the weight is a parameter with standardised
+    rows, and the norms are those of that parameter.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Any, weight: Any, bias: Any, scale: Any, norm: Any, plan: Plan, *dummies: Any
+    ) -> Tensor:
+        """The ordinary forward pass."""
+        y = contract.apply(x, weight, bias, plan.geometry)
+        ctx.save_for_backward(x, weight, *(() if scale is None else (scale, y, bias)))
+        ctx.plan = plan
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The gradient of the input, and what the dummies keep."""
+        (g,) = gradients
+        with plain():
+            x, weight, *standardised = ctx.saved_tensors
+            plan, geometry, examples = ctx.plan, ctx.plan.geometry, ctx.plan.examples
+            grad_x = None
+            if not plan.reads_input:
+                grad_x = contract.input_gradient(g, x, weight, geometry)
+            squares, keeps = None, []
+            if plan.method == "store":
+                keeps.append(contract.gradients(x, g, weight, geometry, examples))
+            elif plan.method == "square":
+                columns = contract.columns(x, g, weight, geometry, examples)
+                squares = contract.instantiated_norm(*columns)
+            elif standardised:
+                scale, y, bias = standardised
+                settings = (weight, bias, geometry, examples)
+                squares = grams.standardised_ghost_norm(x, g, y, scale, *settings)
+            elif plan.method == "ghost":
+                squares = grams.ghost_norm(x, g, weight, geometry, examples)
+            if squares is not None and plan.keeps_factors:
+                keeps += [x.detach(), g]
+            if plan.keeps_bias:
+                keeps.append(_bias_gradient(g, geometry, examples))
+            return (grad_x, None, None, None, squares, None, *keeps)
+
+
+def contraction(
+    tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, operation: str
+) -> Tensor:
+    """Run a linear layer or convolution whose weight or bias is a Leaf."""
+    by_weight = tape.open(weight, "product", operation) if isinstance(weight, Leaf) else None
+    by_bias = tape.open(bias, "gradient", operation) if isinstance(bias, Leaf) else None
+    method, norm, scale, dummies = "", None, None, []
+    out = contract.output_shape(x, weight, geometry)
+    dtype = _product_type(x)
+    if by_weight is not None:
+        if tape.survey:
+            _measure(by_weight, x, weight, geometry, out, tape)
+        method = by_weight.method
+        if method == "store":
+            dummies.append(tape.keep((tape.examples, *weight.shape), contract.sum_type(x)))
+        else:
+            norm = tape.norms[tape.group_of.get(by_weight.path, 0)]
+            if tape.keeps_factors:
+                dummies += [tape.keep(tuple(x.shape), dtype), tape.keep(out, dtype)]
+            if by_weight.standardised is not None:
+                raw = tape.parameters[by_weight.path].detach()
+                scale = contract.standardised_scale(raw, by_weight.standardised)
+    if by_bias is not None:
+        width = out[-1 if geometry.is_linear else 1]
+        dummies.append(tape.keep((tape.examples, width), contract.sum_type(x)))
+    first = by_weight.reads_input if by_weight is not None else False
+    plan = Plan(geometry, method, tape.examples, first, tape.keeps_factors, by_bias is not None)
+    x, weight = x.to(dtype), weight.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    y = Contraction.apply(x, weight, bias, scale, norm, plan, *dummies)  # pyright: ignore
+    if tape.survey and by_weight is not None and by_weight.standardised is not None:
+        by_weight.output_lost = _is_rounded(y)
+        tape.outputs.append((by_weight, y))
+    return y
+
+
+@norm_rule(F.linear)
+def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """A matrix on the last axis of an input of any number of dimensions."""
+    if weight.ndim != 2 or x.ndim < 2 or _depends_on_batch(weight) or _depends_on_batch(bias):
+        return by_vmap(tape, F.linear, (x, weight, bias), {})
+    return contraction(tape, x, weight, bias, LINEAR, "linear")
+
+
+def _convolution(operation: Callable[..., Any], dims: int) -> None:
+    @norm_rule(operation)
+    def rule(
+        tape: Tape, input: Tensor, weight: Tensor, bias: Tensor | None = None,
+        stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
+    ) -> Any:  # fmt: skip
+        """A convolution with any stride, dilation, groups and padding."""
+        if _depends_on_batch(weight) or _depends_on_batch(bias) or input.ndim != dims + 2:
+            args = (input, weight, bias, stride, padding, dilation, groups)
+            return by_vmap(tape, operation, args, {})
+        stride, dilation = _tuple(stride, dims), _tuple(dilation, dims)
+        if isinstance(padding, str):
+            input, padding = _pad_same(input, weight.shape[2:], dilation, padding), 0
+        geometry = Geometry(stride, _tuple(padding, dims), dilation, False, (0,) * dims, groups)
+        return contraction(tape, input, weight, bias, geometry, f"conv{dims}d")
+
+
+def _transposed_convolution(operation: Callable[..., Any], dims: int) -> None:
+    @norm_rule(operation)
+    def rule(
+        tape: Tape, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
+        padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
+    ) -> Any:  # fmt: skip
+        """The adjoint of a convolution."""
+        if _depends_on_batch(weight) or _depends_on_batch(bias) or input.ndim != dims + 2:
+            args = (input, weight, bias, stride, padding, output_padding, groups, dilation)
+            return by_vmap(tape, operation, args, {})
+        geometry = Geometry(
+            stride=_tuple(stride, dims),
+            padding=_tuple(padding, dims),
+            dilation=_tuple(dilation, dims),
+            transposed=True,
+            output_padding=_tuple(output_padding, dims),
+            groups=groups,
+        )
+        return contraction(tape, input, weight, bias, geometry, f"conv_transpose{dims}d")
+
+
+for _dims, _forward, _adjoint in (
+    (1, F.conv1d, F.conv_transpose1d),
+    (2, F.conv2d, F.conv_transpose2d),
+    (3, F.conv3d, F.conv_transpose3d),
+):
+    _convolution(_forward, _dims)
+    _transposed_convolution(_adjoint, _dims)
+
+
+def _measure(
+    part: Part, x: Tensor, weight: Tensor, geometry: Geometry, out: tuple[int, ...], tape: Tape
+) -> None:
+    """Note what the choice of method depends on."""
+    part.geometry, part.groups = geometry, geometry.groups
+    part.reads_input = id(x) in tape.inputs or not x.requires_grad
+    if geometry.is_linear:
+        part.positions, part.inputs, part.outputs = x.numel() // x.shape[-1], x.shape[-1], out[-1]
+        part.gram_depth = part.inputs
+    else:
+        spatial = x.shape[2:] if geometry.transposed else out[2:]
+        part.positions = x.shape[0] * torch.Size(spatial).numel()
+        part.outputs = weight.shape[0] // geometry.groups
+        part.inputs = part.gram_depth = weight[0].numel()
+        if not geometry.transposed and x.shape[0] == tape.examples:
+            sizes = torch.Size(x.shape[2:]).numel(), torch.Size(out[2:]).numel()
+            part.gram_depth = grams.gram_depth(*sizes, weight)
+    part.positions //= max(1, tape.examples)
+
+
+def _bias_gradient(g: Tensor, geometry: Geometry, examples: int) -> Tensor:
+    if geometry.is_linear:
+        return g.reshape(examples, -1, g.shape[-1]).to(contract.sum_type(g)).sum(dim=1)
+    rows = g.flatten(2).to(contract.sum_type(g)).sum(dim=2)
+    return rows.unflatten(0, (examples, -1)).sum(dim=1)
+
+
+def _product_type(x: Tensor) -> torch.dtype:
+    """The type autocast computes products in."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _is_rounded(y: Tensor) -> bool:
+    """Whether a product kept fewer bits than the sums that are taken of it."""
+    tf32 = y.device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    return tf32 or y.dtype != contract.sum_type(y)
+
+
+def _depends_on_batch(tensor: Tensor | None) -> bool:
+    return tensor is not None and not isinstance(tensor, Leaf) and tensor.requires_grad
+
+
+def _tuple(setting: Any, dims: int) -> tuple[int, ...]:
+    values = (setting,) if isinstance(setting, int) else tuple(setting)
+    return values * dims if len(values) == 1 else values
+
+
+def _pad_same(x: Tensor, kernel: Any, dilation: tuple[int, ...], padding: str) -> Tensor:
+    if padding == "valid":
+        return x
+    totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    sides = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+    return F.pad(x, sides)

@@ -1,0 +1,52 @@
+"""The line that shows how far a training is: step, rate, loss, epsilon so far, time left."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from sfumato.privacy.accounting import price
+from sfumato.privacy.budget import Plan
+from sfumato.privacy.ledger import Ledger
+
+
+def progress(
+    steps: int,
+    first: int,
+    spent: Callable[[int], float] | None,
+    say: Callable[[str], None] | None,
+    seconds: float = 5.0,
+) -> Callable[[int, dict[str, float]], None]:
+    """A function for `fit` to call after each step; it speaks every few seconds."""
+    started = last = time.monotonic()
+    seen = 0.0
+
+    def tell(done: int, numbers: dict[str, float]) -> None:
+        nonlocal last, seen
+        seen += numbers["batch"]
+        now = time.monotonic()
+        if say is None or now - last < seconds:
+            return
+        last = now
+        left = (now - started) / max(1, done - first) * (steps - done)
+        budget = "" if spent is None else f"  epsilon {spent(done):.2f}"
+        say(
+            f"step {done}/{steps}  {seen / (now - started):.0f} examples/s  loss "
+            f"{numbers['loss']:.3f}{budget}  {left:.0f} s left"
+        )
+
+    return tell
+
+
+def price_list(plan: Plan, ledger: Ledger, stage: str) -> Callable[[int], float] | None:
+    """Epsilon after each step, priced at twenty places and read off in between, from above."""
+    if plan.noise_multiplier == 0:
+        return None
+    before = Counter(event.cost for event in ledger.events if event.stage != stage)
+    delta = ledger.header.delta
+    marks = sorted({max(1, math.ceil(plan.steps * i / 20)) for i in range(1, 21)})
+    prices = {
+        mark: price(before + plan.costs(mark), delta, plan.relation, cells_for=plan.steps)
+        for mark in marks
+    }
+    return lambda step: prices[next(mark for mark in marks if mark >= step)]

@@ -1,0 +1,97 @@
+"""How images become inputs: device, pixel statistics, augmented views, the images of a person.
+
+What a private step samples, clips and hides is a *unit*: one image, or one person with up to K
+images. A unit has several rows in the inputs (its images, and of each its augmented views), next
+to each other, and one loss, their mean. So all of them together are clipped as one.
+"""
+
+import hashlib
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfumato.data.augment import Augmentation
+from sfumato.data.images import Images
+from sfumato.data.people import People
+from sfumato.privacy.sampling import Chunk
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Images and everything that is done to them on their way into a model."""
+
+    images: Images
+    device: torch.device
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    views: int = 1
+    precision: torch.dtype = torch.float32
+    people: People | None = None
+    seed: int = 0
+
+    def __len__(self) -> int:
+        """The number of units: images, or people."""
+        return len(self.images) if self.people is None else len(self.people)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the inputs that belong to one unit."""
+        return self.views * (1 if self.people is None else self.people.most)
+
+    def dice(self, step: int, place: int) -> torch.Generator:
+        """The randomness of chunk number `place` of a step: augmentations, and dropout.
+
+        It depends on nothing else, so that a step can be repeated, by whichever process.
+        """
+        name = f"sfumato views {self.seed} {step} {place}".encode()
+        seed = int.from_bytes(hashlib.sha256(name).digest()[:7], "little")
+        torch.manual_seed(seed)
+        return torch.Generator(self.device).manual_seed(seed)
+
+    def inputs(self, chunk: Chunk, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Normalised views, those of one unit side by side, and the labels of its images."""
+        places = chunk.indices
+        if self.people is not None:
+            places = self.people.pick(places, generator)
+        pixels = self.scale(places)
+        views = self.augmentation(pixels.repeat_interleave(self.views, dim=0), generator)
+        return self.normalise(views), self.images.labels[places].to(self.device)
+
+    def scale(self, places: Tensor | slice) -> Tensor:
+        """Pixels at these places, between 0 and 1, on the device."""
+        if isinstance(places, Tensor):
+            places = places.to(self.images.pixels.device)
+        return self.images.pixels[places].to(self.device).float() / 255
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Pixels between 0 and 1, centred and scaled by fixed, public numbers."""
+        shape = (1, -1, 1, 1)
+        mean = torch.tensor(self.mean, device=pixels.device).reshape(shape)
+        deviation = torch.tensor(self.deviation, device=pixels.device).reshape(shape)
+        layout = torch.channels_last if pixels.is_cuda else torch.preserve_format
+        return ((pixels - mean) / deviation).contiguous(memory_format=layout)
+
+    def logits(self, model: nn.Module, x: Tensor) -> Tensor:
+        """The model's answers, in the precision asked for, as float32."""
+        lower = self.precision != torch.float32
+        with torch.autocast(self.device.type, self.precision) if lower else nullcontext():
+            return model(x).float()
+
+    def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """One cross-entropy a unit, averaged over all of its rows."""
+        labels = y.repeat_interleave(self.views)
+        each = F.cross_entropy(self.logits(model, x), labels, reduction="none")
+        return each.unflatten(0, (-1, self.rows)).mean(dim=1)
+
+    def trial(self, units: int = 3) -> tuple[Tensor, Tensor]:
+        """Noise of the right shape: no private image is looked at."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (units * self.rows, *self.images.shape)
+        x = torch.randn(shape, generator=generator).to(self.device)
+        layout = torch.channels_last if x.is_cuda else torch.preserve_format
+        y = torch.arange(units * self.rows // self.views) % len(self.images.classes)
+        return x.contiguous(memory_format=layout), y.to(self.device)

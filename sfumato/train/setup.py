@@ -1,0 +1,76 @@
+"""What is chosen before the first step: device, parameters, optimizer, schedule."""
+
+import math
+import os
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from sfumato.errors import ConfigError
+from sfumato.nn.zoo import head_parameters
+
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def pick_device(name: str) -> torch.device:
+    """The device asked for, if it is there; with torchrun, each process its own GPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(
+            f'device "{name}" was asked for and torch finds no GPU. Use --device cpu.'
+        )
+    try:
+        device = torch.device(name)
+    except RuntimeError as problem:
+        raise ConfigError(f'device "{name}": there are cpu, cuda, cuda:0 and auto.') from problem
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if device.type == "cuda" and not 0 <= (device.index or 0) < torch.cuda.device_count():
+        raise ConfigError(f'device "{name}": torch finds {torch.cuda.device_count()} GPUs.')
+    return device
+
+
+def choose_parameters(model: nn.Module, which: str, freeze: Sequence[str] = ()) -> None:
+    """Freeze what is not to learn: all but the head, all but biases and head, and patterns."""
+    head = head_parameters(model)
+    for name, parameter in model.named_parameters():
+        learns = which == "all" or name in head or (which == "bias" and name.endswith("bias"))
+        if not learns:
+            parameter.requires_grad_(False)
+    for pattern in freeze:
+        found = [p for name, p in model.named_parameters() if fnmatchcase(name, pattern)]
+        if not found:
+            some = ", ".join(name for name, _ in list(model.named_parameters())[:3])
+            raise ConfigError(
+                f'--freeze "{pattern}" fits no parameter. Patterns are like "blocks.0.*"; the '
+                f"parameters are called {some}, ..."
+            )
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ConfigError("every parameter is frozen: there is nothing to learn.")
+
+
+def make_optimizer(
+    model: nn.Module, kind: str, *, lr: float, momentum: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """An optimizer of the parameters that learn."""
+    options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
+    if kind == "sgd":
+        options["momentum"] = momentum
+    return OPTIMIZERS[kind]([p for p in model.parameters() if p.requires_grad], **options)
+
+
+def make_schedule(
+    optimizer: torch.optim.Optimizer, kind: str, steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """The learning rate over time: constant, or half a cosine down to zero."""
+    factors = {
+        "constant": lambda _: 1.0,
+        "cosine": lambda step: 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps))),
+    }
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factors[kind])

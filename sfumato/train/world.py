@@ -1,0 +1,90 @@
+"""Several processes as one: each takes a share of a batch, and one of them adds the noise.
+
+Started with `torchrun --nproc-per-node N -m sfumato train ...`. All processes draw the same
+Poisson batches from the same secret, clip their share, and add their sums up; the leader alone
+charges the ledger, adds noise, once, and hands the result round. So the promise is that of one
+process.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """Which of how many processes this is."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process keeps the run directory and the ledger."""
+        return self.rank == 0
+
+    def share(self, chunks: Sequence[T]) -> list[tuple[int, T]]:
+        """This process's chunks of a batch, each with its place in it."""
+        return list(enumerate(chunks))[self.rank :: self.size]
+
+    def add_up(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace each tensor, on every process, by its sum over all of them."""
+        if self.size > 1 and tensors:
+            flat = torch.cat([tensor.flatten() for tensor in tensors.values()])
+            dist.all_reduce(flat)
+            _unflatten(flat, tensors)
+
+    def hand_round(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace each tensor, on every process, by the leader's."""
+        if self.size > 1 and tensors:
+            flat = torch.cat([tensor.flatten() for tensor in tensors.values()])
+            dist.broadcast(flat, src=0)
+            _unflatten(flat, tensors)
+
+    def agree(self, value: Any) -> Any:
+        """The leader's value, on every process."""
+        if self.size == 1:
+            return value
+        box = [value if self.leads else None]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any process."""
+        if self.size == 1:
+            return flag
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, flag)
+        return any(found)
+
+
+def join_world(device: torch.device) -> World:
+    """Meet the processes that torchrun started; a world of one without it."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return World()
+    if not dist.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return World(dist.get_rank(), size)
+
+
+def leave_world() -> None:
+    """Say good-bye to the other processes."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _unflatten(flat: Tensor, tensors: Mapping[str, Tensor]) -> None:
+    start = 0
+    for tensor in tensors.values():
+        tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+        start += tensor.numel()
