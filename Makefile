@@ -9,7 +9,7 @@ demo: .venv/demo-is-installed
 	$(BIN)/sfumato demo --preset digits-cpu
 
 test: check
-	$(BIN)/pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/pytest -n 2 -m "not slow and not gpu and not sweep"
 
 check: .venv/dev-is-installed
 	$(BIN)/ruff check .

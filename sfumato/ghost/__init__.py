@@ -4,13 +4,15 @@ Read in this order:
 
 1. `contract`  the algebra of layers that multiply by a weight: norms and sums, two exact ways
                (`grams` is the one that forms no gradient)
-2. `tape`      how parameters are followed through a model: the `Leaf` tensor and the `Tape`
-3. `rules`     what happens where a parameter meets a batch: one rule a kind of operation
-               (`registry` holds them; `products`, `norms`, `attention` are most of them)
-4. `generic`   the exact ways for operations that have no rule
-5. `layout`    which way each layer takes, by cost; the table that `--explain` prints
-6. `clip`      clip factors, and `Ghost.clip`, which puts it all together (`kept` is its memory)
-7. `admit`     the test a model passes before its norms are believed
+2. `sizes`     which axis holds the examples: two passes with two numbers of them are compared
+3. `tape`      how parameters are followed through a model: the `Tape`, and `leaf`, what they are
+4. `dispatch`  what an operation with a parameter in it is: the choice of a rule
+5. `registry`  the rules: what happens where a parameter meets a batch, by kind of operation
+               (`products`, `norms`, `attention`, `tables`; `spelling`: the same in other words)
+6. `generic`   the exact ways for operations that have no rule
+7. `layout`    which way each layer takes, by cost; the table that `--explain` prints
+8. `clip`      clip factors, and `Ghost.clip`, which puts it all together (`kept` is its memory)
+9. `admit`     the test a model passes before its norms are believed
 
 The idea (Bu et al. 2022, 2023; Goodfellow 2015): the gradient of example i for a weight is
 b_i a_i', where a_i is the layer's input and b_i the gradient of its output. Its norm can be had

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.contract import LINEAR
+from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.products import contraction
 from sfumato.ghost.registry import norm_rule
-from sfumato.ghost.tape import Leaf, Tape
+from sfumato.ghost.tape import Tape
 
 
 @norm_rule(F.multi_head_attention_forward)
@@ -27,7 +28,9 @@ def multi_head_attention(
     """torch's own attention: three projections, softmax, one projection."""
     if bias_k is not None or add_zero_attn or static_k is not None or query.ndim != 3:
         raise UnsupportedLayer(
-            "MultiheadAttention with add_bias_kv, add_zero_attn or unbatched input has no rule."
+            f'"{tape.name_of(out_proj_weight)}" belongs to MultiheadAttention with add_bias_kv, '
+            "add_zero_attn or input without a batch, which has no rule. Turn that off, or freeze "
+            "the layer."
         )
     kind = next(
         type(w)

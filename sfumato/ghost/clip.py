@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost import contract
+from sfumato.ghost.dispatch import dispatch
 from sfumato.ghost.kept import Kept, sort_kept
 from sfumato.ghost.layout import MODES, choose_methods, joint_names, layer_groups
-from sfumato.ghost.rules import dispatch
-from sfumato.ghost.tape import Part, Tape, flat, new_leaf_type, swapped
+from sfumato.ghost.leaf import new_leaf_type, swapped
+from sfumato.ghost.sizes import FEW, MANY, AnotherPath, Watch, flat
+from sfumato.ghost.tape import Part, Tape
 
 ClipStyle = Literal["vanilla", "automatic", "auto-v", "global"]
 MARGIN = 1e-5
@@ -147,39 +149,51 @@ class Ghost:
     ) -> list[Part]:  # fmt: skip
         """Find where parameters meet the batch, and choose a method for each place.
 
-        Whether a token was expanded to the batch, or to a number that happens to fit it, is told by
-        looking twice, with two numbers of examples that have no factor in common.
+        The model runs with two numbers of examples: by the shapes that change, `sizes` tells which
+        axis holds them. A model that keeps constants from its first pass (relative positions) makes
+        other operations in the second, so it is given another try.
         """
         self._refuse_half_precision()
-        found: list[list[Part]] = []
-        for number in SURVEYS:
-            found.append(self._survey_once(forward, resized(inputs, examples, number), number))
-            same = [parts for parts in found[:-1] if _alike(parts, found[-1])]
-            if same:
+        for _ in range(TRIES):
+            watch = self._watch(forward, resized(inputs, examples, MANY))
+            try:
+                parts = self._survey_once(forward, resized(inputs, examples, FEW), watch)
                 break
+            except AnotherPath:
+                continue
         else:
             raise UnsupportedLayer(
-                "where the parameters of this model meet the batch depends on the number of "
-                "examples, so their gradients cannot be told apart. Look for sizes fixed in code."
+                "the operations of this model depend on the number of examples, or on chance, so "
+                "the gradients of examples cannot be told apart. Look for sizes fixed in code, and "
+                "for branches that depend on the batch."
             )
-        parts = same[0]
         choose_methods(parts, self.mode, two_pass=self.two_pass)
         if self.clipping.per_layer:
             self.group_of, self.num_groups = layer_groups(self.parameters, parts)
         self.layouts[key] = parts
         return parts
 
+    def _watch(self, forward: Callable[[list[Tensor]], Any], inputs: list[Any]) -> Watch:
+        """Write down the shapes of all operations of one pass."""
+        tape, state = Tape(MANY, self.seed, []), _random_state()
+        with torch.enable_grad(), Watch() as watch:
+            forward(tape.mark(inputs))
+        watch.steady = _same_state(state, _random_state())
+        _set_random_state(state)
+        return watch
+
     def _survey_once(
-        self, forward: Callable[[list[Tensor]], Any], inputs: list[Any], examples: int
+        self, forward: Callable[[list[Tensor]], Any], inputs: list[Any], before: Watch
     ) -> list[Part]:
-        named = self.parameters
-        tape = Tape(examples, self.seed, [], survey=True, parameters=named)
-        state = _random_state()
-        with self._swapped(tape), torch.enable_grad():
-            out = forward(tape.mark(inputs))
+        named, state = self.parameters, _random_state()
+        tape = Tape(FEW, self.seed, [], survey=True, parameters=named)
+        try:
+            with self._swapped(tape), torch.enable_grad(), Watch(before.seen) as tape.watch:
+                out = forward(tape.mark(inputs))
+        finally:
+            _set_random_state(state)
         for part, output in tape.outputs:
             part.output_lost |= output._version > 0
-        _set_random_state(state)
         leaves = list(named.values())
         for part, value in zip(tape.parts, tape.values, strict=True):
             touched = torch.autograd.grad(value.sum(), leaves, retain_graph=True, allow_unused=True)
@@ -329,8 +343,8 @@ class Ghost:
         return next(iter(self.model.parameters())).device
 
 
-SURVEYS = (3, 5, 7, 11)
-"""Numbers of examples a model is looked at with, until two agree."""
+TRIES = 3
+"""Times a model is looked at before it is said to take another path each time."""
 
 
 def _refuse_untracked(out: Any, named: dict[str, nn.Parameter]) -> None:
@@ -349,9 +363,19 @@ def _refuse_untracked(out: Any, named: dict[str, nn.Parameter]) -> None:
 
 
 def resized(inputs: Sequence[Any], examples: int, number: int) -> list[Any]:
-    """The inputs of `number` examples, made by repeating those there are."""
+    """The inputs of `number` examples, made by repeating those there are, ever fainter."""
     places = torch.arange(number) % max(1, examples)
-    return [_examples_at(x, places, examples) if isinstance(x, Tensor) else x for x in inputs]
+    found = [_examples_at(x, places, examples) if isinstance(x, Tensor) else x for x in inputs]
+    return [_fading(x, number) if isinstance(x, Tensor) else x for x in found]
+
+
+def _fading(x: Tensor, examples: int) -> Tensor:
+    """Examples that no two are alike, so that rows of one are not taken for another's."""
+    if not x.is_floating_point():
+        return x
+    strength = 1 / (1 + 0.1 * torch.arange(examples, device=x.device, dtype=x.dtype))
+    rows = x.unflatten(0, (examples, -1))
+    return (rows * strength.reshape(-1, *[1] * (rows.ndim - 1))).flatten(0, 1)
 
 
 def _examples_at(x: Tensor, places: Tensor, examples: int) -> Tensor:
@@ -359,18 +383,14 @@ def _examples_at(x: Tensor, places: Tensor, examples: int) -> Tensor:
     return rows[places.to(x.device)].flatten(0, 1)
 
 
-def _alike(one: list[Part], other: list[Part]) -> bool:
-    """Whether two surveys met the same parts in the same order."""
-
-    def traits(part: Part) -> tuple[Any, ...]:
-        return (part.root, part.path, part.shape, part.kind, part.operation, part.positions)
-
-    return [traits(part) for part in one] == [traits(part) for part in other]
-
-
 def _random_state() -> tuple[Tensor, list[Tensor]]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return torch.get_rng_state(), cuda
+
+
+def _same_state(one: tuple[Tensor, list[Tensor]], other: tuple[Tensor, list[Tensor]]) -> bool:
+    pairs = zip([one[0], *one[1]], [other[0], *other[1]], strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
 
 
 def _set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:

@@ -124,6 +124,8 @@ def _cut(tensor: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Ten
 
 def _gram_of_rows(rows: Float[Tensor, "n t d"]) -> Float[Tensor, "n 1 t t"]:
     rows = rows.to(contract.sum_type(rows))
+    if rows.shape[1] == 1:
+        return contract.sum_of_squares(rows)[:, None, :, None]
     if rows.device.type == "cpu" and rows.shape[1] <= SMALL:
         # Thin products run twice as fast when positions, not inputs, lie side by side.
         rows = rows.mT.contiguous().mT
@@ -131,6 +133,9 @@ def _gram_of_rows(rows: Float[Tensor, "n t d"]) -> Float[Tensor, "n 1 t t"]:
 
 
 def _gram(columns: Float[Tensor, "n g d t"]) -> Float[Tensor, "n g t t"]:
+    if columns.shape[-1] == 1:
+        # Goodfellow 2015. Also because a product of one long row is summed up carelessly on a CPU.
+        return contract.sum_of_squares(columns[..., 0])[..., None, None]
     return columns.mT @ columns
 
 

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.ghost import contract
-from sfumato.ghost.tape import Part, Tape, plain
+from sfumato.ghost.leaf import plain
+from sfumato.ghost.tape import Part, Tape
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from torch import Tensor
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.contract import sum_type
 from sfumato.ghost.generic import per_row
+from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.registry import norm_rule
-from sfumato.ghost.tape import Leaf, Tape
+from sfumato.ghost.tape import Tape
 
 
 class LayerNormed(torch.autograd.Function):

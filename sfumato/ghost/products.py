@@ -10,8 +10,9 @@ from torch import Tensor
 from sfumato.ghost import contract, grams
 from sfumato.ghost.contract import LINEAR, Geometry
 from sfumato.ghost.generic import by_vmap
+from sfumato.ghost.leaf import Leaf, plain
 from sfumato.ghost.registry import norm_rule
-from sfumato.ghost.tape import Leaf, Part, Tape, plain
+from sfumato.ghost.tape import Part, Tape
 
 
 class Plan(NamedTuple):
@@ -169,7 +170,7 @@ def _measure(
 ) -> None:
     """Note what the choice of method depends on."""
     part.geometry, part.groups = geometry, geometry.groups
-    part.reads_input = id(x) in tape.inputs
+    part.reads_input = id(x) in tape.inputs or not x.requires_grad
     if geometry.is_linear:
         part.positions, part.inputs, part.outputs = x.numel() // x.shape[-1], x.shape[-1], out[-1]
         part.gram_depth = part.inputs

@@ -1,8 +1,8 @@
 """The table of rules: what to do where a parameter meets the batch in a given torch operation.
 
 To add a rule, write a function that takes the tape and the operation's own arguments, and put
-`@norm_rule(operation)` above it, in one of the files that `rules` imports. `RULES` is also the test
-matrix: see tests/ghost/test_rules.py.
+`@norm_rule(operation)` above it, in one of the files that `dispatch` imports. `RULES` is also the
+test matrix: see tests/ghost/test_rules.py.
 """
 
 from collections.abc import Callable

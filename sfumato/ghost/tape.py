@@ -10,19 +10,26 @@ the squared norms by `norms`, everything else by one `keep` a tensor. So one cal
 `torch.autograd.grad` returns it all, and nothing is written to the side.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.contract import Geometry
-
-plain = torch._C.DisableTorchFunctionSubclass
-"""Inside this context a Leaf is an ordinary tensor."""
+from sfumato.ghost.leaf import Leaf
+from sfumato.ghost.sizes import (
+    NOWHERE,
+    Meeting,
+    Shapes,
+    Watch,
+    axis_of_examples,
+    flat,
+    shapes_of,
+    side_by_side,
+)
 
 
 @dataclass
@@ -53,7 +60,12 @@ class Part:
     output_lost: bool = False
     """Whether the layer's output is rounded, or changed in place later: no norm can rest on it."""
     reads_input: bool = False
-    """Whether the layer's input is the batch itself, so that nobody wants its gradient."""
+    """Whether nobody wants the gradient of the layer's input: the batch itself, or a constant."""
+    func: str = ""
+    """The torch operation that opened it."""
+    call: int = -1
+    """Number of that operation among those in which a Leaf meets another tensor."""
+    meeting: Meeting | None = None
 
 
 @dataclass
@@ -82,6 +94,12 @@ class Tape:
     standardised: dict[int, float] = field(default_factory=dict)
     alive: list[Tensor] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
+    watch: Watch | None = None
+    """In a survey: what the same operations looked like with another number of examples."""
+    calls: int = 0
+    func: str = ""
+    here: Meeting = NOWHERE
+    """Where the examples are in the operation that is being made."""
     outputs: list[tuple[Part, Tensor]] = field(default_factory=list)
     """In a survey: outputs of layers, to see whether they are overwritten."""
     parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
@@ -107,7 +125,7 @@ class Tape:
         return self.keeps[-1]
 
     def mark(self, inputs: Iterable[Any]) -> list[Any]:
-        """Let the batch require gradients, which is how an operation tells batch from constant."""
+        """Let the batch require gradients, by which it is known even where it has lost its axis."""
         marked = []
         for item in inputs:
             is_batch = isinstance(item, Tensor) and item.is_floating_point()
@@ -125,7 +143,9 @@ class Tape:
             name, same = self.roots[id(leaf)]
             root = name if same else None
             self.parts.append(Part(root, name, tuple(leaf.shape), kind, operation))
-            self.parts[-1].standardised = self.standardised.get(id(leaf))
+            part = self.parts[-1]
+            part.standardised = self.standardised.get(id(leaf))
+            part.func, part.call, part.meeting = self.func, self.calls, self.here
         elif self.count >= len(self.parts):
             raise UnsupportedLayer(self.wandered(operation))
         part = self.parts[self.count]
@@ -140,12 +160,82 @@ class Tape:
         """The parameter's name, for people."""
         return self.roots.get(id(leaf), ("", True))[0]
 
-    def expects(self, leaf: Tensor, operation: str) -> bool:
-        """Whether the survey met a part here; only asked where a batch of one hides it."""
-        if self.survey or self.count >= len(self.parts):
-            return False
-        part = self.parts[self.count]
-        return (part.operation, part.shape) == (operation, tuple(leaf.shape))
+    def meet(self, func: str, tensors: list[Tensor]) -> Meeting | None:
+        """On which axes a Leaf may meet the batch in this operation; None if it does not.
+
+        The survey decides, by sizes; every later pass does as the survey did.
+        """
+        if self.replaying:
+            return self._remember(func, tensors)
+        self.calls, self.func = self.calls + 1, func
+        if self.survey:
+            found = self._compare(func, tensors)
+        else:
+            part = self.parts[self.count] if self.count < len(self.parts) else None
+            found = part.meeting if part is not None and part.call == self.calls else None
+            if found is None and any(_carries_gradient(t) for t in tensors):
+                raise UnsupportedLayer(self.wandered(func))
+        self.here = found or NOWHERE
+        return found
+
+    def _remember(self, func: str, tensors: list[Tensor]) -> Meeting | None:
+        """What it was when it was made first; only values count now, not where they come from."""
+        shapes = {tuple(t.shape) for t in tensors if isinstance(t, Leaf)}
+        same = [p for p in self.parts if p.func == func and p.shape in shapes]
+        self.here = (same[0].meeting if same else None) or NOWHERE
+        return self.here if same else None
+
+    def _compare(self, func: str, tensors: list[Tensor]) -> Meeting | None:
+        """The axes that have grown since the pass with another number of examples."""
+        leaf = next(t for t in tensors if isinstance(t, Leaf))
+        seen = self._seen()
+        if seen is None or len(seen.inputs) != len(tensors):
+            raise UnsupportedLayer(
+                f'"{self.name_of(leaf)}" is used by {func} inside an operation that hides it. Use '
+                "it in an ordinary operation, or freeze it."
+            )
+        try:
+            axes = tuple(
+                axis_of_examples(tuple(t.shape), many)
+                for t, many in zip(tensors, seen.inputs, strict=True)
+            )
+        except ValueError:
+            axes = ()
+        pairs = list(zip(tensors, axes, strict=bool(axes)))
+        lost = any(axis is None and _carries_gradient(t) for t, axis in pairs)
+        if not axes or lost or any(axis is not None and isinstance(t, Leaf) for t, axis in pairs):
+            raise UnsupportedLayer(
+                f'"{self.name_of(leaf)}" meets in {func} a tensor that depends on the batch but '
+                "has no axis of its own for the examples: they are mixed, or it was kept from an "
+                "earlier pass. Keep examples on one axis (model.train() drops what layers keep), "
+                "or freeze the parameter."
+            )
+        if self.watch is not None and self.watch.steady and not side_by_side(tensors, axes, seen):
+            raise UnsupportedLayer(
+                f'"{self.name_of(leaf)}" meets in {func} a tensor in which the rows of one example '
+                "do not stand side by side, or in which examples are mixed. Put the axis of "
+                "examples before those it is flattened with, or freeze the parameter."
+            )
+        return Meeting(axes, None)
+
+    def _seen(self) -> Shapes | None:
+        return None if self.watch is None else self.watch.here
+
+    def grows(self, result: Any) -> bool:
+        """Whether what an operation gives depends on the number of examples; asked in a survey."""
+        seen = self._seen()
+        return self.survey and seen is not None and seen.outputs != shapes_of((result,))
+
+    def settle(self, result: Any) -> int | None:
+        """The axis of examples of what the operation gives, which the survey notes."""
+        seen = self._seen()
+        if self.survey and seen is not None and isinstance(result, Tensor):
+            try:
+                axis = axis_of_examples(tuple(result.shape), seen.outputs[0])
+            except ValueError:
+                axis = None
+            self.here = self.here._replace(out=axis)
+        return self.here.out
 
     def derive(self, func: Callable[..., Any], args: Any, kwargs: Any, kind: type) -> Any:
         """A batch-free operation on Leafs gives Leafs."""
@@ -193,64 +283,8 @@ class Mark(torch.autograd.Function):
         return None, None
 
 
-class Cell:
-    """Where a type of Leafs finds the tape of the pass that is being recorded."""
-
-    tape: "Tape | None" = None
-
-
-class Leaf(Tensor):
-    """A parameter, or something computed from parameters alone, during a recorded pass."""
-
-    cell: ClassVar["Cell"]
-    dispatch: ClassVar[Callable[..., Any]]
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Tell the tape of every operation a Leaf takes part in."""
-        tape = cls.cell.tape
-        with plain():
-            if tape is None:
-                return func(*args, **(kwargs or {}))
-            return cls.dispatch(tape, func, args, kwargs or {}, cls)
-
-
-def new_leaf_type(dispatch: Callable[..., Any]) -> type[Leaf]:
-    """A Leaf type of its own for one recorder, so that two of them never meet."""
-    return type("BoundLeaf", (Leaf,), {"cell": Cell(), "dispatch": staticmethod(dispatch)})
-
-
-@contextmanager
-def swapped(
-    model: nn.Module, parameters: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
-) -> Iterator[None]:
-    """Put the Leafs in the place of the model's parameters, for the length of a forward pass."""
-    places: list[tuple[nn.Module, str, nn.Parameter]] = []
-    by_id = {id(parameters[name]): leaf for name, leaf in leaves.items()}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) in by_id:
-                places.append((module, name, parameter))
-    try:
-        for module, name, parameter in places:
-            module._parameters[name] = by_id[id(parameter)]  # pyright: ignore
-        yield
-    finally:
-        for module, name, parameter in places:
-            module._parameters[name] = parameter
-
-
-def flat(args: Any) -> list[Tensor]:
-    """The tensors among arguments, looking into lists and tuples."""
-    found: list[Tensor] = []
-    for item in args:
-        if isinstance(item, Tensor):
-            found.append(item)
-        elif isinstance(item, list | tuple):
-            found.extend(flat(item))
-    return found
+def _carries_gradient(tensor: Tensor) -> bool:
+    return tensor.requires_grad and not isinstance(tensor, Leaf)
 
 
 RESHAPING = {

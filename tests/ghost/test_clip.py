@@ -367,6 +367,17 @@ def test_mixing_is_noticed_wherever_it_comes_from(kind):
         admit(Ghost(small_net()), loss, data(), 6)
 
 
+@pytest.mark.parametrize("mode", ["ghost", "non-ghost"])
+def test_large_layers_in_float32_do_not_lose_their_norm(mode):
+    # One float32 sum over four million squares is short by 2e-4: too little clipping.
+    model, x = nn.Linear(40_000, 100, bias=False), torch.randn(2, 40_000) + 3
+    ghost = Ghost(model, mode=mode, clipping=Clipping(max_norm=1e-2))
+    clipped = ghost.clip(lambda m, x: m(x).sin().sum(dim=1), (x,), 2)
+    rows = one_at_a_time(model, lambda m, x: m(x).sin().sum(dim=1), (x,))
+    exact = torch.tensor([norm_of(row) for row in rows])
+    torch.testing.assert_close(clipped.norms, exact, rtol=1e-6, atol=0)
+
+
 def test_tiny_gradients_do_not_escape_the_bound():
     model = nn.Linear(2000, 2, bias=False)
     x = torch.full((1, 2000), 1e-23)

@@ -13,7 +13,7 @@ from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.admit import one_at_a_time
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.layout import MODES
-from sfumato.ghost.rules import RULES
+from sfumato.ghost.registry import RULES
 from sfumato.nn.wrn import StandardisedConv2d
 
 
@@ -144,6 +144,7 @@ CASES = {
     "linear 2-D": (lambda: nn.Linear(6, 5), VECTOR),
     "linear 3-D": (lambda: nn.Linear(8, 5), SEQUENCE),
     "linear 4-D": (lambda: nn.Linear(6, 5), IMAGE),
+    "linear 4-D, many positions": (lambda: nn.Linear(8, 9), (64, 33, 8)),
     "linear 6-D": (lambda: nn.Linear(3, 2), (2, 2, 2, 2, 3)),
     "linear without bias": (lambda: nn.Linear(8, 5, bias=False), SEQUENCE),
     "linear, bias alone": (lambda: frozen(nn.Linear(8, 5), "weight"), SEQUENCE),

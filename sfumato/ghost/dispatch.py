@@ -1,0 +1,124 @@
+"""What an operation with a parameter among its arguments is: the choice of a rule.
+
+`Tape.meet` says where the examples are. Then, in this order: an operation that meets no example
+makes a new `Leaf`; one with a rule (`registry`) follows it; one that broadcasts gives the
+parameter a row for each example; anything else runs one example at a time (`generic`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sfumato.errors import UnsupportedLayer
+
+# Imported for the rules they register.
+from sfumato.ghost import attention, norms, products, tables  # noqa: F401
+from sfumato.ghost.generic import by_broadcasting, by_expanding, by_vmap, leaf_among, spread
+from sfumato.ghost.leaf import Leaf
+from sfumato.ghost.registry import RULES
+from sfumato.ghost.sizes import flat
+from sfumato.ghost.spelling import FINDS_EXAMPLES
+from sfumato.ghost.tape import Tape
+
+
+def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind: type[Leaf]) -> Any:
+    """Do what the operation does, so that per-example gradients can be had."""
+    if not torch.is_grad_enabled():
+        return func(*args, **kwargs)
+    tensors = flat((args, tuple(kwargs.values())))
+    expands = func in EXPANDING and isinstance(args[0], Leaf)
+    if func in PASSIVE or (not expands and all(isinstance(t, Leaf) for t in tensors)):
+        return _derive(tape, func, args, kwargs, kind)
+    meeting = tape.meet(func.__name__, tensors)
+    if meeting is not None and expands:
+        return by_expanding(tape, func, args, kwargs, kind)
+    if meeting is None or all(axis is None for axis in meeting.axes):
+        return _derive(tape, func, args, kwargs, kind)
+    if func in RULES:
+        return _by_rule(tape, func, args, kwargs)
+    if func in BROADCASTING:
+        return by_broadcasting(tape, func, args, kwargs)
+    return by_vmap(tape, func, args, kwargs)
+
+
+def _derive(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind: type[Leaf]) -> Any:
+    """An operation without examples, which must not bring them in by its result's size."""
+    result = tape.derive(func, args, kwargs, kind)
+    leaves = [t for t in flat((result,)) if isinstance(t, Leaf)]
+    if leaves and tape.grows(result):
+        raise UnsupportedLayer(spread(tape, leaves[0], func))
+    return result
+
+
+def _by_rule(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Follow the rule, with the examples on the first axis of its first argument."""
+    axis, *others = tape.here.axes
+    if func is F.multi_head_attention_forward and tape.here.axes[:3] != (1, 1, 1):
+        raise UnsupportedLayer(
+            f'"{tape.name_of(leaf_among(args, kwargs))}" attends over an axis that holds the '
+            "examples, which mixes them. Give MultiheadAttention its input as it says it takes it "
+            "(batch_first), or freeze it."
+        )
+    weighted_bags = func is F.embedding_bag and set(tape.here.axes) <= {0, None}
+    if func in FINDS_EXAMPLES or func is F.multi_head_attention_forward or weighted_bags:
+        return RULES[func](tape, *args, **kwargs)
+    if axis is None or not isinstance(args[0] if args else None, Tensor):
+        return by_vmap(tape, func, args, kwargs)
+    fixed = args[0].ndim - axis
+    movable = func in ANY_ORDER and fixed > ANY_ORDER[func](args, kwargs)
+    if any(other is not None for other in others) or (axis and not movable):
+        return by_vmap(tape, func, args, kwargs)
+    if not axis:
+        return RULES[func](tape, *args, **kwargs)
+    return RULES[func](tape, args[0].movedim(axis, 0), *args[1:], **kwargs).movedim(0, axis)
+
+
+def _summed(args: Any, kwargs: Any) -> int:
+    weight = args[1] if len(args) > 1 else kwargs["weight"]
+    return 1 if weight.ndim == 2 else args[0].ndim
+
+
+def _normalised(args: Any, kwargs: Any) -> int:
+    shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
+    return len(shape)
+
+
+ANY_ORDER: dict[Callable[..., Any], Callable[[Any, Any], int]] = {
+    F.linear: _summed,
+    F.layer_norm: _normalised,
+    F.rms_norm: _normalised,
+    F.embedding: lambda args, kwargs: 0,
+}
+"""Operations that treat leading axes alike, and how many last axes they do not."""
+
+PASSIVE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as, Tensor.__setitem__}
+"""Operations that look at the batch's type or shape only. (What is written into a tensor is found
+later, as a gradient that reached a parameter on another way, and refused.)"""
+
+EXPANDING = {
+    Tensor.expand,
+    Tensor.expand_as,
+    Tensor.repeat,
+    torch.broadcast_to,
+    Tensor.broadcast_to,
+    torch.tile,
+    Tensor.tile,
+}
+"""Operations that may copy a parameter for the examples."""
+
+_NAMES = """
+add sub mul div true_divide rsub maximum minimum where lerp addcmul pow
+add_ sub_ mul_ div_ __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__
+__imul__ __truediv__ __rtruediv__ __itruediv__ __pow__
+"""
+
+BROADCASTING = {
+    getattr(home, name)
+    for home in (torch, Tensor)
+    for name in _NAMES.split()
+    if hasattr(home, name)
+} | {F.scaled_dot_product_attention}
+"""Operations that broadcast their arguments against each other, row by row."""

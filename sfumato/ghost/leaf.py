@@ -1,0 +1,60 @@
+"""The tensor that a parameter is during a recorded pass, and how it gets into the model."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+plain = torch._C.DisableTorchFunctionSubclass
+"""Inside this context a Leaf is an ordinary tensor."""
+
+
+class Cell:
+    """Where a type of Leafs finds the tape of the pass that is being recorded."""
+
+    tape: Any = None
+
+
+class Leaf(Tensor):
+    """A parameter, or something computed from parameters alone, during a recorded pass."""
+
+    cell: ClassVar[Cell]
+    dispatch: ClassVar[Callable[..., Any]]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Tell the tape of every operation a Leaf takes part in."""
+        tape = cls.cell.tape
+        with plain():
+            if tape is None:
+                return func(*args, **(kwargs or {}))
+            return cls.dispatch(tape, func, args, kwargs or {}, cls)
+
+
+def new_leaf_type(dispatch: Callable[..., Any]) -> type[Leaf]:
+    """A Leaf type of its own for one recorder, so that two of them never meet."""
+    return type("BoundLeaf", (Leaf,), {"cell": Cell(), "dispatch": staticmethod(dispatch)})
+
+
+@contextmanager
+def swapped(
+    model: nn.Module, parameters: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
+) -> Iterator[None]:
+    """Put the Leafs in the place of the model's parameters, for the length of a forward pass."""
+    places: list[tuple[nn.Module, str, nn.Parameter]] = []
+    by_id = {id(parameters[name]): leaf for name, leaf in leaves.items()}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) in by_id:
+                places.append((module, name, parameter))
+    try:
+        for module, name, parameter in places:
+            module._parameters[name] = by_id[id(parameter)]  # pyright: ignore
+        yield
+    finally:
+        for module, name, parameter in places:
+            module._parameters[name] = parameter
