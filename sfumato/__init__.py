@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sfumato.data.load import load_images as load_images
     from sfumato.engine import PrivacyEngine as PrivacyEngine
     from sfumato.engine import make_private as make_private
+    from sfumato.ghost.admit import admit as admit
+    from sfumato.ghost.admit import clipped_gradient as clipped_gradient
     from sfumato.ghost.clip import Clipping as Clipping
     from sfumato.ghost.clip import Ghost as Ghost
     from sfumato.ghost.layout import explain as explain
@@ -39,6 +41,8 @@ _HOMES = {
     "load_images": "data.load",
     "PrivacyEngine": "engine",
     "make_private": "engine",
+    "admit": "ghost.admit",
+    "clipped_gradient": "ghost.admit",
     "Clipping": "ghost.clip",
     "Ghost": "ghost.clip",
     "explain": "ghost.layout",

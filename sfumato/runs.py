@@ -209,9 +209,9 @@ def open_run(
 ) -> Run:
     """Open the run of `config`: a new one, or the one that an earlier, equal command left.
 
-    With `out` that is the directory; a different config in it is refused, field by field, except for
-    those that the config's class lists in MAY_CHANGE, which say how and not what. Without
-    it, an unfinished run of the same verb and config under `root` goes on, else a new directory is
+    With `out` that is the directory; a different config in it is refused, field by field, except
+    for those that the config's class lists in MAY_CHANGE, which say how and not what. Without it,
+    an unfinished run of the same verb and config under `root` goes on, else a new directory is
     named after verb, label and time. Another process in the same directory is refused.
     """
     wanted = {"verb": verb, "config": to_json(config)}

@@ -231,3 +231,26 @@ def test_inputs_given_by_name_are_part_of_the_batch(name):
     optimizer.step(loss=loss(model, x, z))
     middle = float(norms.sort().values[6])
     assert optimizer.get_training_stats()["med_norm"] == pytest.approx(middle, rel=1e-4)
+
+
+def test_the_engine_follows_schedules_and_keeps_an_average():
+    model, optimizer, engine = attached(noise_decay=0.5, clip_decay=0.1, ema=0.5)
+    for x, y in engine.loader(dataset(), physical_batch_size=7):
+        optimizer.step(loss=losses(model, x, y))
+    events = engine.ledger.events
+    assert events[-1].noise_multiplier == pytest.approx(events[0].noise_multiplier / 2)
+    assert events[-1].max_norm == pytest.approx(0.01)
+    assert engine.ghost.clipping.max_norm == pytest.approx(0.01)
+    assert 2.9 < engine.get_privacy_spent()["epsilon"] <= 3
+    averaged = engine.average.module.state_dict()
+    assert any(not torch.equal(averaged[name], p) for name, p in model.state_dict().items())
+    other = engine_for(net(), noise_decay=0.5, clip_decay=0.1, ema=0.5)
+    other.load_state_dict(engine.state_dict())
+    torch.testing.assert_close(other.average.module.state_dict(), averaged)
+
+
+def test_a_noise_schedule_asks_for_poisson_batches():
+    model, optimizer, _ = attached(noise_decay=0.5)
+    x, y = dataset()[:12]
+    with pytest.raises(ConfigError, match="needs Poisson batches"):
+        optimizer.step(loss=losses(model, x, y))

@@ -32,8 +32,8 @@ def load_images(
     `source` is a name (digits, mnist, fashion_mnist, emnist-letters, cifar10, cifar100, svhn,
     celeba), a path to an .npz file in the Keras layout, or a folder with one folder a class. Images
     are private unless said otherwise. `people` says who is on each image of a folder: "folder" for
-    class/PERSON/image, or FILE.csv[:COLUMN]; an .npz has arrays for it. Raises `DataError` for data that cannot be trained on: no
-    images, or a single class.
+    class/PERSON/image, or FILE.csv[:COLUMN]; an .npz has arrays for it. Raises `DataError` for data
+    that cannot be trained on: no images, or a single class.
     """
     if split not in ("train", "test"):
         raise ConfigError(f'split="{split}" must be "train" or "test".')

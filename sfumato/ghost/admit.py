@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import PrivacyError, UnsupportedLayer
-from sfumato.ghost.clip import Clipped, Ghost
+from sfumato.ghost.clip import Clipped, Clipping, Ghost
 
 SLACK = 1e-5
 """How far over the bound the double-precision norm of a float32 sum may come out."""
@@ -46,6 +46,29 @@ def admit(
         _check_independence(ghost.model, exact_loss_fn, inputs, examples)
         _check_equality(*_doubled(ghost, exact_loss_fn, inputs), exact_loss_fn, examples)
         _check_bound(ghost, loss_fn, inputs, examples)
+
+
+def clipped_gradient(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    *,
+    max_norm: float,
+    mask: Tensor | None = None,
+    mode: str = "ghost_mixed",
+) -> Clipped:
+    """The sum of clipped gradients of `loss_fn(model, *inputs)`, which gives one loss an example.
+
+    Guarantee: that of `Ghost.clip`, for a model that has been admitted on noise of the same shape.
+    For a single sum; in a loop make a `Ghost`, admit it once and call its `clip`.
+    """
+    ghost = Ghost(model, mode, clipping=Clipping(max_norm=max_norm))
+    examples = len(inputs[0])
+    noise = [torch.randn_like(x) if x.is_floating_point() else x for x in inputs]
+    few = min(examples, 3)
+    if few:
+        admit(ghost, loss_fn, [x[:few] for x in noise], few)
+    return ghost.clip(loss_fn, inputs, examples, mask)
 
 
 def _doubled(
@@ -108,7 +131,7 @@ def check_contributions(
         added = _contribution(ghost, loss_fn, inputs, examples, i)
         if not added <= bound * (1 + SLACK):
             raise PrivacyError(
-                f"an example adds a gradient of norm {added:.6g} where the bound is {bound:.6g}: its "
+                f"an example adds a gradient of norm {added:.6g}, beyond the bound {bound:.6g}: a "
                 "norm was found too small. No step was taken with it. Please report the model."
             )
 

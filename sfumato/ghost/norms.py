@@ -81,7 +81,7 @@ class GroupNormed(torch.autograd.Function):
         needs = ctx.needs_input_grad
         find = _on_gpu if x.is_cuda else _side_by_side
         wanted = (needs[0], needs[3], needs[4])
-        grad_x, by_weight, by_bias = find(g, x, mean, scale, weight, *sizes, wanted)
+        grad_x, by_weight, by_bias = find(g, x, mean, scale, weight, sizes, wanted)
         by_weight, by_bias = (
             found.reshape(examples, -1, channels).sum(dim=1) if wanted else None
             for found, wanted in ((by_weight, needs[3]), (by_bias, needs[4]))
@@ -90,14 +90,15 @@ class GroupNormed(torch.autograd.Function):
 
 
 def _side_by_side(
-    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, rows: int, channels: int,
-    places: int, groups: int, wanted: tuple[bool, bool, bool],
+    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, sizes: list[int],
+    wanted: tuple[bool, bool, bool],
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """All at the cost of the ordinary backward pass, on a CPU.
 
     To the kernel the batch is shown as one example with the channels of all, side by side: so it
     does not add up the gradients of scale and shift over the rows.
     """
+    rows, channels, places, groups = sizes
     wide = (1, rows * channels, places)
     grad_x, by_weight, by_bias = torch.ops.aten.native_group_norm_backward(
         g.reshape(wide), x.reshape(wide), mean.reshape(1, -1), scale.reshape(1, -1),
@@ -107,12 +108,12 @@ def _side_by_side(
 
 
 def _on_gpu(
-    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, rows: int, channels: int,
-    places: int, groups: int, wanted: tuple[bool, bool, bool],
+    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, sizes: list[int],
+    wanted: tuple[bool, bool, bool],
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """The same in two reductions more: there a kernel takes few groups and many rows."""
-    g = g.contiguous()
-    grad_x = None
+    rows, channels, places, groups = sizes
+    g, grad_x = g.contiguous(), None
     if wanted[0]:
         grad_x = torch.ops.aten.native_group_norm_backward(
             g, x, mean, scale, weight, rows, channels, places, groups, [True, False, False]
@@ -128,8 +129,8 @@ class FrozenBatchNormed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, weight: Any, bias: Any, kept_w: Any, kept_b: Any, mean: Any, variance: Any,
-        eps: float, examples: int,
+        ctx: Any, x: Any, weight: Any, bias: Any, kept_w: Any, kept_b: Any, mean: Any,
+        variance: Any, eps: float, examples: int,
     ) -> Tensor:  # fmt: skip
         """The ordinary forward pass."""
         ctx.save_for_backward(x, weight, mean, variance)

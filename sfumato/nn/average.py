@@ -27,13 +27,12 @@ def moving_average(decay: float) -> Callable[[Sequence[Any], Sequence[Any], Any]
 
     @torch.no_grad()
     def update(averages: Sequence[Any], current: Sequence[Any], count: Any) -> None:
-        if not averages[0].is_floating_point():
-            torch._foreach_copy_(averages, current)
-            return
         number: Tensor = torch.as_tensor(count, device=averages[0].device)
         share = 1 - ((1 + number) / (10 + number)).clamp(max=decay)
-        difference = torch._foreach_sub(current, averages)
-        torch._foreach_mul_(difference, share.to(averages[0].dtype))
-        torch._foreach_add_(averages, difference)
+        for average, value in zip(averages, current, strict=True):
+            if average.is_floating_point():
+                average.lerp_(value, share.to(average.dtype))
+            else:
+                average.copy_(value)
 
     return update

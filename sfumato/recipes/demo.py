@@ -59,7 +59,7 @@ class Config:
     @property
     def training(self) -> train.Config:
         """The network's settings: those of `sfumato train --preset digits-cpu`."""
-        return replace(train.digits_cpu(), epsilon=self.epsilon, secure=self.secure)
+        return replace(train.PRESETS["digits-cpu"](), epsilon=self.epsilon, secure=self.secure)
 
 
 def digits_cpu() -> Config:

@@ -20,8 +20,8 @@ from sfumato.runs import open_run, read_lines
 def short_training(request, monkeypatch):
     """Two steps instead of two hundred, except where accuracy is the point."""
     if "accuracy" not in request.node.name:
-        short = replace(train.digits_cpu(), epochs=0.25)
-        monkeypatch.setattr(train, "digits_cpu", lambda: short)
+        short = replace(train.PRESETS["digits-cpu"](), epochs=0.25)
+        monkeypatch.setitem(train.PRESETS, "digits-cpu", lambda: short)
 
 
 def run_demo(out, **changes):

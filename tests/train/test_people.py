@@ -86,7 +86,8 @@ def test_changing_all_images_of_a_person_moves_the_sum_by_at_most_twice_the_boun
 def test_a_split_keeps_people_whole():
     first, rest = portraits().split(0.25)
     images = portraits()
-    seen = {tuple(p.flatten().tolist()): int(i) for p, i in zip(images.pixels, images.people)}
+    pairs = zip(images.pixels, images.people, strict=True)
+    seen = {tuple(p.flatten().tolist()): int(i) for p, i in pairs}
     who = [{seen[tuple(p.flatten().tolist())] for p in part.pixels} for part in (first, rest)]
     assert who[0].isdisjoint(who[1])
     assert len(who[0]) == 3
@@ -140,9 +141,12 @@ def test_what_is_missing_about_people_is_named(tmp_path):
     with pytest.raises(ConfigError, match="--unit person"):
         train.Config(epsilon=1.0, people="folder")
     config = train.Config(epsilon=1.0, unit="person")
-    with open_run(config, verb="train", out=tmp_path / "run") as run:
-        with pytest.raises(ConfigError, match="nobody knows who is on"):
-            train.run(config, run)
+    out = tmp_path / "run"
+    with (
+        open_run(config, verb="train", out=out) as run,
+        pytest.raises(ConfigError, match="nobody knows who is on"),
+    ):
+        train.run(config, run)
 
 
 def test_the_ledger_of_a_run_on_people_says_so(tmp_path):

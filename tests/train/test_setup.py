@@ -1,0 +1,129 @@
+"""What is chosen before the first step: devices, parameters, batch sizes; and advice on memory."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.ghost.admit import check_contributions
+from sfumato.ghost.clip import Clipping, Ghost
+from sfumato.nn.average import new_average
+from sfumato.nn.wrn import tanh_cnn
+from sfumato.nn.zoo import build_model, head_parameters, pixel_statistics
+from sfumato.train import memory
+from sfumato.train.reading import Reading
+from sfumato.train.setup import choose_parameters, pick_device
+from sfumato.train.world import World
+from train.test_people import portraits
+
+
+def small_net():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(400, 3))
+
+
+def learning(model):
+    return [name for name, p in model.named_parameters() if p.requires_grad]
+
+
+def reading():
+    return Reading(portraits(), torch.device("cpu"), (0.5,), (0.5,))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match="torch finds no GPU"):
+        pick_device("cuda")
+    with pytest.raises(ConfigError, match='device "gpu"'):
+        pick_device("gpu")
+    assert pick_device("auto").type == "cpu"
+
+
+def test_only_the_head_or_the_biases_learn():
+    model = timm.create_model("xcit_nano_12_p16_224", num_classes=5)
+    choose_parameters(model, "head")
+    assert set(learning(model)) == {"head.weight", "head.bias"}
+    model = timm.create_model("resnet18", num_classes=5)
+    choose_parameters(model, "bias")
+    assert "layer1.0.bn1.bias" in learning(model)
+    assert "fc.weight" in learning(model)
+    assert "layer1.0.conv1.weight" not in learning(model)
+
+
+def test_patterns_freeze_and_misspelt_ones_are_errors():
+    model = small_net()
+    choose_parameters(model, "all", ("0.*",))
+    assert learning(model) == ["3.weight", "3.bias"]
+    with pytest.raises(ConfigError, match='"blocks.9.\\*" fits no parameter'):
+        choose_parameters(small_net(), "all", ("blocks.9.*",))
+    with pytest.raises(ConfigError, match="nothing to learn"):
+        choose_parameters(small_net(), "all", ("*",))
+
+
+def test_models_read_images_as_their_checkpoints_want():
+    mean, deviation = pixel_statistics(timm.create_model("resnet18"), 3)
+    assert mean == (0.485, 0.456, 0.406)
+    assert pixel_statistics(tanh_cnn(10), 1) == ((0.5,), (0.5,))
+    assert len(pixel_statistics(timm.create_model("resnet18", in_chans=1), 1)[0]) == 1
+    assert head_parameters(small_net()) == {"3.weight", "3.bias"}
+
+
+def test_a_fresh_head_starts_at_zero(tmp_path):
+    donor = timm.create_model("resnet18", num_classes=7)
+    torch.save(donor.state_dict(), tmp_path / "weights.pt")
+    shape, weights = (3, 32, 32), tmp_path / "weights.pt"
+    fresh = build_model("resnet18", classes=5, shape=shape, weights=weights)
+    assert not fresh.fc.weight.any()
+    same = build_model("resnet18", classes=7, shape=shape, weights=weights)
+    torch.testing.assert_close(same.fc.weight, donor.fc.weight)
+
+
+def test_the_average_forgets_the_first_weights_of_a_short_training():
+    model = nn.Linear(1, 1, bias=False)
+    average = new_average(model, 0.999)
+    for value in range(20):
+        nn.init.constant_(model.weight, float(value))
+        average.update_parameters(model)
+    assert 15 < average.module.weight.item() < 19
+    with pytest.raises(ConfigError, match="below 1"):
+        new_average(model, 1.5)
+
+
+def test_auto_takes_what_fits_and_no_more_than_the_batch(monkeypatch):
+    ghost = Ghost(small_net())
+    each = memory.bytes_per_example(ghost, reading())
+    assert 12 * 12 * 4 < each < 100_000
+    monkeypatch.setattr(memory, "_free_bytes", lambda _: 40 * each)
+    assert memory.fitting_batch(ghost, reading(), "auto", 1000, World()) == 32
+    assert memory.fitting_batch(ghost, reading(), "auto", 10, World()) == 13
+    assert memory.fitting_batch(ghost, reading(), 64, 1000, World()) == 64
+    assert memory.fitting_batch(ghost, reading(), 64, 80, World(0, 2)) == 50
+
+
+def test_running_out_of_memory_says_what_fits(monkeypatch):
+    ghost = Ghost(small_net())
+    each = memory.bytes_per_example(ghost, reading())
+    monkeypatch.setattr(memory, "_free_bytes", lambda _: 20 * each)
+
+    def step(_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(ConfigError, match="with 256 examples at once. 16 fit.*--physical-batch"):
+        memory.catch(step, ghost, reading(), 256)(None)
+
+    def broken(_):
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        memory.catch(broken, ghost, reading(), 256)(None)
+
+
+def test_the_runtime_check_notices_a_norm_that_is_too_small(monkeypatch):
+    read = reading()
+    inputs = read.trial(4)
+    ghost = Ghost(small_net(), clipping=Clipping(max_norm=1e-3))
+    check_contributions(ghost, read.losses, inputs, 4)
+    right = Ghost._squares
+    monkeypatch.setattr(Ghost, "_squares", lambda *args: right(*args) * 0.9)
+    with pytest.raises(PrivacyError, match="beyond the bound 0.001"):
+        check_contributions(ghost, read.losses, inputs, 4)
