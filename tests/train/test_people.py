@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from people import portraits
 from PIL import Image
 from torch import nn
 
-from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.data.people import People
 from sfumato.errors import ConfigError, DataError
@@ -20,19 +20,6 @@ from sfumato.privacy.sampling import Chunk
 from sfumato.recipes import train
 from sfumato.runs import open_run, read_lines
 from sfumato.train.reading import Reading
-
-
-def portraits(n=60, people=12, seed=0):
-    """Images of a few people, an unequal number of each."""
-    generator = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (n, 1, 12, 12), generator=generator, dtype=torch.uint8)
-    ids = torch.cat(
-        [torch.arange(people), torch.randint(people, (n - people,), generator=generator)]
-    )
-    return Images(
-        pixels=pixels, labels=torch.arange(n) % 3, classes=("a", "b", "c"), name="portraits",
-        private=True, people=ids,
-    )  # fmt: skip
 
 
 def reading_of(images, most=3, views=1):
