@@ -1,7 +1,7 @@
 """Real architectures, one of each family, small: norms and sums are those of autograd.
 
-The functions are those of benchmarks/coverage.py. The whole list, at full depth, takes an hour or
-two and waits for `pytest -m sweep`.
+The functions are those of benchmarks/coverage.py. The whole list, at full depth, takes half an
+hour and waits for `pytest -m sweep`.
 """
 
 import sys
