@@ -1,8 +1,8 @@
 """Defects of private_vision (D) and fastDP (F) around the layers: loop, optimizer, statistics.
 
-One test a defect, by its number. Two parts of the list have none. D26 and F12 ask for several
-processes and for the promise to persons in `sfumato train`: the README says that they are not there
-yet. And compilation, of D26, is tested in ghost/test_clip.py, in a process of its own.
+One test a defect, by its number. What D26 and F12 ask for besides is tested elsewhere: several
+processes in train/test_world.py, promises to persons in train/test_people.py, compilation in
+ghost/test_clip.py.
 """
 
 import threading
@@ -25,7 +25,8 @@ from sfumato.ghost.admit import one_at_a_time
 from sfumato.ghost.clip import Clipping, Ghost, clip_factors
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk, Secret
-from sfumato.train.steps import Reading, plain_step, private_step
+from sfumato.train.reading import Reading
+from sfumato.train.steps import plain_step, private_step
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
 
@@ -86,11 +87,10 @@ def test_d14_a_loader_left_in_the_middle_of_a_batch_adds_no_example_twice():
 def test_d15_plain_training_in_micro_batches_has_the_mean_gradient():
     model, images = net(), digits()
     reading = Reading(images, torch.device("cpu"), (0.5,), (0.5,))
-    generator = torch.Generator()
-    plain_step(model, reading)(batch_of(12, 5), generator)
+    plain_step(model, reading)(batch_of(12, 5))
     found = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    x, y = reading.inputs(batch_of(12, 12).chunks[0], generator)
+    x, y = reading.inputs(batch_of(12, 12).chunks[0], torch.Generator())
     losses(model, x, y).mean().backward()
     for one, parameter in zip(found, model.parameters(), strict=True):
         torch.testing.assert_close(one, parameter.grad)
@@ -293,8 +293,7 @@ def test_f12_augmented_views_and_the_images_of_one_person_are_one_contribution()
     model, images = net(), digits(6)
     reading = Reading(images, torch.device("cpu"), (0.5,), (0.5,), views=4)
     ghost = Ghost(model, clipping=Clipping(max_norm=0.1))
-    chunk, generator = batch_of(6, 6).chunks[0], torch.Generator()
-    x, y = reading.inputs(chunk, generator)
+    x, y = reading.inputs(batch_of(6, 6).chunks[0], torch.Generator())
     assert len(x) == 24
     clipped = ghost.clip(reading.losses, (x, y), 6)
     norms = norms_of(one_at_a_time(model, reading.losses, (x, y)))
@@ -302,6 +301,6 @@ def test_f12_augmented_views_and_the_images_of_one_person_are_one_contribution()
     secret = Secret.from_seed(0)
     header = Header(data="toy", delta=1e-3, fixed_seed=True, secret=secret.commitment)
     ledger, plan = Ledger(header), engine_for(model).plan
-    private_step(ghost, reading, plan, ledger, secret)(batch_of(6, 4), generator)
+    private_step(ghost, reading, plan, ledger, secret)(batch_of(6, 4))
     assert len(ledger.events) == 1
     assert all(p.grad is not None for p in model.parameters())

@@ -1,4 +1,4 @@
-"""A linear model on scattering coefficients: features by design, so that no budget is spent on them.
+"""A linear model on scattering coefficients: features that cost no budget, since none is learnt.
 
 Wavelets turn and stretch, their moduli are averaged, twice over (Bruna and Mallat 2013). For small
 data or small epsilon such fixed features beat learnt ones (Tramer and Boneh 2021).
