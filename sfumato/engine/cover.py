@@ -7,7 +7,6 @@ the epsilon it reports is the honest one for shuffling. It refuses steps beyond 
 whose parameters it does not govern, and gradients that something else has written.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import wraps
@@ -18,6 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from sfumato.engine.guards import (
+    ACCOUNTANTS,
+    check_accounting,
+    check_governed,
+    govern_only,
+    refuse_foreign_gradients,
+    warn_of_shuffling,
+)
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.admit import admit, refuse_batch_norm
 from sfumato.ghost.clip import Clipping, Ghost
@@ -29,7 +36,6 @@ from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Secret, poisson_batches
 
 CLIP_FUNCTIONS = {"vanilla": "vanilla", "autos": "automatic", "autov": "auto-v", "global": "global"}
-ACCOUNTANTS = {"pld": "pld", "glw": "pld", "rdp": "rdp", "rdp_cks": "rdp"}
 
 
 class PrivacyEngine:
@@ -71,9 +77,9 @@ class PrivacyEngine:
     ) -> None:
         if clip_function not in CLIP_FUNCTIONS:
             raise ConfigError(f'clip_function "{clip_function}": {", ".join(CLIP_FUNCTIONS)}.')
-        self._check_accounting(accounting_mode)
+        check_accounting(accounting_mode)
         if named_params is not None:
-            _govern_only(module, dict(named_params))
+            govern_only(module, dict(named_params))
         delta = default_delta(sample_size) if target_delta is None else target_delta
         budget = None if target_epsilon is None else Budget(epsilon=target_epsilon, delta=delta)
         self.plan = make_plan(
@@ -120,7 +126,7 @@ class PrivacyEngine:
         attached = getattr(self.module.forward, "__self__", None)
         if isinstance(attached, PrivacyEngine):
             raise ConfigError("the model has an engine attached already: call its detach() first.")
-        self._check_governed(optimizer)
+        check_governed(self.ghost.parameters, self._governed, optimizer)
         refuse_batch_norm(self.module)
         self._optimizer, self._forward = optimizer, self.module.forward
         self._optimizer_step = optimizer.step
@@ -173,7 +179,7 @@ class PrivacyEngine:
                 if self._drawn is not None:
                     raise PrivacyError("a batch was drawn and not used: call step(loss=...).")
             if not batch.chunks:
-                self._refuse_foreign_gradients()
+                refuse_foreign_gradients(self.module, self._optimizer)
                 self._take_step()
 
     def step(self, *_: Any, loss: Tensor | None = None, **others: Any) -> None:
@@ -195,7 +201,7 @@ class PrivacyEngine:
     ) -> dict[str, float]:
         """Epsilon so far, derived from the ledger; and how the batches were drawn."""
         mode = self.accounting_mode if accounting_mode is None else accounting_mode
-        self._check_accounting(mode)
+        check_accounting(mode)
         names = ["pld", "rdp"] if mode == "all" else [ACCOUNTANTS[mode]]
         delta = self.ledger.header.delta if delta is None else delta
         found = {f"epsilon_{n}": self.ledger.epsilon(delta, n) for n in names}  # pyright: ignore
@@ -232,7 +238,7 @@ class PrivacyEngine:
         if not (self.module.training and torch.is_grad_enabled()):
             return plain(*args, **kwargs)
         refuse_batch_norm(self.module)
-        self._check_governed(self._optimizer)
+        check_governed(self.ghost.parameters, self._governed, self._optimizer)
         values, split = [*args, *kwargs.values()], len(args)
 
         def forward(*values: Any) -> Any:
@@ -274,7 +280,7 @@ class PrivacyEngine:
                 "step() needs the per-example losses: optimizer.step(loss=losses), one number for "
                 "each example, and no loss.backward(), whose gradients are not private."
             )
-        self._refuse_foreign_gradients()
+        refuse_foreign_gradients(self.module, self._optimizer)
         tape, calls = self._tape, self._calls
         self._tape, self._calls = None, 0
         if tape is None:
@@ -316,35 +322,6 @@ class PrivacyEngine:
                 "for. Call step(loss=...) sooner, or plan with the batch size that is used."
             )
 
-    def _refuse_foreign_gradients(self) -> None:
-        """Whatever has a gradient here, the optimizer would apply."""
-        assert self._optimizer is not None
-        names = {id(p): name for name, p in self.module.named_parameters()}
-        given = (p for group in self._optimizer.param_groups for p in group["params"])
-        for parameter in given:
-            if parameter.grad is not None:
-                raise PrivacyError(
-                    f'something wrote a gradient on "{names.get(id(parameter), "a parameter")}" '
-                    "that is not private: loss.backward()? Call optimizer.zero_grad() and leave "
-                    "gradients to the engine."
-                )
-
-    def _check_governed(self, optimizer: torch.optim.Optimizer) -> None:
-        """Model, optimizer and engine must mean the same parameters, as when it was made."""
-        if {id(p) for p in self.ghost.parameters.values()} != self._governed:
-            raise PrivacyError(
-                "parameters were frozen or unfrozen after the engine was made. Make a new one: "
-                "new.load_state_dict(old.state_dict()) takes the ledger over."
-            )
-        given = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-        trained = {key for key, p in given.items() if p.requires_grad}
-        if trained != self._governed:
-            raise PrivacyError(
-                f"the optimizer has {len(trained - self._governed)} trainable parameters that the "
-                f"engine does not govern and lacks {len(self._governed - set(given))} that it "
-                "does. Build it from the same model's parameters, after freezing what is frozen."
-            )
-
     def _take_step(self) -> None:
         assert self._optimizer is not None
         named = self.ghost.parameters
@@ -357,7 +334,7 @@ class PrivacyEngine:
             if plan.noise_decay != 1:
                 raise ConfigError("noise_decay needs Poisson batches: draw them by engine.loader.")
             if self.taken == 0:
-                self._warn_of_shuffling()
+                warn_of_shuffling(self.plan, self._epoch_steps, self.ledger.header.delta)
         noisy = privatize(
             {**zeros, **self._total}, plan, self.ledger, self.secret,
             step=self.taken, stage="train", family=family,
@@ -376,28 +353,6 @@ class PrivacyEngine:
     def _epoch_steps(self) -> int:
         """The fewest steps that an epoch of shuffled batches can take: a last part is dropped."""
         return int(1 / self.plan.rate + 1e-6)
-
-    def _warn_of_shuffling(self) -> None:
-        from sfumato.privacy.accounting import shuffled_epsilon
-
-        epochs, delta = self.plan.steps / self._epoch_steps, self.ledger.header.delta
-        honest = shuffled_epsilon(self.plan.noise_multiplier, epochs, delta)
-        warnings.warn(
-            "these batches do not come from engine.loader, so they are not Poisson samples: after "
-            f"{self.plan.steps} steps epsilon will be {honest:.3g} for shuffled batches, not "
-            f"{self.plan.epsilon(delta):.3g}.",
-            stacklevel=4,
-        )
-
-    @staticmethod
-    def _check_accounting(mode: str) -> None:
-        if mode == "gdp":
-            raise ConfigError(
-                'accounting_mode "gdp" is an approximation that reports too small an epsilon: 1 '
-                "for 2.11, in one of its own examples. Use pld or rdp."
-            )
-        if mode != "all" and mode not in ACCOUNTANTS:
-            raise ConfigError(f'accounting_mode "{mode}": there are pld, rdp, glw, rdp_cks, all.')
 
 
 def make_private(
@@ -419,15 +374,6 @@ def make_private(
     engine.attach(optimizer)
     pieces = physical_batch_size or loader.batch_size
     return engine, engine.loader(loader.dataset, physical_batch_size=pieces)
-
-
-def _govern_only(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
-    others = [n for n, p in module.named_parameters() if p.requires_grad and n not in named]
-    if others:
-        raise PrivacyError(
-            f'"{others[0]}" is trainable and not among named_params: its gradient would be applied '
-            "without noise. Freeze it with requires_grad_(False), or name it."
-        )
 
 
 def _give_back(owner: Any, name: str, before: Any) -> None:

@@ -1,0 +1,78 @@
+"""What the engine refuses, and what it warns of: so that it cannot be used to lie."""
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.privacy.accounting import shuffled_epsilon
+from sfumato.privacy.budget import Plan
+
+ACCOUNTANTS = {"pld": "pld", "glw": "pld", "rdp": "rdp", "rdp_cks": "rdp"}
+
+
+def refuse_foreign_gradients(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Whatever has a gradient here, the optimizer would apply."""
+    if optimizer is None:
+        raise ConfigError("the engine is not attached: call engine.attach(optimizer) first.")
+    names = {id(p): name for name, p in module.named_parameters()}
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if parameter.grad is not None:
+            raise PrivacyError(
+                f'something wrote a gradient on "{names.get(id(parameter), "a parameter")}" that '
+                "is not private: loss.backward()? Call optimizer.zero_grad() and leave gradients "
+                "to the engine."
+            )
+
+
+def check_governed(
+    now: Mapping[str, nn.Parameter], governed: set[int], optimizer: torch.optim.Optimizer
+) -> None:
+    """Model, optimizer and engine must mean the same parameters, as when it was made."""
+    if {id(p) for p in now.values()} != governed:
+        raise PrivacyError(
+            "parameters were frozen or unfrozen after the engine was made. Make a new one: "
+            "new.load_state_dict(old.state_dict()) takes the ledger over."
+        )
+    given = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    trained = {key for key, p in given.items() if p.requires_grad}
+    if trained != governed:
+        raise PrivacyError(
+            f"the optimizer has {len(trained - governed)} trainable parameters that the engine "
+            f"does not govern and lacks {len(governed - set(given))} that it does. Build it from "
+            "the same model's parameters, after freezing what is frozen."
+        )
+
+
+def govern_only(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
+    """Refuse a choice of parameters that leaves others to be trained without noise."""
+    others = [n for n, p in module.named_parameters() if p.requires_grad and n not in named]
+    if others:
+        raise PrivacyError(
+            f'"{others[0]}" is trainable and not among named_params: its gradient would be applied '
+            "without noise. Freeze it with requires_grad_(False), or name it."
+        )
+
+
+def check_accounting(mode: str) -> None:
+    """Refuse accountants that are unknown, or report too little."""
+    if mode == "gdp":
+        raise ConfigError(
+            'accounting_mode "gdp" is an approximation that reports too small an epsilon: 1 for '
+            "2.11, in one of its own examples. Use pld or rdp."
+        )
+    if mode != "all" and mode not in ACCOUNTANTS:
+        raise ConfigError(f'accounting_mode "{mode}": there are pld, rdp, glw, rdp_cks, all.')
+
+
+def warn_of_shuffling(plan: Plan, epoch_steps: int, delta: float) -> None:
+    """Say what shuffled batches cost, once, before the first step."""
+    honest = shuffled_epsilon(plan.noise_multiplier, plan.steps / epoch_steps, delta)
+    warnings.warn(
+        "these batches do not come from engine.loader, so they are not Poisson samples: after "
+        f"{plan.steps} steps epsilon will be {honest:.3g} for shuffled batches, not "
+        f"{plan.epsilon(delta):.3g}.",
+        stacklevel=5,
+    )
