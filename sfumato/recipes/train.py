@@ -186,6 +186,7 @@ def learn(
     """Take all the steps, from wherever an earlier try was cut."""
     from sfumato.ghost.clip import Clipping, Ghost
     from sfumato.privacy.sampling import poisson_batches
+    from sfumato.train.features import with_features
     from sfumato.train.loop import fit
     from sfumato.train.memory import catch, fitting_batch
     from sfumato.train.progress import price_list, progress
@@ -196,10 +197,11 @@ def learn(
         max_norm=config.max_grad_norm, style=config.clip, per_layer=config.per_layer
     )
     mode = "ghost_mixed" if config.mode == "non-private" else config.mode
-    ghost = Ghost(learner.model, mode, config.two_pass, clipping)
+    model, reading = with_features(learner.model, reading, run.log if run else None)
+    ghost = Ghost(model, mode, config.two_pass, clipping)
     if config.mode == "non-private":
         ledger.charge(replace(plan, steps=1).event("train", 0, data=reading.images.name))
-        step = plain_step(learner.model, reading, world=world)
+        step = plain_step(model, reading, world=world)
     else:
         clip = admitted(ghost, reading, compiled=config.compile)
         step = private_step(

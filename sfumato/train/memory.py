@@ -39,7 +39,7 @@ def fitting_batch(
 def largest_batch(ghost: Ghost, reading: Reading, wanted: int) -> int:
     """The largest power of two of examples that fits, or `wanted` if that is less."""
     limit = max(1, LARGEST.get(reading.device.type, 256) // reading.rows)
-    room = _free_bytes(reading.device) // max(1, bytes_per_example(ghost, reading))
+    room = free_bytes(reading.device) // max(1, bytes_per_example(ghost, reading))
     size = min(_power_of_two(min(limit, room)), wanted)
     while reading.device.type == "cuda" and size > 1 and not _fits(ghost, reading, size):
         size //= 2
@@ -101,7 +101,7 @@ def _fits(ghost: Ghost, reading: Reading, size: int) -> bool:
     return True
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     """Four fifths of what is free now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] * 4 // 5

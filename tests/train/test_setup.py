@@ -93,7 +93,7 @@ def test_auto_takes_what_fits_and_no_more_than_the_batch(monkeypatch):
     ghost = Ghost(small_net())
     each = memory.bytes_per_example(ghost, reading())
     assert 12 * 12 * 4 < each < 100_000
-    monkeypatch.setattr(memory, "_free_bytes", lambda _: 40 * each)
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 40 * each)
     assert memory.fitting_batch(ghost, reading(), "auto", 1000, World()) == 32
     assert memory.fitting_batch(ghost, reading(), "auto", 10, World()) == 13
     assert memory.fitting_batch(ghost, reading(), 64, 1000, World()) == 64
@@ -103,7 +103,7 @@ def test_auto_takes_what_fits_and_no_more_than_the_batch(monkeypatch):
 def test_running_out_of_memory_says_what_fits(monkeypatch):
     ghost = Ghost(small_net())
     each = memory.bytes_per_example(ghost, reading())
-    monkeypatch.setattr(memory, "_free_bytes", lambda _: 20 * each)
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 20 * each)
 
     def step(_):
         raise torch.OutOfMemoryError("CUDA out of memory")
