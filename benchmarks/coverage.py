@@ -31,7 +31,8 @@ from timm.models._registry import _deprecated_models
 from torch import Tensor, nn
 
 from sfumato.errors import UnsupportedLayer
-from sfumato.ghost.clip import Clipping, Ghost
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping
 
 KEPT = Path("runs/coverage")
 GOAL, FLOOR, LARGE, NUDGES = 1e-5, 1e-3, 250e6, 4

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from sfumato.engine import make_private as make_private
     from sfumato.ghost.admit import admit as admit
     from sfumato.ghost.admit import clipped_gradient as clipped_gradient
-    from sfumato.ghost.clip import Clipping as Clipping
     from sfumato.ghost.clip import Ghost as Ghost
+    from sfumato.ghost.factors import Clipping as Clipping
     from sfumato.ghost.layout import explain as explain
     from sfumato.privacy.accounting import epsilon as epsilon
     from sfumato.privacy.budget import Budget as Budget
@@ -43,7 +43,7 @@ _HOMES = {
     "make_private": "engine",
     "admit": "ghost.admit",
     "clipped_gradient": "ghost.admit",
-    "Clipping": "ghost.clip",
+    "Clipping": "ghost.factors",
     "Ghost": "ghost.clip",
     "explain": "ghost.layout",
     "epsilon": "privacy.accounting",

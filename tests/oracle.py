@@ -3,7 +3,8 @@
 import torch
 
 from sfumato.ghost.admit import one_at_a_time
-from sfumato.ghost.clip import Clipping, Ghost
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping
 
 
 def loss_of(model, x):

@@ -22,7 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError
 from sfumato.ghost.admit import one_at_a_time
-from sfumato.ghost.clip import Clipping, Ghost, clip_factors
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping, clip_factors
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk, Secret
 from sfumato.train.reading import Reading

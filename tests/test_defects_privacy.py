@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 from sfumato.engine import PrivacyEngine
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
 from sfumato.ghost.admit import one_at_a_time
-from sfumato.ghost.clip import Clipping, Ghost
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping
 from sfumato.nn.normalise import BatchNorm, freeze_batch_norm, replace_batch_norm
 from sfumato.privacy.accounting import shuffled_epsilon
 

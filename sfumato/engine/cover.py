@@ -27,7 +27,8 @@ from sfumato.engine.guards import (
 )
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.admit import admit, refuse_batch_norm
-from sfumato.ghost.clip import Clipping, Ghost
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping
 from sfumato.ghost.tape import Tape
 from sfumato.nn.average import new_average
 from sfumato.privacy.budget import Budget, default_delta, make_plan

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import PrivacyError, UnsupportedLayer
-from sfumato.ghost.clip import Clipped, Clipping, Ghost
+from sfumato.ghost.clip import Clipped, Ghost
+from sfumato.ghost.factors import Clipping
 
 SLACK = 1e-5
 """How far over the bound the double-precision norm of a float32 sum may come out."""

@@ -9,7 +9,7 @@ numbers. (Book-keeping: Bu et al. 2023; clip functions: Abadi et al. 2016, Bu et
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,55 +18,19 @@ from torch import Tensor, nn
 from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost import contract
 from sfumato.ghost.dispatch import dispatch
+from sfumato.ghost.factors import MARGIN, Clipping, clip_factors
 from sfumato.ghost.kept import Kept, sort_kept
 from sfumato.ghost.layout import MODES, choose_methods, joint_names, layer_groups
 from sfumato.ghost.leaf import new_leaf_type, swapped
 from sfumato.ghost.sizes import FEW, MANY, AnotherPath, Watch, flat
 from sfumato.ghost.tape import Part, Tape
-
-ClipStyle = Literal["vanilla", "automatic", "auto-v", "global"]
-MARGIN = 1e-5
-"""Factors are this much too small, so that rounding cannot push a contribution over the bound."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clipping:
-    """How contributions are bounded.
-
-    vanilla: min(1, C / norm), Abadi et al. automatic (AUTO-S): C / (norm + stability); auto-v:
-    C / norm. global: 1 where the norm is at most C, else 0. With `per_layer`, each of the L layers
-    is clipped on its own to C / sqrt(L), so that the whole stays within C.
-    """
-
-    max_norm: float = 1.0
-    style: ClipStyle = "vanilla"
-    stability: float = 0.01
-    per_layer: bool = False
-
-
-def clip_factors(
-    norms: Tensor, max_norm: float, style: str, stability: float, margin: float = MARGIN
-) -> Tensor:
-    """One factor an example.
-
-    Guarantee: factor times norm is at most `max_norm`. A norm of zero gives a finite factor, a norm
-    that is infinite or NaN gives factor 0.
-    """
-    bound = max_norm * (1 - margin)
-    safe = torch.where(norms > 0, norms, 1.0)
-    if style == "vanilla":
-        factors = (bound / safe).clamp(max=1.0)
-    elif style == "automatic":
-        factors = bound / (norms + stability)
-    elif style == "auto-v":
-        # The square of a smaller norm vanishes in float32, and with it the norm.
-        factors = torch.where(norms > 1e-15, bound / safe, 0.0)
-    elif style == "global":
-        factors = (norms <= bound).to(norms.dtype)
-    else:
-        raise ConfigError(f'clip style "{style}": there are vanilla, automatic, auto-v, global.')
-    # A factor so large that it overflows would turn a tiny gradient into an infinite one.
-    return torch.where(norms.isfinite() & factors.isfinite(), factors, 0.0)
+from sfumato.ghost.trials import (
+    examples_at,
+    random_state,
+    resized,
+    same_state,
+    set_random_state,
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +50,7 @@ class Ghost:
     model: nn.Module
     mode: str = "ghost_mixed"
     two_pass: bool = False
-    clipping: Clipping = Clipping()
+    clipping: Clipping = field(default_factory=Clipping)
     layouts: dict[Any, list[Part]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -125,13 +89,13 @@ class Ghost:
         key = tuple((tuple(x.shape[1:]), x.shape[0] // max(1, examples)) for x in inputs)
         if key not in self.layouts:
             self.survey(lambda marked: loss_fn(self.model, *marked), inputs, examples, key)
-        state = _random_state() if self.two_pass else None
+        state = random_state() if self.two_pass else None
         with self.recording(examples, key) as tape:
             losses = loss_fn(self.model, *tape.mark(inputs))
         result = self.finish(tape, losses, mask)
         if state is None:
             return result
-        _set_random_state(state)
+        set_random_state(state)
         return self._second_pass(result, loss_fn, inputs)
 
     @contextmanager
@@ -175,23 +139,23 @@ class Ghost:
 
     def _watch(self, forward: Callable[[list[Tensor]], Any], inputs: list[Any]) -> Watch:
         """Write down the shapes of all operations of one pass."""
-        tape, state = Tape(MANY, self.seed, []), _random_state()
+        tape, state = Tape(MANY, self.seed, []), random_state()
         with torch.enable_grad(), Watch() as watch:
             forward(tape.mark(inputs))
-        watch.steady = _same_state(state, _random_state())
-        _set_random_state(state)
+        watch.steady = same_state(state, random_state())
+        set_random_state(state)
         return watch
 
     def _survey_once(
         self, forward: Callable[[list[Tensor]], Any], inputs: list[Any], before: Watch
     ) -> list[Part]:
-        named, state = self.parameters, _random_state()
+        named, state = self.parameters, random_state()
         tape = Tape(FEW, self.seed, [], survey=True, parameters=named)
         try:
             with self._swapped(tape), torch.enable_grad(), Watch(before.seen) as tape.watch:
                 out = forward(tape.mark(inputs))
         finally:
-            _set_random_state(state)
+            set_random_state(state)
         for part, output in tape.outputs:
             part.output_lost |= output._version > 0
         leaves = list(named.values())
@@ -317,7 +281,7 @@ class Ghost:
         stand_in = torch.where(
             sound, torch.arange(examples, device=sound.device), sound.int().argmax()
         )
-        losses = loss_fn(self.model, *(_examples_at(x, stand_in, examples) for x in inputs))
+        losses = loss_fn(self.model, *(examples_at(x, stand_in, examples) for x in inputs))
         gradients = torch.autograd.grad(
             (losses * weights).sum(), list(self.parameters.values()), allow_unused=True
         )
@@ -360,40 +324,3 @@ def _refuse_untracked(out: Any, named: dict[str, nn.Parameter]) -> None:
                 f'"{name}" is used in a way that cannot be followed (written into a tensor, or by '
                 "a custom autograd function). Use it in an ordinary operation, or freeze it."
             )
-
-
-def resized(inputs: Sequence[Any], examples: int, number: int) -> list[Any]:
-    """The inputs of `number` examples, made by repeating those there are, ever fainter."""
-    places = torch.arange(number) % max(1, examples)
-    found = [_examples_at(x, places, examples) if isinstance(x, Tensor) else x for x in inputs]
-    return [_fading(x, number) if isinstance(x, Tensor) else x for x in found]
-
-
-def _fading(x: Tensor, examples: int) -> Tensor:
-    """Examples that no two are alike, so that rows of one are not taken for another's."""
-    if not x.is_floating_point():
-        return x
-    strength = 1 / (1 + 0.1 * torch.arange(examples, device=x.device, dtype=x.dtype))
-    rows = x.unflatten(0, (examples, -1))
-    return (rows * strength.reshape(-1, *[1] * (rows.ndim - 1))).flatten(0, 1)
-
-
-def _examples_at(x: Tensor, places: Tensor, examples: int) -> Tensor:
-    rows = x.unflatten(0, (examples, -1)) if examples else x.new_zeros(1, 1, *x.shape[1:])
-    return rows[places.to(x.device)].flatten(0, 1)
-
-
-def _random_state() -> tuple[Tensor, list[Tensor]]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return torch.get_rng_state(), cuda
-
-
-def _same_state(one: tuple[Tensor, list[Tensor]], other: tuple[Tensor, list[Tensor]]) -> bool:
-    pairs = zip([one[0], *one[1]], [other[0], *other[1]], strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
-
-
-def _set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
-    torch.set_rng_state(state[0])
-    if state[1]:
-        torch.cuda.set_rng_state_all(state[1])

@@ -184,7 +184,8 @@ def learn(
     world: "World",
 ) -> None:
     """Take all the steps, from wherever an earlier try was cut."""
-    from sfumato.ghost.clip import Clipping, Ghost
+    from sfumato.ghost.clip import Ghost
+    from sfumato.ghost.factors import Clipping
     from sfumato.privacy.sampling import poisson_batches
     from sfumato.train.features import with_features
     from sfumato.train.loop import fit

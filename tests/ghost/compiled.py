@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sfumato.ghost.clip import Clipping, Ghost
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping
 
 
 def small_net():

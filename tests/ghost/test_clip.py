@@ -15,7 +15,8 @@ from torch import nn
 
 from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost.admit import admit, one_at_a_time
-from sfumato.ghost.clip import Clipping, Ghost, clip_factors
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping, clip_factors
 
 STYLES = ["vanilla", "automatic", "auto-v", "global"]
 

@@ -9,8 +9,9 @@ from torch import nn
 
 from sfumato.ghost import contract, grams
 from sfumato.ghost.admit import one_at_a_time
-from sfumato.ghost.clip import Clipping, Ghost
+from sfumato.ghost.clip import Ghost
 from sfumato.ghost.contract import Geometry
+from sfumato.ghost.factors import Clipping
 from sfumato.nn.wrn import StandardisedConv2d, WideResNet
 
 # channels, outputs, size, kernel, stride, padding, dilation, groups

@@ -8,7 +8,8 @@ from torch import nn
 
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.admit import admit, one_at_a_time
-from sfumato.ghost.clip import Clipping, Ghost
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping
 from sfumato.ghost.layout import MODES
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")

@@ -15,7 +15,8 @@ from sfumato.data.load import load_images
 from sfumato.data.people import People
 from sfumato.errors import ConfigError, DataError
 from sfumato.ghost.admit import one_at_a_time
-from sfumato.ghost.clip import Clipping, Ghost
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping
 from sfumato.privacy.sampling import Chunk
 from sfumato.recipes import train
 from sfumato.runs import open_run, read_lines

@@ -8,7 +8,8 @@ from torch import nn
 
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.admit import check_contributions
-from sfumato.ghost.clip import Clipping, Ghost
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping
 from sfumato.nn.average import new_average
 from sfumato.nn.wrn import tanh_cnn
 from sfumato.nn.zoo import build_model, head_parameters, pixel_statistics
