@@ -1,8 +1,8 @@
 """Augmentations on batches of tensors, on the device the batch is on.
 
 Each example draws its own change, and no example looks at another, so that per-example gradients
-keep their meaning. Every function takes float images n c h w between 0 and 1 and a generator, and
-returns the same shape.
+keep their meaning. Every function takes float images n c h w between 0 and 1 and dice with a stream
+for each, and returns the same shape.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from sfumato.data.dice import Dice
 from sfumato.errors import ConfigError
 
 Pixels = Float[Tensor, "n c h w"]
@@ -32,28 +33,28 @@ class Augmentation:
     affine: float = 0.0
     """Largest turn in units of 90 degrees, shift in sides and scaling: 0.1 is mild."""
 
-    def __call__(self, images: Pixels, generator: torch.Generator) -> Pixels:
+    def __call__(self, images: Pixels, dice: Dice) -> Pixels:
         """The changed images, each changed in its own way."""
         if self.affine:
-            images = random_affine(images, self.affine, generator)
+            images = random_affine(images, self.affine, dice)
         if self.crop:
-            images = random_crop(images, self.crop, generator)
+            images = random_crop(images, self.crop, dice)
         if self.flip:
-            images = random_flip(images, generator)
+            images = random_flip(images, dice)
         if self.colour:
-            images = random_colour(images, self.colour, generator)
+            images = random_colour(images, self.colour, dice)
         if self.cutout:
-            images = cutout(images, self.cutout, generator)
+            images = cutout(images, self.cutout, dice)
         return images
 
 
-def random_crop(images: Pixels, padding: int, generator: torch.Generator) -> Pixels:
+def random_crop(images: Pixels, padding: int, dice: Dice) -> Pixels:
     """Pad by reflection and cut out a window of the old size, anywhere."""
     n, _, height, width = images.shape
     if padding >= min(height, width):
         raise ConfigError(f"crop={padding} must be less than a side of {height} x {width} images.")
     padded = F.pad(images, [padding] * 4, mode="reflect")
-    top, left = _integers(2 * padding + 1, (2, n, 1), images, generator)
+    top, left = dice.integers(2 * padding + 1, 2)[..., None]
     rows = top + torch.arange(height, device=images.device)
     columns = left + torch.arange(width, device=images.device)
     example = torch.arange(n, device=images.device)[:, None, None]
@@ -62,17 +63,16 @@ def random_crop(images: Pixels, padding: int, generator: torch.Generator) -> Pix
     return windows.permute(0, 3, 1, 2)
 
 
-def random_flip(images: Pixels, generator: torch.Generator) -> Pixels:
+def random_flip(images: Pixels, dice: Dice) -> Pixels:
     """Mirror each image left and right with probability one half."""
-    mirrored = _uniform((len(images), 1, 1, 1), images, generator) < 0.5
+    mirrored = dice.throw(1).reshape(-1, 1, 1, 1) < 0.5
     return torch.where(mirrored, images.flip(-1), images)
 
 
-def cutout(images: Pixels, side: int, generator: torch.Generator) -> Pixels:
+def cutout(images: Pixels, side: int, dice: Dice) -> Pixels:
     """Cover a square around a random pixel with grey (DeVries and Taylor 2017)."""
-    n, _, height, width = images.shape
-    row = _integers(height, (n, 1), images, generator)
-    column = _integers(width, (n, 1), images, generator)
+    height, width = images.shape[2:]
+    row, column = dice.integers(height, 1).T, dice.integers(width, 1).T
 
     def covered(centre: Tensor, length: int) -> Tensor:
         place = torch.arange(length, device=images.device)
@@ -83,10 +83,10 @@ def cutout(images: Pixels, side: int, generator: torch.Generator) -> Pixels:
     return images.masked_fill(square, 0.5)
 
 
-def random_colour(images: Pixels, strength: float, generator: torch.Generator) -> Pixels:
+def random_colour(images: Pixels, strength: float, dice: Dice) -> Pixels:
     """Scale brightness, contrast and saturation by factors in 1 +- strength."""
-    shape = (3, len(images), 1, 1, 1)
-    factors = 1 + strength * (2 * _uniform(shape, images, generator) - 1)
+    drawn = dice.throw(3, images.dtype).reshape(3, -1, 1, 1, 1)
+    factors = 1 + strength * (2 * drawn - 1)
     brightness, contrast, saturation = factors
     images = images * brightness
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
@@ -95,11 +95,11 @@ def random_colour(images: Pixels, strength: float, generator: torch.Generator) -
     return (grey + saturation * (images - grey)).clamp(0, 1)
 
 
-def random_affine(images: Pixels, strength: float, generator: torch.Generator) -> Pixels:
+def random_affine(images: Pixels, strength: float, dice: Dice) -> Pixels:
     """Turn, shift and scale each image a little; what comes in from outside is reflected."""
     if len(images) == 0:
         return images
-    turn, scale, right, down = strength * (2 * _uniform((4, len(images)), images, generator) - 1)
+    turn, scale, right, down = strength * (2 * dice.throw(4, images.dtype) - 1)
     angle = turn * (torch.pi / 2)
     cosine, sine = (1 + scale) * angle.cos(), (1 + scale) * angle.sin()
     # Rows of the 2 x 3 matrices; one side of the image is 2 units long.
@@ -108,15 +108,3 @@ def random_affine(images: Pixels, strength: float, generator: torch.Generator) -
     matrices = torch.stack([first, second], dim=1)
     grid = F.affine_grid(matrices, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
-
-
-def _uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    drawn = torch.rand(shape, generator=generator, device=generator.device)
-    return drawn.to(like.device, like.dtype)
-
-
-def _integers(
-    high: int, shape: tuple[int, ...], like: Tensor, generator: torch.Generator
-) -> Tensor:
-    drawn = torch.randint(high, shape, generator=generator, device=generator.device)
-    return drawn.to(like.device)

@@ -8,12 +8,14 @@ many images.
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from sfumato.data.dice import Dice
 from sfumato.errors import ConfigError, DataError
 
 
@@ -32,24 +34,26 @@ class People:
     def __len__(self) -> int:
         return int(self.ids.max()) + 1 if len(self.ids) else 0
 
-    def pick(
-        self, people: Int[Tensor, " k"], generator: torch.Generator
-    ) -> Int[Tensor, " k_times_most"]:
+    def pick(self, people: Int[Tensor, " k"], seed: int, step: int) -> Int[Tensor, " picked"]:
         """Places of `most` images of each of these people, drawn without repetition.
 
-        Who has fewer images gives each of them more than once. What is drawn of one person does
-        not depend on the images of another.
+        Who has fewer images gives each of them more than once. What is drawn of one person in a
+        step does not depend on any other, nor on who else is asked for.
         """
-        order = self.ids.argsort(stable=True)
-        ends = torch.bincount(self.ids, minlength=len(self)).cumsum(0)
-        turn = torch.arange(self.most)
-        picked = []
+        picked = [torch.empty(0, dtype=torch.int64)]
         for person in people.tolist():
-            start = int(ends[person - 1]) if person else 0
-            own = order[start : int(ends[person])]
-            shuffled = torch.randperm(len(own), generator=generator, device=generator.device).cpu()
-            picked.append(own[shuffled[turn % len(own)]])
-        return torch.cat(picked) if picked else torch.empty(0, dtype=torch.int64)
+            own = self._images[self._ends[person] : self._ends[person + 1]]
+            order = own[Dice.of(seed, step, own).throw(1)[0].argsort()]
+            picked.append(order[torch.arange(self.most) % len(order)])
+        return torch.cat(picked)
+
+    @cached_property
+    def _images(self) -> Int[Tensor, " images"]:
+        return self.ids.argsort(stable=True)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return [0, *torch.bincount(self.ids, minlength=len(self)).cumsum(0).tolist()]
 
 
 def number(names: Sequence[str]) -> Int[Tensor, " images"]:
@@ -85,7 +89,15 @@ def people_by_csv(files: Sequence[Path], root: Path, source: str) -> list[str]:
         if not table or wanted not in table[0]:
             found = ", ".join(table[0]) if table else "nothing"
             raise DataError(f'{path} needs a column "{wanted}"; it has {found}.')
-    person_of = {Path(row["file"]).as_posix(): row[column] for row in table}
+    person_of: dict[str, str] = {}
+    for line, row in enumerate(table, start=2):
+        file, person = (row["file"] or "").strip(), (row[column] or "").strip()
+        name = Path(file).as_posix()
+        if person_of.setdefault(name, person) != person:
+            raise DataError(
+                f'{path}, line {line}: "{file}" shows "{person}" and "{person_of[name]}". An image '
+                "belongs to one person: join those who are on images together."
+            )
     names = []
     for file in files:
         name = file.relative_to(root).as_posix()

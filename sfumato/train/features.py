@@ -24,12 +24,10 @@ class FeatureReading(Reading):
 
     features: Tensor | None = None
 
-    def inputs(self, chunk: Chunk, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def inputs(self, chunk: Chunk, step: int) -> tuple[Tensor, Tensor]:
         """Features of the units' images, and their labels."""
         assert self.features is not None
-        places = chunk.indices
-        if self.people is not None:
-            places = self.people.pick(places, generator)
+        places = self.places(chunk, step)
         found = self.features[places.to(self.features.device)].to(self.device)
         return found, self.images.labels[places].to(self.device)
 

@@ -5,7 +5,6 @@ images. A unit has several rows in the inputs (its images, and of each its augme
 to each other, and one loss, their mean. So all of them together are clipped as one.
 """
 
-import hashlib
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.data.augment import Augmentation
+from sfumato.data.dice import Dice
 from sfumato.data.images import Images
 from sfumato.data.people import People
 from sfumato.privacy.sampling import Chunk
@@ -42,24 +42,23 @@ class Reading:
         """Rows of the inputs that belong to one unit."""
         return self.views * (1 if self.people is None else self.people.most)
 
-    def dice(self, step: int, place: int) -> torch.Generator:
-        """The randomness of chunk number `place` of a step: augmentations, and dropout.
+    def inputs(self, chunk: Chunk, step: int) -> tuple[Tensor, Tensor]:
+        """Normalised views, those of one unit side by side, and the labels of its images.
 
-        It depends on nothing else, so that a step can be repeated, by whichever process.
+        Guarantee: what a unit looks like in a step depends on the seed, the step and the unit.
         """
-        name = f"sfumato views {self.seed} {step} {place}".encode()
-        seed = int.from_bytes(hashlib.sha256(name).digest()[:7], "little")
-        torch.manual_seed(seed)
-        return torch.Generator(self.device).manual_seed(seed)
-
-    def inputs(self, chunk: Chunk, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Normalised views, those of one unit side by side, and the labels of its images."""
-        places = chunk.indices
-        if self.people is not None:
-            places = self.people.pick(places, generator)
-        pixels = self.scale(places)
-        views = self.augmentation(pixels.repeat_interleave(self.views, dim=0), generator)
+        places = self.places(chunk, step)
+        pixels = self.scale(places).repeat_interleave(self.views, dim=0)
+        images = places.repeat_interleave(self.views).to(self.device)
+        row = torch.arange(len(images), device=self.device) % self.rows
+        views = self.augmentation(pixels, Dice.of(self.seed, step, images, row))
         return self.normalise(views), self.images.labels[places].to(self.device)
+
+    def places(self, chunk: Chunk, step: int) -> Tensor:
+        """Where the images of the chunk's units are."""
+        if self.people is None:
+            return chunk.indices
+        return self.people.pick(chunk.indices, self.seed, step)
 
     def scale(self, places: Tensor | slice) -> Tensor:
         """Pixels at these places, between 0 and 1, on the device."""

@@ -45,6 +45,7 @@ def private_step(
     """
     world = World() if world is None else world
     clip = ghost.clip if clip is None else clip
+    book = () if secret.fixed else (ledger.header.id,)
 
     def step(batch: Batch) -> dict[str, float]:
         named = ghost.parameters
@@ -54,7 +55,8 @@ def private_step(
         if ghost.clipping.max_norm != max_norm:
             ghost.clipping = replace(ghost.clipping, max_norm=max_norm)
         for place, chunk in world.share(batch.chunks):
-            x, y = reading.inputs(chunk, reading.dice(batch.step, place))
+            x, y = reading.inputs(chunk, batch.step)
+            secret.seed_torch(("dropout", *book, "train", batch.step, place))
             mask = chunk.mask.to(reading.device)
             found = clip(reading.losses, (x, y), len(mask), mask)
             if check_every and batch.step % check_every == 0 and place < world.size:
@@ -83,7 +85,8 @@ def plain_step(model: nn.Module, reading: Reading, *, world: World | None = None
         size = max(1, len(batch.indices))
         loss = torch.zeros((), device=reading.device)
         for place, chunk in world.share(batch.chunks):
-            x, y = reading.inputs(chunk, reading.dice(batch.step, place))
+            x, y = reading.inputs(chunk, batch.step)
+            torch.manual_seed(hash((reading.seed, batch.step, place)))
             losses = reading.losses(model, x, y)
             kept = torch.where(chunk.mask.to(reading.device), losses, 0.0)
             (kept.sum() / size).backward()

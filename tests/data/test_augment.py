@@ -9,6 +9,7 @@ from sfumato.data.augment import (
     random_crop,
     random_flip,
 )
+from sfumato.data.dice import Dice
 
 CHANGES = {
     "crop": lambda x, g: random_crop(x, 3, g),
@@ -20,19 +21,19 @@ CHANGES = {
 }
 
 
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+def dice(n=6, seed=0):
+    return Dice.of(seed, torch.arange(n))
 
 
 def batch(n=6, channels=3, dtype=torch.float32):
-    return torch.rand(n, channels, 12, 10, generator=seeded(9)).to(dtype)
+    return torch.rand(n, channels, 12, 10, generator=torch.Generator().manual_seed(9)).to(dtype)
 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_shape_type_and_range_are_kept(change, channels):
     for dtype in (torch.float32, torch.float64):
-        images = CHANGES[change](batch(channels=channels, dtype=dtype), seeded())
+        images = CHANGES[change](batch(channels=channels, dtype=dtype), dice())
         assert images.shape == (6, channels, 12, 10)
         assert images.dtype == dtype
         assert 0 <= float(images.min()) <= float(images.max()) <= 1
@@ -43,33 +44,33 @@ def test_an_example_is_changed_without_looking_at_the_others(change):
     images = batch()
     others = images.clone()
     others[1:] = torch.rand_like(others[1:])
-    assert torch.equal(CHANGES[change](images, seeded())[0], CHANGES[change](others, seeded())[0])
+    assert torch.equal(CHANGES[change](images, dice())[0], CHANGES[change](others, dice())[0])
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_the_generator_decides_and_examples_differ(change):
+def test_the_dice_decide_and_examples_differ(change):
     same = batch(n=1).expand(32, -1, -1, -1)
-    assert torch.equal(CHANGES[change](same, seeded()), CHANGES[change](same, seeded()))
-    assert not torch.equal(CHANGES[change](same, seeded()), CHANGES[change](same, seeded(1)))
-    assert len({image.numpy().tobytes() for image in CHANGES[change](same, seeded())}) > 1
+    assert torch.equal(CHANGES[change](same, dice(32)), CHANGES[change](same, dice(32)))
+    assert not torch.equal(CHANGES[change](same, dice(32)), CHANGES[change](same, dice(32, 1)))
+    assert len({image.numpy().tobytes() for image in CHANGES[change](same, dice(32))}) > 1
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_empty_batch_stays_empty(change):
-    assert CHANGES[change](batch(n=0), seeded()).shape == (0, 3, 12, 10)
+    assert CHANGES[change](batch(n=0), dice(0)).shape == (0, 3, 12, 10)
 
 
 def test_a_crop_is_a_window_of_the_reflected_image():
     images = batch(n=20)
     padded = torch.nn.functional.pad(images, [2] * 4, mode="reflect")
-    for image, frame in zip(random_crop(images, 2, seeded()), padded, strict=True):
+    for image, frame in zip(random_crop(images, 2, dice(20)), padded, strict=True):
         windows = [frame[:, i : i + 12, j : j + 10] for i in range(5) for j in range(5)]
         assert any(torch.equal(image, window) for window in windows)
 
 
 def test_a_flip_mirrors_about_half_of_the_images():
     images = batch(n=400)
-    flipped = random_flip(images, seeded())
+    flipped = random_flip(images, dice(400))
     mirrored = [torch.equal(a, b.flip(-1)) for a, b in zip(flipped, images, strict=True)]
     kept = [torch.equal(a, b) for a, b in zip(flipped, images, strict=True)]
     assert all(m != k for m, k in zip(mirrored, kept, strict=True))
@@ -77,7 +78,7 @@ def test_a_flip_mirrors_about_half_of_the_images():
 
 
 def test_a_cutout_greys_one_square():
-    covered = cutout(torch.zeros(200, 1, 12, 10), 4, seeded()) == 0.5
+    covered = cutout(torch.zeros(200, 1, 12, 10), 4, dice(200)) == 0.5
     assert int(covered.sum(dim=(1, 2, 3)).max()) == 16
     rows = covered.any(dim=3).sum(dim=2)
     columns = covered.any(dim=2).sum(dim=2)
@@ -86,9 +87,31 @@ def test_a_cutout_greys_one_square():
 
 def test_an_affine_change_of_no_strength_changes_nothing():
     images = batch()
-    assert torch.allclose(random_affine(images, 0.0, seeded()), images, atol=1e-5)
+    assert torch.allclose(random_affine(images, 0.0, dice()), images, atol=1e-5)
 
 
 def test_no_augmentation_is_the_default():
     images = batch()
-    assert Augmentation()(images, seeded()) is images
+    assert Augmentation()(images, dice()) is images
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_example_keeps_its_change_when_another_joins(change):
+    images = batch()
+    places = torch.tensor([0, 1, 3, 4, 5])
+    all_of_them = CHANGES[change](images, Dice.of(0, 7, torch.arange(6)))
+    without_one = CHANGES[change](images[places], Dice.of(0, 7, places))
+    torch.testing.assert_close(without_one, all_of_them[places])
+
+
+def test_dice_are_fair_and_streams_are_unlike():
+    thrown = Dice.of(3, 1, torch.arange(20_000)).throw(4)
+    assert torch.allclose(thrown.mean(dim=1), torch.tensor(0.5), atol=0.01)
+    assert torch.allclose(thrown.var(dim=1), torch.tensor(1 / 12), atol=0.003)
+    assert float(torch.corrcoef(thrown)[0, 1:].abs().max()) < 0.03
+    neighbours = torch.corrcoef(torch.stack([thrown[0, :-1], thrown[0, 1:]]))[0, 1]
+    assert abs(float(neighbours)) < 0.03
+    whole = Dice.of(3, 2, torch.arange(20_000)).integers(5, 1)
+    assert torch.bincount(whole.flatten()).min() > 3700
+    next_step = Dice.of(3, 2, torch.arange(20_000)).throw(1)
+    assert abs(float(torch.corrcoef(torch.cat([thrown[:1], next_step]))[0, 1])) < 0.03
