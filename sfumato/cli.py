@@ -19,7 +19,7 @@ from sfumato.errors import ConfigError, SfumatoError
 from sfumato.runs import open_run
 
 VERBS = {
-    "demo": "the story on embedded digits, in seconds: private means, a ledger, a picture",
+    "demo": "the story on embedded digits: private means, a network, a ledger, a picture",
     "train": "private (or plain) training and fine-tuning of any vision model",
     "account": "budget arithmetic: epsilon of a plan, noise for an epsilon",
 }
@@ -91,7 +91,7 @@ def _leads() -> bool:
 
 
 def _execute(recipe: Any, verb: str, order: "Order[Any]") -> dict[str, Any]:
-    if not (recipe.NEEDS_RUN or order.out) or not _leads():
+    if not (recipe.needs_run(order.config) or order.out) or not _leads():
         return recipe.run(order.config, None)
     with open_run(order.config, verb=verb, out=order.out, say=_say) as run:
         if run.finished and int(os.environ.get("WORLD_SIZE", "1")) == 1:

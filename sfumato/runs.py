@@ -237,7 +237,7 @@ def open_run(
 def _agree(run: Run, wanted: Any, free: Sequence[str]) -> None:
     """Write the config, or check that it is the one the run was made with."""
     record = run.path / "config.json"
-    has_begun = bool(_contents(run.path) - {"config.json", "log.txt"})
+    has_begun = _has_begun(run)
     changed = _changes(record, wanted, free) if record.exists() and has_begun else []
     if changed:
         raise RunError(
@@ -245,7 +245,22 @@ def _agree(run: Run, wanted: Any, free: Sequence[str]) -> None:
             "Repeat the command as it was, or choose another --out."
         )
     if not has_begun:
+        for name in UNUSED:
+            (run.path / name).unlink(missing_ok=True)
         run.write_json("config.json", wanted)
+
+
+UNUSED = ("ledger.jsonl", "plan.json", "private/secret.key")
+"""What an order that was refused before its first step may leave: a ledger without an event."""
+
+
+def _has_begun(run: Run) -> bool:
+    """Whether anything was done in it that another config must not take over."""
+    if len(run.ledger_records()) > 1:
+        return True
+    private = {f"private/{name}" for name in _contents(run.path / "private")}
+    left = (_contents(run.path) - {"private"}) | private
+    return bool(left - {"config.json", "log.txt", *UNUSED})
 
 
 def _changes(record: Path, wanted: Any, free: Sequence[str]) -> list[str]:
@@ -256,7 +271,7 @@ def _changes(record: Path, wanted: Any, free: Sequence[str]) -> list[str]:
 
 def _contents(path: Path) -> set[str]:
     """What is in a run directory, besides what a crash at the very start may leave."""
-    names = {item.name for item in path.iterdir()}
+    names = {item.name for item in path.iterdir()} if path.is_dir() else set()
     return {name for name in names if name != ".lock" and not name.endswith(".draft")}
 
 

@@ -17,21 +17,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from sfumato.config import differences, to_json
 from sfumato.engine.guards import (
     ACCOUNTANTS,
     check_accounting,
     check_governed,
     govern_only,
     refuse_foreign_gradients,
+    refuse_mixing_losses,
     warn_of_shuffling,
 )
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.admit import admit, refuse_batch_norm
-from sfumato.ghost.clip import Ghost
+from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.factors import Clipping
-from sfumato.ghost.tape import Tape
+from sfumato.ghost.tape import Tape, flat
 from sfumato.nn.average import new_average
-from sfumato.privacy.budget import Budget, default_delta, make_plan
+from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Secret, poisson_batches
@@ -82,6 +84,7 @@ class PrivacyEngine:
         if named_params is not None:
             govern_only(module, dict(named_params))
         delta = default_delta(sample_size) if target_delta is None else target_delta
+        check_delta(delta, sample_size)
         budget = None if target_epsilon is None else Budget(epsilon=target_epsilon, delta=delta)
         self.plan = make_plan(
             None if noise_multiplier is not None else budget,
@@ -114,6 +117,7 @@ class PrivacyEngine:
         self.accounting_mode = accounting_mode
         self.taken = 0
         self._tape: Tape | None = None
+        self._unproven: list[Tensor] = []
         self._total: dict[str, Tensor] = {}
         self._stats: dict[str, float] = {}
         self._drawn: tuple[int, bool] | None = None
@@ -216,6 +220,7 @@ class PrivacyEngine:
         """Ledger, steps and secret. Keep it as private as the data: the secret is in it."""
         return {
             "ledger": self.ledger.records(),
+            "plan": to_json(self.plan),
             "taken": self.taken,
             "secret": self.secret.key.hex(),
             "fixed": self.secret.fixed,
@@ -224,7 +229,10 @@ class PrivacyEngine:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Go on where `state_dict` was taken. An engine with another plan is refused."""
+        changed = differences(state["plan"], to_json(self.plan))
+        if changed:
+            raise ConfigError("the state is of an engine with another plan: " + "; ".join(changed))
         self.ledger = Ledger.from_records(state["ledger"])
         self.secret = Secret(bytes.fromhex(state["secret"]), state["fixed"])
         self.taken, self._uses_loader = state["taken"], state["uses_loader"]
@@ -249,11 +257,15 @@ class PrivacyEngine:
         if not tensors:
             raise ConfigError("the model was given no tensor, so there is no batch to be seen.")
         examples = tensors[0].shape[0]
+        if not examples:
+            raise ConfigError("the model was given a batch of no examples: leave such batches out.")
         key = tuple(tuple(t.shape[1:]) for t in tensors)
-        if key not in self.ghost.layouts:
+        is_new = key not in self.ghost.layouts
+        if is_new:
             self._examine(forward, values, examples, key)
         with self.ghost.recording(examples, key) as tape:
             out = forward(*tape.mark(values))
+        self._unproven = flat([out]) if is_new else []
         self._tape, self._calls = tape, self._calls + 1
         return out
 
@@ -263,15 +275,16 @@ class PrivacyEngine:
         """Survey the model, and test on noise that its norms are those of autograd."""
 
         def loss(_: nn.Module, *inputs: Any) -> Tensor:
-            out = forward(*inputs)
+            given = dict(zip(places, inputs, strict=True))
+            out = forward(*(given.get(i, value) for i, value in enumerate(values)))
             out = out[0] if isinstance(out, tuple) else out
             return out.flatten(1).sin().sum(dim=1)
 
-        if all(_is_batch(v) for v in values) and examples:
-            noise = [torch.randn_like(v[:1].expand(3, *v.shape[1:])) for v in values]
-            # In full precision: that rules are right cannot be told from numbers of eight bits.
-            with torch.autocast(noise[0].device.type, enabled=False):
-                admit(self.ghost, loss, noise, 3)
+        places = [i for i, value in enumerate(values) if _is_batch(value, examples)]
+        noise = [_noise_like(values[i]) for i in places]
+        # In full precision: that rules are right cannot be told from numbers of eight bits.
+        with torch.autocast(noise[0].device.type, enabled=False):
+            admit(self.ghost, loss, noise, 3)
         self.ghost.survey(lambda marked: forward(*marked), values, examples, key)
 
     def _add(self, loss: Tensor | None) -> bool:
@@ -292,11 +305,16 @@ class PrivacyEngine:
                 "pass can be clipped. Give it everything in one call, and run what is not learnt "
                 "from under torch.no_grad()."
             )
-        if not self._uses_loader:
-            self._gather(tape.examples)
         max_norm = self.plan.at(self.taken).max_norm
         self.ghost.clipping = replace(self.ghost.clipping, max_norm=max_norm)
-        clipped = self.ghost.finish(tape, loss)
+        if loss.grad_fn is None:
+            raise ConfigError("the loss has no graph: compute it from the model's output.")
+        if self._unproven and loss.shape == (tape.examples,):
+            refuse_mixing_losses(loss, self._unproven)
+        self._unproven = []
+        clipped = self._finished(tape, loss)
+        if not self._uses_loader:
+            self._gather(tape.examples)
         for name, part in clipped.total.items():
             self._total[name] = self._total[name] + part if name in self._total else part
         norms = clipped.norms.sort().values
@@ -312,6 +330,17 @@ class PrivacyEngine:
             raise PrivacyError("this batch did not come from engine.loader, and others did.")
         (_, last), self._drawn = self._drawn, None
         return last
+
+    def _finished(self, tape: Tape, loss: Tensor) -> Clipped:
+        try:
+            return self.ghost.finish(tape, loss)
+        except RuntimeError as problem:
+            if "backward through the graph a second time" not in str(problem):
+                raise
+            raise PrivacyError(
+                "loss.backward() was called on this loss. Leave it out: optimizer.step(loss=...) "
+                "finds the gradients itself, clipped and noised."
+            ) from None
 
     def _gather(self, examples: int) -> None:
         """Count a shuffled batch: one that is larger than said would make epochs pass unpaid."""
@@ -385,5 +414,12 @@ def _give_back(owner: Any, name: str, before: Any) -> None:
         setattr(owner, name, before)
 
 
-def _is_batch(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+def _is_batch(value: Any, examples: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == examples
+
+
+def _noise_like(batch: Tensor) -> Tensor:
+    """Three examples: of noise, or, where they are numbers of something, of those there are."""
+    if batch.is_floating_point():
+        return torch.randn_like(batch[:1].expand(3, *batch.shape[1:]))
+    return batch[torch.arange(3, device=batch.device) % len(batch)]

@@ -11,7 +11,7 @@ Read in this order:
                (`products`, `norms`, `attention`, `tables`; `spelling`: the same in other words)
 6. `generic`   the exact ways for operations that have no rule
 7. `layout`    which way each layer takes, by cost; the table that `--explain` prints
-8. `clip`      clip factors, and `Ghost.clip`, which puts it all together (`factors`, `kept`, `trials`)
+8. `clip`      `Ghost.clip`, which puts it all together (with `factors`, `kept` and `trials`)
 9. `admit`     the test a model passes before its norms are believed
 
 The idea (Bu et al. 2022, 2023; Goodfellow 2015): the gradient of example i for a weight is

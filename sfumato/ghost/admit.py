@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sfumato.errors import PrivacyError, UnsupportedLayer
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.factors import Clipping
+from sfumato.ghost.trials import random_state, set_random_state
 
 SLACK = 1e-5
 """How far over the bound the double-precision norm of a float32 sum may come out."""
@@ -165,12 +166,13 @@ def _check_buffers(
 def _check_independence(
     model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int
 ) -> None:
-    state = torch.get_rng_state()
+    state = random_state()
     with torch.no_grad():
         before = loss_fn(model, *inputs)
         for i in range(examples if examples > 1 else 0):
-            torch.set_rng_state(state)
-            after = loss_fn(model, *(_with_example_changed(x, i, examples) for x in inputs))
+            changed = [_with_example_changed(x, i, examples) for x in inputs]
+            set_random_state(state)
+            after = loss_fn(model, *changed)
             others = torch.arange(examples, device=before.device) != i
             moved = (before - after)[others].abs()
             if bool((moved > 1e-5 * before.abs().clamp(min=1e-3)[others]).any()):
@@ -200,6 +202,7 @@ def _check_bound(
 def _check_equality(
     ghost: Ghost, inputs: Sequence[Tensor], loss_fn: Callable[..., Tensor], examples: int
 ) -> None:
+    state = random_state()
     rows = one_at_a_time(ghost.model, loss_fn, inputs)
     squares = [sum(g.double().square().sum() for g in row.values()) for row in rows]
     norms = torch.stack([torch.as_tensor(s) for s in squares]).sqrt().to(torch.float32)
@@ -210,6 +213,7 @@ def _check_equality(
         clipping=replace(ghost.clipping, max_norm=max(bound, 1e-12), per_layer=False),
         layouts={},
     )
+    set_random_state(state)  # what chance there is left is the same for both
     clipped = trial.clip(loss_fn, inputs, examples)
     _compare(rows, norms, clipped)
 

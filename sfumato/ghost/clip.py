@@ -131,6 +131,11 @@ class Ghost:
                 "the gradients of examples cannot be told apart. Look for sizes fixed in code, and "
                 "for branches that depend on the batch."
             )
+        if self.two_pass and any(part.rounded for part in parts):
+            raise ConfigError(
+                "two passes under autocast would round the sum of a batch, and so let one example "
+                "change it by more than the norm bound. Use one pass, or float32."
+            )
         choose_methods(parts, self.mode, two_pass=self.two_pass)
         if self.clipping.per_layer:
             self.group_of, self.num_groups = layer_groups(self.parameters, parts)

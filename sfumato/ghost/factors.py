@@ -1,4 +1,4 @@
-"""Clip factors: how much of each example's gradient is kept (Abadi et al. 2016; Bu et al. 2022b)."""
+"""Clip factors: how much is kept of each example's gradient (Abadi et al. 2016; Bu et al. 2022)."""
 
 from dataclasses import dataclass
 from typing import Literal

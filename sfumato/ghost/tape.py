@@ -57,6 +57,8 @@ class Part:
     """All parameters it depends on."""
     standardised: float | None = None
     """If it is a parameter with standardised rows: the eps of the standardisation."""
+    rounded: bool = False
+    """Whether autocast is on here, so that an ordinary backward pass sums in lower precision."""
     output_lost: bool = False
     """Whether the layer's output is rounded, or changed in place later: no norm can rest on it."""
     reads_input: bool = False
@@ -145,6 +147,7 @@ class Tape:
             self.parts.append(Part(root, name, tuple(leaf.shape), kind, operation))
             part = self.parts[-1]
             part.standardised = self.standardised.get(id(leaf))
+            part.rounded = torch.is_autocast_enabled(leaf.device.type)
             part.func, part.call, part.meeting = self.func, self.calls, self.here
         elif self.count >= len(self.parts):
             raise UnsupportedLayer(self.wandered(operation))

@@ -1,5 +1,6 @@
 """Models by name: ours, timm's, torchvision's, or your own. The door to both libraries."""
 
+import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -91,7 +92,7 @@ def head_parameters(model: nn.Module) -> set[str]:
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:
-    """Load a state dict; returns the names left as they were because their shape differs."""
+    """Load a state dict; returns the names left as they were: those of a head for other classes."""
     if not path.exists():
         raise ConfigError(f"there is no file {path}.")
     try:
@@ -101,10 +102,12 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
     own = model.state_dict()
     fits = {k: v for k, v in found.items() if k in own and own[k].shape == v.shape}
     missing = [key for key in own if key not in fits]
-    if len(fits) < len(own) / 2:
+    head = head_parameters(model)
+    lost = [name for name, _ in model.named_parameters() if name in missing and name not in head]
+    if lost:
         raise ConfigError(
             f"{path} does not fit this model: {len(fits)} of its {len(own)} tensors match. The "
-            f'first that does not is "{missing[0]}".'
+            f'first that does not is "{lost[0]}".'
         )
     model.load_state_dict(fits, strict=False)
     return missing
@@ -172,10 +175,18 @@ def _torchvision(name: str, classes: int, pretrained: bool) -> nn.Module:
 
 
 def _own_function(module: str, function: str, classes: int) -> nn.Module:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a file beside you is found, as with python -m
     try:
-        made = getattr(import_module(module), function)(classes)
+        make = getattr(import_module(module), function)
     except (ImportError, AttributeError) as problem:
         raise ConfigError(f"{module}:{function} cannot be loaded: {problem}.") from problem
+    try:
+        made = make(classes)
+    except TypeError as problem:
+        raise ConfigError(
+            f"{module}:{function} is called with the number of classes, and fails: {problem}."
+        ) from problem
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{module}:{function} gave a {type(made).__name__}, not a torch module.")
     return made

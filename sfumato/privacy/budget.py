@@ -41,11 +41,7 @@ class Budget:
 
     def check_against(self, size: int) -> None:
         """Refuse a delta that a careless mechanism satisfies on a data set of `size` examples."""
-        if self.delta >= 1 / size:
-            raise ConfigError(
-                f"delta={self.delta:g} is not below 1/{size}: publishing one image at random "
-                f"would satisfy it. Use {default_delta(size):.2g}, the default, or less."
-            )
+        check_delta(self.delta, size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +107,8 @@ class Plan:
         """The plan as it stands in that step: its noise multiplier and norm bound."""
         if self.noise_decay == self.clip_decay == 1:
             return self
-        done = min(step * STAIRS // self.steps, STAIRS - 1) / (STAIRS - 1)
+        stairs = min(STAIRS, self.steps)
+        done = min(step * stairs // self.steps, stairs - 1) / max(1, stairs - 1)
         return replace(
             self, noise_decay=1.0, clip_decay=1.0,
             noise_multiplier=self.noise_multiplier * self.noise_decay**done,
@@ -185,7 +182,8 @@ def make_plan(
     batch_size = size if batch_size is None else batch_size
     if not 0 < batch_size <= size:
         raise ConfigError(
-            f"batch_size={batch_size:g} must be above 0 and at most {size}, the number of examples."
+            f"batch_size={batch_size:g} must be above 0 and at most {size}, the number of examples "
+            "(--batch-size)."
         )
     plan = Plan(
         noise_multiplier=0.0 if noise_multiplier is None else noise_multiplier,
@@ -236,6 +234,15 @@ def count_steps(
         raise ConfigError(f"epochs={epochs:g} must be above 0.")
     # 4 epochs of 60,000 in batches of 128 are 1875 steps, not 1876 by a rounding error.
     return math.ceil(round(epochs * size / batch_size, 6))
+
+
+def check_delta(delta: float, size: int) -> None:
+    """Refuse a delta that a careless mechanism satisfies on a data set of `size` examples."""
+    if delta >= 1 / size:
+        raise ConfigError(
+            f"delta={delta:g} is not below 1/{size}: publishing one image at random would satisfy "
+            f"it. Use {default_delta(size):.2g}, the default, or less."
+        )
 
 
 def default_delta(size: int) -> float:

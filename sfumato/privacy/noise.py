@@ -94,7 +94,9 @@ def fingerprint(total: Mapping[str, Tensor], secret: Secret, place: Sequence[str
     """
     digest = hashlib.blake2b(key=secret.derive(("tag", *place), 32), digest_size=12)
     for name, tensor in sorted(total.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        # Noise of a GPU is other noise, so what is released there is another release.
+        where = tensor.device.type
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {where};".encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 

@@ -6,5 +6,5 @@ Each module has the same parts, which is all that `cli` knows of it:
     PRESETS     name -> function that returns a Config, with the score it reached
     run         does the work in a run directory and returns the summary
     show        the summary in words
-    NEEDS_RUN   whether a run directory is made without being asked for
+    needs_run   whether a run directory is made for a config without being asked for
 """

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from sfumato.train.reading import Reading
     from sfumato.train.world import World
 
-NEEDS_RUN = True
+
+def needs_run(config: Config) -> bool:
+    """Whether something is kept: an explanation is only printed."""
+    return not config.explain
 
 
 def run(config: Config, run: Run | None) -> dict[str, Any]:
@@ -36,19 +39,21 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
 
     device = pick_device(config.device)
     world = join_world(device)
-    if world.agree(run is not None and run.finished):
-        return {} if run is None else run.summary
-    train, test = load_splits(
-        config.data, image_size=config.image_size, data_root=config.data_root,
-        download=config.download, people=config.people,
-    )  # fmt: skip
-    learner, reading = prepare(config, train, device)
-    if config.explain:
-        return {"explanation": explain_layers(config, learner, reading)}
-    secret = draw_secret(config, run, world)
-    plan, ledger = promise(config, reading, secret, run, world)
-    learn(config, learner, reading, plan, ledger, secret, run, world)
-    leave_world()
+    try:
+        if world.agree(run is not None and run.finished):
+            return {} if run is None else run.summary
+        train, test = load_splits(
+            config.data, image_size=config.image_size, data_root=config.data_root,
+            download=config.download, people=config.people,
+        )  # fmt: skip
+        learner, reading = prepare(config, train, device)
+        if config.explain:
+            return {"explanation": explain_layers(config, learner, reading)}
+        secret = draw_secret(config, run, world)
+        plan, ledger = promise(config, reading, secret, run, world)
+        learn(config, learner, reading, plan, ledger, secret, run, world)
+    finally:
+        leave_world()
     if run is None:
         return {}
     return conclude(config, learner, replace(reading, images=test), plan, ledger, run)
@@ -66,7 +71,7 @@ def show(summary: Mapping[str, Any]) -> str:
         f"{summary['model']} trained on {summary['data']}: {summary['steps']} steps",
         f"  promise   {promise}",
         f"  model     {summary['run']}/model.safetensors",
-        f"  private   {summary['run']}/private: test accuracy, losses; do not share",
+        f"  private   {summary['run']}/private: do not share; scores.json has the test accuracy",
     ]
     lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
     return "\n".join(lines)
@@ -144,11 +149,12 @@ def promise(
     config: Config, reading: "Reading", secret: "Secret", run: Run | None, world: "World"
 ) -> "tuple[Plan, Ledger]":
     """The plan that keeps the budget, and the ledger that will show it."""
-    from sfumato.privacy.budget import Budget, default_delta, make_plan
+    from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
     from sfumato.privacy.ledger import Header, Ledger
 
     size = len(reading)
     delta = default_delta(size) if config.delta is None else config.delta
+    check_delta(delta, size)
     budget = None if config.epsilon is None else Budget(epsilon=config.epsilon, delta=delta)
     noise = 0.0 if config.mode == "non-private" else config.noise_multiplier
     plan = make_plan(
@@ -168,6 +174,11 @@ def promise(
     if run is None:
         return plan, Ledger(world.agree(None))
     run.write_json("plan.json", plan)
+    things = "images" if config.unit == "example" else "people"
+    run.log(
+        f"{size} {things} of {reading.images.name}, {plan.steps} steps of about "
+        f"{plan.expected_batch:g}, noise multiplier {plan.noise_multiplier:.3g}"
+    )
     ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
     world.agree(ledger.header)
     return plan, ledger
@@ -186,7 +197,7 @@ def learn(
     """Take all the steps, from wherever an earlier try was cut."""
     from sfumato.ghost.clip import Ghost
     from sfumato.ghost.factors import Clipping
-    from sfumato.privacy.sampling import poisson_batches
+    from sfumato.privacy.sampling import poisson_batches, within_budget
     from sfumato.train.features import with_features
     from sfumato.train.loop import fit
     from sfumato.train.memory import catch, fitting_batch
@@ -204,12 +215,15 @@ def learn(
         ledger.charge(replace(plan, steps=1).event("train", 0, data=reading.images.name))
         step = plain_step(model, reading, world=world)
     else:
-        clip = admitted(ghost, reading, compiled=config.compile)
+        say = run.log if run else lambda _: None
+        clip = admitted(ghost, reading, compiled=config.compile, say=say)
         step = private_step(
             ghost, reading, plan, ledger, secret, world=world, clip=clip,
             check_every=config.check_every,
         )  # fmt: skip
     size = fitting_batch(ghost, reading, config.physical_batch_size, plan.expected_batch, world)
+    if run is not None and config.physical_batch_size == "auto":
+        run.log(f"{size} examples fit at once")
     batches = poisson_batches(
         plan, len(reading), secret, ledger, stage="train", start=learner.step, chunk_size=size,
         pad=config.compile,
@@ -217,15 +231,19 @@ def learn(
     tell = progress(
         plan.steps, learner.step, price_list(plan, ledger, "train"), run.say if run else None
     )
+    batches = within_budget(batches, plan, ledger, "train")
     fit(learner, batches, catch(step, ghost, reading, size), run, world=world, tell=tell)
 
 
-def admitted(ghost: "Ghost", reading: "Reading", *, compiled: bool) -> "Callable[..., Clipped]":
+def admitted(
+    ghost: "Ghost", reading: "Reading", *, compiled: bool, say: Callable[[str], None]
+) -> "Callable[..., Clipped]":
     """`ghost.clip`, after the model has passed its test on noise; compiled if so asked."""
     import torch
 
     from sfumato.ghost.admit import admit
 
+    say("testing on noise that the model's per-example gradients are those of autograd")
     inputs, exact = reading.trial(), replace(reading, precision=torch.float32)
     admit(ghost, reading.losses, inputs, 3, exact.losses)
     if not compiled:
@@ -262,7 +280,7 @@ def conclude(
             "unit": ledger.header.unit,
             "noise_multiplier": plan.noise_multiplier,
             "rate": plan.rate,
-            "steps": plan.steps,
+            "steps": learner.step,
             "relation": plan.relation,
             "data": ledger.header.data,
             "model": config.model,

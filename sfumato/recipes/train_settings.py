@@ -1,5 +1,6 @@
 """What `sfumato train` can be asked for, and presets with the score that each reached."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,16 +110,29 @@ class Config:
     """Repeat batches and noise exactly: the result is marked not for release."""
 
     def __post_init__(self) -> None:
-        if self.mode == "non-private":
-            if self.epsilon is not None or self.noise_multiplier is not None:
-                raise ConfigError("mode non-private keeps no promise: leave --epsilon out.")
-        elif (self.epsilon is None) == (self.noise_multiplier is None):
-            raise ConfigError("give --epsilon or --noise-multiplier (or --mode non-private).")
+        self._check_promise()
         for name in ("physical_batch_size", "augmult", "images_per_person"):
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ConfigError(f"lr={self.lr:g} must be above 0 and finite.")
+        if self.check_every < 0:
+            raise ConfigError(f"check_every={self.check_every} must be 0 (never) or more.")
+        if self.two_pass and self.precision != "float32":
+            raise ConfigError("--two-pass sums in the precision of the model: use float32 with it.")
         if self.people is not None and self.unit == "example":
             raise ConfigError("--people says who is on each image: add --unit person.")
+
+    def _check_promise(self) -> None:
+        given = [value for value in (self.epsilon, self.noise_multiplier) if value is not None]
+        if self.mode == "non-private" and given:
+            raise ConfigError("mode non-private keeps no promise: leave --epsilon out.")
+        if self.mode != "non-private" and not self.explain and len(given) != 1:
+            what = "both" if given else "neither"
+            raise ConfigError(
+                f"{what} of --epsilon and --noise-multiplier: give one of them, or --mode "
+                "non-private."
+            )
 
 
 def digits_cpu() -> Config:
@@ -137,8 +151,8 @@ def mnist_eps1() -> Config:
 def fashion_eps2() -> Config:
     """Epsilon 2 on Fashion-MNIST: a linear model on scattering coefficients, SCORE."""
     return Config(
-        data="fashion_mnist", model="scatter-linear", epsilon=2.0, batch_size=4096, epochs=20,
-        lr=3.0, physical_batch_size="auto",
+        data="fashion_mnist", model="scatter-linear", epsilon=2.0, batch_size=4096, epochs=30,
+        lr=6.0, ema=0.98, physical_batch_size="auto",
     )  # fmt: skip
 
 

@@ -33,6 +33,8 @@ class Learner:
     schedule: torch.optim.lr_scheduler.LRScheduler
     average: AveragedModel | None = None
     step: int = 0
+    whole: bool = True
+    """Whether weights and number of steps belong together: not in the middle of a step."""
 
     @property
     def best(self) -> nn.Module:
@@ -59,12 +61,14 @@ class Learner:
 
     def advance(self) -> None:
         """One optimizer step with the gradients that are there, and all that goes with it."""
+        self.whole = False
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.schedule.step()
         if self.average is not None:
             self.average.update_parameters(self.model)
         self.step += 1
+        self.whole = True
 
 
 @contextmanager
@@ -74,7 +78,13 @@ def whole_steps() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+
+    def press(number: int, _: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt  # asked twice: a step that hangs is not waited for
+        pressed.append(number)
+
+    before = signal.signal(signal.SIGINT, press)
     try:
         yield lambda: bool(pressed)
     finally:
@@ -99,18 +109,30 @@ def fit(
     """
     world = World() if world is None else world
     saved = time.monotonic()
-    with whole_steps() as interrupted:
+    with whole_steps() as interrupted, _kept(learner, run):
         for batch in batches:
             numbers = step(batch)
             rate = learner.optimizer.param_groups[0]["lr"]
             learner.advance()
-            stopping = world.any(interrupted())
             if run is not None:
                 run.measure(batch.step, lr=rate)
                 run.measure(batch.step, private=True, **numbers)
-                if stopping or time.monotonic() - saved > checkpoint_seconds:
+                if time.monotonic() - saved > checkpoint_seconds:
                     run.save_checkpoint(learner.state())
                     saved = time.monotonic()
-            if stopping:
+            if world.any(interrupted()):
                 raise KeyboardInterrupt
             tell(learner.step, numbers)
+
+
+@contextmanager
+def _kept(learner: Learner, run: Run | None) -> Iterator[None]:
+    """A checkpoint of the last whole step, however training ends.
+
+    Steps that are taken again, with sums that were added in another order, would be paid again.
+    """
+    try:
+        yield
+    finally:
+        if run is not None and learner.whole:
+            run.save_checkpoint(learner.state())
