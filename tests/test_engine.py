@@ -254,3 +254,54 @@ def test_a_noise_schedule_asks_for_poisson_batches():
     x, y = dataset()[:12]
     with pytest.raises(ConfigError, match="needs Poisson batches"):
         optimizer.step(loss=losses(model, x, y))
+
+
+def test_a_loss_that_looks_at_other_examples_is_refused():
+    model, optimizer, _ = attached()
+    x, _ = dataset()[:12]
+    out = model(x)
+    with pytest.raises(PrivacyError, match="depends on what the model says of another"):
+        optimizer.step(loss=F.cross_entropy(out @ out.T, torch.arange(12), reduction="none"))
+
+
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 64), nn.Linear(64, 3)
+
+    def forward(self, x, ids):
+        x = x.flatten(1)
+        return self.head(x - x.mean(dim=0) + self.table(ids))
+
+
+def test_a_model_with_whole_numbers_among_its_inputs_is_admitted_too():
+    model, _, _ = attached(Centred())
+    x, y = dataset()[:12]
+    with pytest.raises(UnsupportedLayer, match="mixes the examples"):
+        model(x, y)
+
+
+def test_a_step_that_failed_does_not_count():
+    model, optimizer, engine = attached()
+    x, y = dataset()[:12]
+    with pytest.raises(ConfigError, match="one number for each"):
+        optimizer.step(loss=losses(model, x, y).mean())
+    optimizer.step(loss=losses(model, x, y))
+    assert engine.taken == 1
+
+
+def test_a_backward_pass_by_mistake_is_explained():
+    model, optimizer, _ = attached()
+    x, y = dataset()[:12]
+    loss = losses(model, x, y)
+    loss.mean().backward()
+    with pytest.raises(PrivacyError, match=r"loss\.backward\(\)"):
+        optimizer.step(loss=loss)
+
+
+def test_a_state_of_another_plan_is_refused():
+    _, _, engine = attached()
+    with pytest.raises(ConfigError, match="noise_multiplier"):
+        engine_for(net(), target_epsilon=1.0).load_state_dict(engine.state_dict())
+    with pytest.raises(ConfigError, match="delta"):
+        engine_for(net(), target_delta=0.5, target_epsilon=None, noise_multiplier=1.0)

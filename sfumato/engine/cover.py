@@ -309,9 +309,6 @@ class PrivacyEngine:
         self.ghost.clipping = replace(self.ghost.clipping, max_norm=max_norm)
         if loss.grad_fn is None:
             raise ConfigError("the loss has no graph: compute it from the model's output.")
-        if self._unproven and loss.shape == (tape.examples,):
-            refuse_mixing_losses(loss, self._unproven)
-        self._unproven = []
         clipped = self._finished(tape, loss)
         if not self._uses_loader:
             self._gather(tape.examples)
@@ -332,7 +329,10 @@ class PrivacyEngine:
         return last
 
     def _finished(self, tape: Tape, loss: Tensor) -> Clipped:
+        outputs, self._unproven = self._unproven, []
         try:
+            if outputs and loss.shape == (tape.examples,):
+                refuse_mixing_losses(loss, outputs)
             return self.ghost.finish(tape, loss)
         except RuntimeError as problem:
             if "backward through the graph a second time" not in str(problem):

@@ -92,6 +92,11 @@ class Ledger:
         self._add(event)
         self._charged.add(step)
 
+    def tags(self, stage: str, step: int) -> set[str]:
+        """Tags of what this ledger has paid for under that step; none if it was not taken yet."""
+        own = self.header.id
+        return {e.tag for e in self.events if (e.ledger, e.stage, e.step) == (own, stage, step)}
+
     def inherit(self, parent: "Ledger") -> None:
         """Take over the lines of what this run's material was made from.
 

@@ -12,8 +12,7 @@ not a second one. It also makes the ranks of a distributed run agree without tal
 import hashlib
 import json
 import secrets
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,9 +21,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Ledger
 
 
@@ -130,38 +127,6 @@ def poisson_batches(
         length = max(len(chosen), 1) if chunk_size is None else chunk_size
         parts = chosen.split(length) if len(chosen) else ()
         yield Batch(step, tuple(_chunk(part, length if pad else len(part)) for part in parts))
-
-
-def within_budget(
-    batches: Iterable[Batch], plan: Plan, ledger: Ledger, stage: str
-) -> Iterator[Batch]:
-    """The batches, for as long as what was released costs no more than the plan.
-
-    A run that was cut takes some steps again. Where their sums come out the same, that is free;
-    where they do not (another physical batch, another machine), it is paid for, with last steps.
-    """
-    repeated, end = 0, plan.steps
-    for batch in batches:
-        own = [event for event in ledger.events if event.stage == stage]
-        if len(own) - len({event.step for event in own}) != repeated:
-            repeated = len(own) - len({event.step for event in own})
-            end = batch.step + _steps_left(batch.step, plan, ledger, stage)
-        if batch.step >= end:
-            return
-        yield batch
-
-
-def _steps_left(done: int, plan: Plan, ledger: Ledger, stage: str) -> int:
-    """How many more steps fit, if each of them is a new release."""
-    header, events = ledger.header, ledger.events
-    steps = [plan.event(stage, step, data=header.data) for step in range(plan.steps)]
-
-    def cost(before: Sequence[Event], more: Sequence[Event]) -> float:
-        return epsilon([*before, *more], header.delta, plan.relation)
-
-    limit = cost([event for event in events if event.stage != stage], steps)
-    numbers = range(1, plan.steps - done + 1)
-    return bisect_right(numbers, limit, key=lambda left: cost(events, steps[done : done + left]))
 
 
 def sample(

@@ -197,7 +197,7 @@ def learn(
     """Take all the steps, from wherever an earlier try was cut."""
     from sfumato.ghost.clip import Ghost
     from sfumato.ghost.factors import Clipping
-    from sfumato.privacy.sampling import poisson_batches, within_budget
+    from sfumato.privacy.sampling import poisson_batches
     from sfumato.train.features import with_features
     from sfumato.train.loop import fit
     from sfumato.train.memory import catch, fitting_batch
@@ -231,7 +231,6 @@ def learn(
     tell = progress(
         plan.steps, learner.step, price_list(plan, ledger, "train"), run.say if run else None
     )
-    batches = within_budget(batches, plan, ledger, "train")
     fit(learner, batches, catch(step, ghost, reading, size), run, world=world, tell=tell)
 
 
@@ -280,7 +279,7 @@ def conclude(
             "unit": ledger.header.unit,
             "noise_multiplier": plan.noise_multiplier,
             "rate": plan.rate,
-            "steps": learner.step,
+            "steps": plan.steps,
             "relation": plan.relation,
             "data": ledger.header.data,
             "model": config.model,

@@ -15,7 +15,7 @@ from sfumato.ghost.admit import check_contributions
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.noise import privatize
+from sfumato.privacy.noise import fingerprint, privatize
 from sfumato.privacy.sampling import Batch, Secret
 from sfumato.train.reading import Reading
 from sfumato.train.world import World
@@ -66,6 +66,10 @@ def private_step(
             clipped = (found.factors[0] < 1)[mask].sum()
             numbers += torch.stack([found.losses[mask].sum(), clipped, mask.sum()])
         world.add_up({**total, "": numbers})
+        if world.agree(world.leads and is_lost(total, ledger, secret, batch.step)):
+            for parameter in named.values():
+                parameter.grad = None
+            return _averages(*numbers.tolist())
         if world.leads:
             total = privatize(total, plan, ledger, secret, step=batch.step, stage="train")
         world.hand_round(total)
@@ -74,6 +78,19 @@ def private_step(
         return _averages(*numbers.tolist())
 
     return step
+
+
+def is_lost(total: Mapping[str, Tensor], ledger: Ledger, secret: Secret, step: int) -> bool:
+    """Whether this step was paid for before a crash, and its sum comes out otherwise now.
+
+    Sums that are added in another order (another physical batch, another machine) differ in their
+    last bits. To release such a sum again would cost again, and break the budget. So the step is
+    left out: it stays paid for, and its effect is lost.
+    """
+    if secret.fixed:
+        return False
+    tags = ledger.tags("train", step)
+    return bool(tags) and fingerprint(total, secret, (ledger.header.id, "train", step)) not in tags
 
 
 def plain_step(model: nn.Module, reading: Reading, *, world: World | None = None) -> Step:

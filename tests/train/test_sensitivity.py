@@ -1,0 +1,73 @@
+"""What one unit more can change: the number that every promise rests on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from oracle import norm_of
+from people import portraits
+from torch import nn
+
+from sfumato.data.augment import Augmentation
+from sfumato.data.people import People
+from sfumato.errors import ConfigError
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping
+from sfumato.privacy.sampling import Chunk
+from sfumato.train.reading import Reading
+
+MOVING = Augmentation(crop=3, flip=True, cutout=4, colour=0.3, affine=0.2)
+
+
+def reading(**changes):
+    plain = Reading(portraits(), torch.device("cpu"), (0.5,), (0.5,), seed=3)
+    return replace(plain, **changes)
+
+
+CASES = {
+    "views": lambda: reading(augmentation=MOVING, views=3),
+    "people": lambda: reading(people=People(portraits().people, 2)),
+    "people and views": lambda: reading(
+        people=People(portraits().people, 3), augmentation=MOVING, views=2
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_who_joins_a_batch_moves_the_sum_by_no_more_than_the_bound(case):
+    read = CASES[case]()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(400, 3))
+    ghost = Ghost(model, clipping=Clipping(max_norm=1e-2))
+
+    def total(units):
+        chunk = Chunk(torch.tensor(units), torch.ones(len(units), dtype=torch.bool))
+        return ghost.clip(read.losses, read.inputs(chunk, step=5), len(units)).total
+
+    everybody = list(range(12))
+    with_them = total(everybody)
+    for one in (0, 6, 11):
+        without = total([unit for unit in everybody if unit != one])
+        moved = norm_of({name: with_them[name] - without[name] for name in without})
+        assert 0.005 < moved <= 0.01 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_unit_looks_the_same_wherever_it_stands(case):
+    read = CASES[case]()
+    every = torch.ones(12, dtype=torch.bool)
+    together, _ = read.inputs(Chunk(torch.arange(12), every), step=2)
+    alone, _ = read.inputs(Chunk(torch.tensor([7]), every[:1]), step=2)
+    torch.testing.assert_close(alone, together.unflatten(0, (12, -1))[7])
+    later, _ = read.inputs(Chunk(torch.tensor([7]), every[:1]), step=3)
+    assert not torch.equal(alone, later)
+
+
+def test_two_passes_are_refused_where_they_would_round_the_sum():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
+    lower = reading(precision=torch.bfloat16)
+    inputs = lower.trial(4)
+    with pytest.raises(ConfigError, match="would round the sum"):
+        Ghost(model, two_pass=True).clip(lower.losses, inputs, 4)
+    Ghost(model, two_pass=True).clip(reading().losses, inputs, 4)
+    Ghost(model).clip(lower.losses, inputs, 4)
