@@ -93,7 +93,7 @@ def test_every_public_name_can_be_loaded():
         (["demo", "--out", "/proc/sfumato"], "/proc/sfumato"),
         (["audit"], "not there yet"),
         (["train", "--epsilon", "3", "--mode", "non-private"], "leave --epsilon out"),
-        (["train", "--model", "resnet18"], "give --epsilon"),
+        (["train", "--model", "resnet18"], "neither of --epsilon"),
         (["train", "--epsilon", "3", "--model", "resnet81"], "Did you mean"),
         (["train", "--epsilon", "3", "--device", "cuda:7"], "no GPU"),
         (["train", "--epsilon", "3", "--batch-size", "9000"], "at most 4000"),

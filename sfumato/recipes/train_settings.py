@@ -149,7 +149,7 @@ def mnist_eps1() -> Config:
 
 
 def fashion_eps2() -> Config:
-    """Epsilon 2 on Fashion-MNIST: a linear model on scattering coefficients, SCORE."""
+    """Epsilon 2 on Fashion-MNIST: a linear model on scattering coefficients, 0.888."""
     return Config(
         data="fashion_mnist", model="scatter-linear", epsilon=2.0, batch_size=4096, epochs=30,
         lr=6.0, ema=0.98, physical_batch_size="auto",
