@@ -167,6 +167,11 @@ class PrivacyEngine:
         Call `optimizer.step(loss=...)` on every piece: the real step is taken when the logical
         batch is complete. A batch that comes out empty is stepped here, with noise alone.
         """
+        if self.taken >= self.plan.steps:
+            raise ConfigError(
+                f"all {self.plan.steps} steps of the plan are taken: one loader is the whole plan, "
+                "all epochs of it. Leave the loop over epochs out."
+            )
         self._uses_loader = True
         # A batch that an abandoned loader left in part is drawn again: its pieces count once.
         self._total, self._drawn = {}, None

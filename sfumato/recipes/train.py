@@ -200,7 +200,7 @@ def learn(
     from sfumato.privacy.sampling import poisson_batches
     from sfumato.train.features import with_features
     from sfumato.train.loop import fit
-    from sfumato.train.memory import catch, fitting_batch
+    from sfumato.train.memory import advised, fitting_batch
     from sfumato.train.progress import price_list, progress
     from sfumato.train.steps import plain_step, private_step
 
@@ -216,7 +216,8 @@ def learn(
         step = plain_step(model, reading, world=world)
     else:
         say = run.log if run else lambda _: None
-        clip = admitted(ghost, reading, compiled=config.compile, say=say)
+        with advised(ghost, reading, 3):
+            clip = admitted(ghost, reading, compiled=config.compile, say=say)
         step = private_step(
             ghost, reading, plan, ledger, secret, world=world, clip=clip,
             check_every=config.check_every,
@@ -231,7 +232,8 @@ def learn(
     tell = progress(
         plan.steps, learner.step, price_list(plan, ledger, "train"), run.say if run else None
     )
-    fit(learner, batches, catch(step, ghost, reading, size), run, world=world, tell=tell)
+    with advised(ghost, reading, size):
+        fit(learner, batches, step, run, world=world, tell=tell)
 
 
 def admitted(

@@ -8,8 +8,8 @@ GPU the number is then tried out, and halved until it fits.
 import gc
 import math
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ def advise(ghost: Ghost, reading: Reading, tried: int) -> ConfigError:
     """The error that says which physical batch size fits."""
     release()
     fits = largest_batch(ghost, reading, max(1, tried // 2))
-    if fits >= 1 and tried > 1:
+    if tried > 1:
         advice = f"{fits} fit: repeat the command with --physical-batch-size {fits} (or auto)."
     else:
         advice = "One is too much already: use --two-pass, smaller images or a smaller model."
@@ -118,17 +118,13 @@ def _power_of_two(number: int) -> int:
     return 1 << max(0, number.bit_length() - 1)
 
 
-def catch(
-    step: Callable[..., Any], ghost: Ghost, reading: Reading, size: int
-) -> Callable[..., Any]:
-    """The same step, with out of memory said in words that help."""
-
-    def guarded(*args: Any) -> Any:
-        try:
-            return step(*args)
-        except (torch.OutOfMemoryError, RuntimeError) as problem:
-            if not out_of_memory(problem):
-                raise
-        raise advise(ghost, reading, size)
-
-    return guarded
+@contextmanager
+def advised(ghost: Ghost, reading: Reading, size: int) -> Iterator[None]:
+    """Say out of memory in words that help, for what is done inside with `size` examples."""
+    try:
+        yield
+        return
+    except (torch.OutOfMemoryError, RuntimeError) as problem:
+        if not out_of_memory(problem):
+            raise
+    raise advise(ghost, reading, size)

@@ -105,18 +105,14 @@ def test_running_out_of_memory_says_what_fits(monkeypatch):
     ghost = Ghost(small_net())
     each = memory.bytes_per_example(ghost, reading())
     monkeypatch.setattr(memory, "free_bytes", lambda _: 20 * each)
-
-    def step(_):
+    advice = r"with 256 examples at once\. 16 fit.*--physical-batch"
+    with pytest.raises(ConfigError, match=advice), memory.advised(ghost, reading(), 256):
         raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(ConfigError, match=r"with 256 examples at once\. 16 fit.*--physical-batch"):
-        memory.catch(step, ghost, reading(), 256)(None)
-
-    def broken(_):
+    with (
+        pytest.raises(RuntimeError, match="something else"),
+        memory.advised(ghost, reading(), 256),
+    ):
         raise RuntimeError("something else")
-
-    with pytest.raises(RuntimeError, match="something else"):
-        memory.catch(broken, ghost, reading(), 256)(None)
 
 
 def test_the_runtime_check_notices_a_norm_that_is_too_small(monkeypatch):
