@@ -165,10 +165,10 @@ def standardised_norm(
     A row is h = (w - mean) / s, over sqrt(D), with s the deviation. What reaches w is v without its
     parts along 1 and along h (which are orthogonal), over s sqrt(D): three sums say how long it is.
     """
-    rows = weight.detach().flatten(1)
+    rows, v = weight.detach().flatten(1).double(), gradient.flatten(2)
     variance, mean = torch.var_mean(rows, dim=1, keepdim=True, correction=0)
-    h = (rows - mean) * torch.rsqrt(variance + eps)
-    v = gradient.flatten(2)
+    h = ((rows - mean) * torch.rsqrt(variance + eps)).to(v.dtype)
+    variance = variance.to(v.dtype)
     along_1 = v.mean(dim=2)
     along_h = torch.einsum("npd,pd->np", v, h) / v.shape[2]
     whole = torch.linalg.vector_norm(v, dim=2).square()
@@ -181,8 +181,9 @@ def standardised_norm(
 
 def standardised_scale(weight: Tensor, eps: float) -> Float[Tensor, " p"]:
     """What standardising multiplies each row of a weight by."""
-    rows = weight.flatten(1)
-    return torch.rsqrt((rows.var(dim=1, correction=0) + eps) * rows.shape[1])
+    rows = weight.flatten(1).double()
+    scale = torch.rsqrt((rows.var(dim=1, correction=0) + eps) * rows.shape[1])
+    return scale.to(weight.dtype)
 
 
 def lookup_norm(ids: Tensor, g: Tensor, examples: int) -> Float[Tensor, " n"]:

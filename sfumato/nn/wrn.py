@@ -30,10 +30,11 @@ def standardise(weight: Tensor) -> Tensor:
 
 
 def standardised_rows(weight: Tensor) -> Tensor:
-    """What `standardise` computes."""
-    flat = weight.flatten(1)
+    """What `standardise` computes, in float64: a mean far from zero would cancel away the rest."""
+    flat = weight.flatten(1).double()
     variance, mean = torch.var_mean(flat, dim=1, keepdim=True, correction=0)
-    return ((flat - mean) * torch.rsqrt((variance + EPS) * flat.shape[1])).view_as(weight)
+    rows = (flat - mean) * torch.rsqrt((variance + EPS) * flat.shape[1])
+    return rows.view_as(weight).to(weight.dtype)
 
 
 # Who takes per-example gradients may use that this only removes two directions from each row.

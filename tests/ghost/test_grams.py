@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from oracle import norm_of
 from torch import nn
 
 from sfumato.ghost import contract, grams
@@ -122,3 +123,21 @@ def test_a_wide_residual_network_in_float32_is_exact():
     for name in rows[0]:
         wanted = sum(f * row[name] for f, row in zip(clipped.factors[0], rows, strict=True))
         torch.testing.assert_close(clipped.total[name], wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["ghost_mixed", "ghost", "non-ghost"])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_standardised_rows_far_from_zero_stay_within_the_bound(mode, offset):
+    model = nn.Sequential(StandardisedConv2d(16, 24, 3, padding=1))
+    model[0].weight.data.mul_(1e-4 / model[0].weight.data.std()).add_(5.0)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 16, 4, 4, generator=generator) + offset
+    towards = torch.randn(3, 24, 4, 4, generator=generator)
+    ghost = Ghost(model, mode, clipping=Clipping(max_norm=1e-3))
+
+    def loss(model, x, towards):
+        return (model(x) * towards).flatten(1).sum(dim=1)
+
+    for i in range(3):
+        total = ghost.clip(loss, (x, towards), 3, torch.arange(3) == i).total
+        assert norm_of(total) <= 1e-3 * (1 + 1e-6)
