@@ -64,13 +64,9 @@ class Secret:
         """The same bytes as `count` unsigned 64-bit integers."""
         return np.frombuffer(self.derive(purpose, 8 * count), dtype="<u8")
 
-    def seed_torch(self, purpose: Sequence[str | int]) -> None:
-        """Seed torch's own generators, which dropout draws from.
-
-        Dropout is drawn for a batch as a whole, so that one example more gives others other masks:
-        that is covered only while nobody knows them. So they come from the secret too.
-        """
-        torch.manual_seed(int.from_bytes(self.derive(purpose, 8), "little", signed=True))
+    def seed(self, purpose: Sequence[str | int]) -> int:
+        """A seed of 64 bits for a generator that needs one."""
+        return int.from_bytes(self.derive(purpose, 8), "little", signed=True)
 
 
 @dataclass(frozen=True)

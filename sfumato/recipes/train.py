@@ -209,15 +209,20 @@ def learn(
         max_norm=config.max_grad_norm, style=config.clip, per_layer=config.per_layer
     )
     mode = "ghost_mixed" if config.mode == "non-private" else config.mode
-    model, reading = with_features(learner.model, reading, run.log if run else None)
-    ghost = Ghost(model, mode, config.two_pass, clipping)
+    ghost = Ghost(learner.model, mode, config.two_pass, clipping)
     if config.mode == "non-private":
         ledger.charge(replace(plan, steps=1).event("train", 0, data=reading.images.name))
-        step = plain_step(model, reading, world=world)
+        step = plain_step(learner.model, reading, world=world)
     else:
         say = run.log if run else lambda _: None
         with advised(ghost, reading, 3):
-            clip = admitted(ghost, reading, compiled=config.compile, say=say)
+            try_on_noise(ghost, reading, say)
+            # Only of a model that has passed: a body that mixes examples has no features of one.
+            model, reading = with_features(learner.model, reading, say)
+            if model is not learner.model:
+                ghost = replace(ghost, model=model, layouts={})
+                try_on_noise(ghost, reading)
+        clip = compiled(ghost, reading) if config.compile else ghost.clip
         step = private_step(
             ghost, reading, plan, ledger, secret, world=world, clip=clip,
             check_every=config.check_every,
@@ -236,20 +241,24 @@ def learn(
         fit(learner, batches, step, run, world=world, tell=tell)
 
 
-def admitted(
-    ghost: "Ghost", reading: "Reading", *, compiled: bool, say: Callable[[str], None]
-) -> "Callable[..., Clipped]":
-    """`ghost.clip`, after the model has passed its test on noise; compiled if so asked."""
+def try_on_noise(
+    ghost: "Ghost", reading: "Reading", say: Callable[[str], None] = lambda _: None
+) -> None:
+    """Refuse the model unless its per-example gradients are those of autograd."""
     import torch
 
     from sfumato.ghost.admit import admit
 
     say("testing on noise that the model's per-example gradients are those of autograd")
-    inputs, exact = reading.trial(), replace(reading, precision=torch.float32)
-    admit(ghost, reading.losses, inputs, 3, exact.losses)
-    if not compiled:
-        return ghost.clip
-    ghost.clip(reading.losses, inputs, 3)  # where parameters meet the batch is found eagerly
+    exact = replace(reading, precision=torch.float32)
+    admit(ghost, reading.losses, reading.trial(), 3, exact.losses)
+
+
+def compiled(ghost: "Ghost", reading: "Reading") -> "Callable[..., Clipped]":
+    """`ghost.clip` in one compiled graph; where parameters meet the batch is found eagerly."""
+    import torch
+
+    ghost.clip(reading.losses, reading.trial(), 3)
     torch._dynamo.config.trace_autograd_ops = True  # pyright: ignore
     return torch.compile(ghost.clip, fullgraph=True)
 

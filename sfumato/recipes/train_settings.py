@@ -103,7 +103,7 @@ class Config:
     secure: bool = False
     """Noise from a cryptographic stream."""
     seed: int = 0
-    """Seed of initial weights and augmentations; batches and noise are always secret."""
+    """Seed of initial weights; batches, views and noise are secret."""
     explain: bool = False
     """Print how each layer's norms are found and what that costs, and stop."""
     noise_seed: int | None = None

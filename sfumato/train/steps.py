@@ -46,6 +46,9 @@ def private_step(
     world = World() if world is None else world
     clip = ghost.clip if clip is None else clip
     book = () if secret.fixed else (ledger.header.id,)
+    # Views belong to the place of an image in the data, and dropout to its place in a batch. Both
+    # places move when somebody joins, which is covered only while nobody knows what is drawn.
+    reading = replace(reading, seed=secret.seed(("views", *book, "train")))
 
     def step(batch: Batch) -> dict[str, float]:
         named = ghost.parameters
@@ -56,7 +59,7 @@ def private_step(
             ghost.clipping = replace(ghost.clipping, max_norm=max_norm)
         for place, chunk in world.share(batch.chunks):
             x, y = reading.inputs(chunk, batch.step)
-            secret.seed_torch(("dropout", *book, "train", batch.step, place))
+            torch.manual_seed(secret.seed(("dropout", *book, "train", batch.step, place)))
             mask = chunk.mask.to(reading.device)
             found = clip(reading.losses, (x, y), len(mask), mask)
             if check_every and batch.step % check_every == 0 and place < world.size:

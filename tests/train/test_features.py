@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import timm
 import torch
 from people import portraits
@@ -9,6 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from sfumato.data.augment import Augmentation
+from sfumato.errors import UnsupportedLayer
 from sfumato.nn.scatter import scatter_linear
 from sfumato.privacy.sampling import Chunk
 from sfumato.recipes import train
@@ -66,3 +68,29 @@ def test_training_on_features_is_training_the_model(tmp_path, monkeypatch):
     assert cached.keys() == whole.keys()
     for name, value in whole.items():
         torch.testing.assert_close(cached[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "resnet18", "image_size": 32, "norm": "keep", "train_only": "head"},
+        {"model": "train.test_features:centred"},
+    ],
+)
+def test_a_frozen_body_that_mixes_examples_is_refused(tmp_path, changes):
+    config = replace(train.Config(epsilon=3.0, batch_size=40, steps=1), **changes)
+    with (
+        open_run(config, verb="train", out=tmp_path / "run") as run,
+        pytest.raises(UnsupportedLayer, match="mixes the examples"),
+    ):
+        train.run(config, run)
+    assert len(run.ledger_records()) == 1
+
+
+class Centre(nn.Module):
+    def forward(self, x):
+        return x - x.mean(dim=0)
+
+
+def centred(classes):
+    return nn.Sequential(nn.Flatten(), Centre(), nn.Linear(784, classes))

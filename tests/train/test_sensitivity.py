@@ -13,8 +13,11 @@ from sfumato.data.people import People
 from sfumato.errors import ConfigError
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
-from sfumato.privacy.sampling import Chunk
+from sfumato.privacy.budget import Plan
+from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.sampling import Batch, Chunk, Secret
 from sfumato.train.reading import Reading
+from sfumato.train.steps import private_step
 
 MOVING = Augmentation(crop=3, flip=True, cutout=4, colour=0.3, affine=0.2)
 
@@ -71,3 +74,20 @@ def test_two_passes_are_refused_where_they_would_round_the_sum():
         Ghost(model, two_pass=True).clip(lower.losses, inputs, 4)
     Ghost(model, two_pass=True).clip(reading().losses, inputs, 4)
     Ghost(model).clip(lower.losses, inputs, 4)
+
+
+def test_views_come_from_the_secret_and_not_from_a_seed_that_is_public():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
+    ghost = Ghost(model, clipping=Clipping(max_norm=1.0))
+    plan = Plan(noise_multiplier=0.0, expected_batch=12.0)
+    batch = Batch(0, (Chunk(torch.arange(12), torch.ones(12, dtype=torch.bool)),))
+
+    def gradient(public, private):
+        secret = Secret.from_seed(private)
+        header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
+        read = reading(augmentation=MOVING, seed=public)
+        private_step(ghost, read, plan, Ledger(header), secret)(batch)
+        return model[1].weight.grad.clone()
+
+    assert torch.equal(gradient(1, 1), gradient(2, 1))
+    assert not torch.allclose(gradient(1, 1), gradient(1, 2))
