@@ -11,20 +11,28 @@ where it was cut: files appear whole or not at all, lines are on disk before any
 them, and what was logged after the last checkpoint is forgotten before it is logged again.
 """
 
-import fcntl
-import hashlib
 import json
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from sfumato.config import differences, dumps, to_json
 from sfumato.errors import RunError
+from sfumato.files import (
+    append_line,
+    atomic,
+    digest,
+    lock,
+    pack,
+    read_json,
+    read_lines,
+    sync_file,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +75,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """What `finish` wrote."""
-        return _read_json(self.path / "done.json")
+        return read_json(self.path / "done.json")
 
     def stage(self, name: str) -> "Run":
         """The sub-run of that name: a directory of its own, skipped when it is finished."""
@@ -145,12 +153,12 @@ class Run:
         """
         from safetensors.torch import save
 
-        written = {name: _sync_file(self.path / name) for name in METRICS}
+        written = {name: sync_file(self.path / name) for name in METRICS}
         tensors: dict[str, Tensor] = {}
-        shape = _pack(dict(state), "", tensors)
+        shape = pack(dict(state), "", tensors)
         ledger = self.path / "ledger.jsonl"
         length = ledger.stat().st_size if ledger.exists() else 0
-        paid = [length, _digest(ledger, length)]
+        paid = [length, digest(ledger, length)]
         notes = {"state": shape, "written": written, "ledger": paid}
         notes = {key: json.dumps(value) for key, value in notes.items()}
         with atomic(self.private / "checkpoint.safetensors") as file:
@@ -165,10 +173,10 @@ class Run:
         if path.exists():
             with safe_open(path, framework="pt") as file:
                 notes = file.metadata()
-                state = _unpack(json.loads(notes["state"]), file.get_tensor)
+                state = unpack(json.loads(notes["state"]), file.get_tensor)
                 written = json.loads(notes["written"])
-                length, digest = json.loads(notes["ledger"])
-            if _digest(self.path / "ledger.jsonl", length) != digest:
+                length, paid_from = json.loads(notes["ledger"])
+            if digest(self.path / "ledger.jsonl", length) != paid_from:
                 raise RunError(
                     f"{self.path / 'ledger.jsonl'} is not the one the checkpoint was paid from: "
                     "lines are gone or were changed. Start a new run with another --out."
@@ -224,7 +232,7 @@ def open_run(
         raise RunError(f"{path} is not empty and holds no run. Choose another --out.")
     path.mkdir(parents=True, exist_ok=True)
     run = Run(path, say)
-    run._release = weakref.finalize(run, os.close, _lock(path))
+    run._release = weakref.finalize(run, os.close, lock(path))
     try:
         run._tidy()
         _agree(run, wanted, free)
@@ -265,7 +273,7 @@ def _has_begun(run: Run) -> bool:
 
 def _changes(record: Path, wanted: Any, free: Sequence[str]) -> list[str]:
     """What is not as it was, apart from what may change."""
-    lines = differences(_read_json(record), wanted)
+    lines = differences(read_json(record), wanted)
     return [line for line in lines if line.partition(":")[0] not in {f"config.{n}" for n in free}]
 
 
@@ -275,122 +283,6 @@ def _contents(path: Path) -> set[str]:
     return {name for name in names if name != ".lock" and not name.endswith(".draft")}
 
 
-@contextmanager
-def atomic(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
-    """A file that appears under its name whole, or not at all, whatever happens in between."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-    try:
-        with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-        _sync_folder(path.parent)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def append_line(path: Path, record: Mapping[str, Any], *, durable: bool) -> None:
-    """Append a JSON line; with `durable` it is on disk when this returns."""
-    is_new = not path.exists()
-    with path.open("ab") as file:
-        file.write((dumps(dict(record)) + "\n").encode())
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    if durable and is_new:
-        _sync_folder(path.parent)
-
-
-def read_lines(path: Path, *, mend: bool = False) -> list[dict[str, Any]]:
-    """The JSON lines of a file; none if it is not there.
-
-    A last line cut short by a crash was never relied on: it does not count, and `mend` removes it.
-    """
-    if not path.exists():
-        return []
-    whole, newline, torn = path.read_bytes().rpartition(b"\n")
-    if torn and mend:
-        os.truncate(path, len(whole) + len(newline))
-    try:
-        return [json.loads(line) for line in whole.splitlines()]
-    except ValueError as problem:
-        raise RunError(f"{path} is damaged: {problem}. It must not be edited by hand.") from problem
-
-
-def _digest(path: Path, length: int) -> str:
-    """A hash of the first `length` bytes: an append-only file keeps them for ever."""
-    if not length:
-        return ""
-    if not path.exists():
-        return "missing"
-    with path.open("rb") as file:
-        return hashlib.sha256(file.read(length)).hexdigest()
-
-
-def _sync_file(path: Path) -> int:
-    """Bring a file to the disk; returns how long it is."""
-    if not path.exists():
-        return 0
-    with path.open("ab") as file:
-        os.fsync(file.fileno())
-        return file.tell()
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as problem:
-        raise RunError(f"{path} is damaged: {problem}.") from problem
-
-
-def _pack(value: Any, name: str, tensors: "dict[str, Tensor]") -> Any:
-    """The value as JSON, with tensors taken out and referred to by name."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        key = str(len(tensors))
-        tensors[key] = value.detach().cpu().contiguous().clone()
-        return {"tensor": key}
-    if isinstance(value, dict):
-        # Keys keep their type: optimizers number their parameters.
-        return {
-            "items": [[key, _pack(item, f"{name}/{key}", tensors)] for key, item in value.items()]
-        }
-    if isinstance(value, list | tuple):
-        items = [_pack(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]
-        return {"tuple" if isinstance(value, tuple) else "list": items}
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value}
-    raise TypeError(f"a checkpoint cannot hold {name}, a {type(value).__name__}")
-
-
-def _unpack(shape: Any, tensor: Callable[[str], Any]) -> Any:
-    match shape:
-        case {"tensor": name}:
-            return tensor(name)
-        case {"items": items}:
-            return {key: _unpack(item, tensor) for key, item in items}
-        case {"list": items}:
-            return [_unpack(item, tensor) for item in items]
-        case {"tuple": items}:
-            return tuple(_unpack(item, tensor) for item in items)
-    return shape["value"]
-
-
-def _lock(path: Path) -> int:
-    """A lock that the operating system releases when the process ends, however it ends."""
-    descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as busy:
-        os.close(descriptor)
-        raise RunError(
-            f"{path} is in use by another process. Wait for it, or choose another --out."
-        ) from busy
-    return descriptor
-
-
 def _unfinished(root: Path, wanted: Any, free: Sequence[str]) -> Path | None:
     """The newest unfinished run of this very config that nobody is working on."""
     records = sorted(root.glob(f"{wanted['verb']}*/config.json"), key=lambda p: p.stat().st_mtime)
@@ -398,7 +290,7 @@ def _unfinished(root: Path, wanted: Any, free: Sequence[str]) -> Path | None:
         try:
             if (record.parent / "done.json").exists() or _changes(record, wanted, free):
                 continue
-            os.close(_lock(record.parent))
+            os.close(lock(record.parent))
         except RunError:
             continue
         return record.parent
@@ -409,11 +301,3 @@ def _fresh(root: Path, stem: str) -> Path:
     stem = f"{stem}-{time.strftime('%Y%m%d-%H%M')}"
     names = [stem, *(f"{stem}-{i}" for i in range(2, 1000))]
     return next(root / name for name in names if not (root / name).exists())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.runs import read_lines
+from sfumato.files import read_lines
 
 FILES = ("model.safetensors", "metrics.jsonl", "done.json")
 

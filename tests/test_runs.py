@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from sfumato.errors import RunError
-from sfumato.runs import append_line, atomic, open_run, read_lines
+from sfumato.files import append_line, atomic, read_lines
+from sfumato.runs import open_run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from sfumato.errors import ConfigError, DataError, PrivacyError
-from sfumato.runs import atomic
+from sfumato.files import atomic
 
 
 @dataclass(frozen=True, kw_only=True)

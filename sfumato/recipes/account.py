@@ -13,11 +13,12 @@ from typing import Any
 
 from sfumato.config import to_json
 from sfumato.errors import ConfigError
+from sfumato.files import read_lines
 from sfumato.privacy.accounting import price, shuffled_epsilon
 from sfumato.privacy.budget import Budget, Plan, default_delta, make_plan, steps_within
 from sfumato.privacy.events import Relation
 from sfumato.privacy.ledger import Ledger
-from sfumato.runs import Run, read_lines
+from sfumato.runs import Run
 
 
 @dataclass(frozen=True, kw_only=True)

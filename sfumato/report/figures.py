@@ -7,8 +7,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from sfumato.files import atomic
 from sfumato.privacy.budget import Plan
-from sfumato.runs import atomic
 
 INK, ACCENT, GREY = "#222222", "#b3541e", "#999999"
 

@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from sfumato.cli import main
 from sfumato.data.load import load_images
 from sfumato.errors import RunError
+from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import demo, train
-from sfumato.runs import open_run, read_lines
+from sfumato.runs import open_run
 
 
 @pytest.fixture(autouse=True)

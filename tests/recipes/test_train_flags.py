@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from sfumato.errors import ConfigError
+from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import train
-from sfumato.runs import open_run, read_lines
+from sfumato.runs import open_run
 from sfumato.train import loop
 
 SMALL = train.Config(epsilon=3.0, batch_size=60, steps=3, lr=0.5, noise_seed=1)

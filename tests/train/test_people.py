@@ -14,12 +14,13 @@ from torch import nn
 from sfumato.data.load import load_images
 from sfumato.data.people import People
 from sfumato.errors import ConfigError, DataError
+from sfumato.files import read_lines
 from sfumato.ghost.admit import one_at_a_time
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.privacy.sampling import Chunk
 from sfumato.recipes import train
-from sfumato.runs import open_run, read_lines
+from sfumato.runs import open_run
 from sfumato.train.reading import Reading
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
-from sfumato.runs import read_lines
 from sfumato.train.world import World
 
 FLAGS = [

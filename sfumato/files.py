@@ -1,0 +1,145 @@
+"""Files that survive a power cut: whole or not at all, lines on disk before they are relied on.
+
+Also how a nested state of tensors becomes JSON and plain tensors, since nothing is ever pickled.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from sfumato.config import dumps
+from sfumato.errors import RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@contextmanager
+def atomic(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """A file that appears under its name whole, or not at all, whatever happens in between."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        _sync_folder(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def append_line(path: Path, record: Mapping[str, Any], *, durable: bool) -> None:
+    """Append a JSON line; with `durable` it is on disk when this returns."""
+    is_new = not path.exists()
+    with path.open("ab") as file:
+        file.write((dumps(dict(record)) + "\n").encode())
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+    if durable and is_new:
+        _sync_folder(path.parent)
+
+
+def read_lines(path: Path, *, mend: bool = False) -> list[dict[str, Any]]:
+    """The JSON lines of a file; none if it is not there.
+
+    A last line cut short by a crash was never relied on: it does not count, and `mend` removes it.
+    """
+    if not path.exists():
+        return []
+    whole, newline, torn = path.read_bytes().rpartition(b"\n")
+    if torn and mend:
+        os.truncate(path, len(whole) + len(newline))
+    try:
+        return [json.loads(line) for line in whole.splitlines()]
+    except ValueError as problem:
+        raise RunError(f"{path} is damaged: {problem}. It must not be edited by hand.") from problem
+
+
+def digest(path: Path, length: int) -> str:
+    """A hash of the first `length` bytes: an append-only file keeps them for ever."""
+    if not length:
+        return ""
+    if not path.exists():
+        return "missing"
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(length)).hexdigest()
+
+
+def sync_file(path: Path) -> int:
+    """Bring a file to the disk; returns how long it is."""
+    if not path.exists():
+        return 0
+    with path.open("ab") as file:
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds, or a `RunError` that names it."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as problem:
+        raise RunError(f"{path} is damaged: {problem}.") from problem
+
+
+def pack(value: Any, name: str, tensors: "dict[str, Tensor]") -> Any:
+    """The value as JSON, with tensors taken out and referred to by name."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        key = str(len(tensors))
+        tensors[key] = value.detach().cpu().contiguous().clone()
+        return {"tensor": key}
+    if isinstance(value, dict):
+        # Keys keep their type: optimizers number their parameters.
+        return {
+            "items": [[key, pack(item, f"{name}/{key}", tensors)] for key, item in value.items()]
+        }
+    if isinstance(value, list | tuple):
+        items = [pack(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": items}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(f"a checkpoint cannot hold {name}, a {type(value).__name__}")
+
+
+def unpack(shape: Any, tensor: Callable[[str], Any]) -> Any:
+    """The value that `pack` took apart; `tensor` finds its tensors by name."""
+    match shape:
+        case {"tensor": name}:
+            return tensor(name)
+        case {"items": items}:
+            return {key: unpack(item, tensor) for key, item in items}
+        case {"list": items}:
+            return [unpack(item, tensor) for item in items]
+        case {"tuple": items}:
+            return tuple(unpack(item, tensor) for item in items)
+    return shape["value"]
+
+
+def lock(path: Path) -> int:
+    """A lock that the operating system releases when the process ends, however it ends."""
+    descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as busy:
+        os.close(descriptor)
+        raise RunError(
+            f"{path} is in use by another process. Wait for it, or choose another --out."
+        ) from busy
+    return descriptor
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
