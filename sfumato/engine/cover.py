@@ -178,7 +178,7 @@ class PrivacyEngine:
         size = len(dataset)  # pyright: ignore
         batches = poisson_batches(
             self.plan, size, self.secret, self.ledger, stage="train", start=self.taken,
-            chunk_size=physical_batch_size, pad=False,
+            chunk_size=physical_batch_size, round_to=1,
         )  # fmt: skip
         for batch in batches:
             if batch.step != self.taken:

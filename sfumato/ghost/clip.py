@@ -157,7 +157,7 @@ class Ghost:
         named, state = self.parameters, random_state()
         tape = Tape(FEW, self.seed, [], survey=True, parameters=named)
         try:
-            with self._swapped(tape), torch.enable_grad(), Watch(before.seen) as tape.watch:
+            with self._swapped(tape), torch.enable_grad(), Watch(before) as tape.watch:
                 out = forward(tape.mark(inputs))
         finally:
             set_random_state(state)

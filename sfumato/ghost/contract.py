@@ -58,6 +58,14 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) ->
     return torch.ops.aten.convolution(x, weight, bias, *geometry)
 
 
+def packed(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The input in this type and, on a GPU whose weights are so, with channels last."""
+    last = torch.channels_last
+    strict = weight.is_contiguous(memory_format=last) and not weight.is_contiguous()
+    order = last if x.is_cuda and x.ndim == 4 and strict else torch.preserve_format
+    return x.to(dtype, memory_format=order)
+
+
 def output_shape(x: Tensor, weight: Tensor, geometry: Geometry) -> tuple[int, ...]:
     """Its shape, without computing it."""
     if geometry.is_linear:
@@ -124,6 +132,11 @@ def gradients(
     x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
 ) -> Float[Tensor, "n ..."]:
     """The per-example gradients themselves, in the shape of the weight."""
+    if _has_kernel(x, g, weight, geometry):
+        from sfumato.ghost.kernels.convolution import conv_gradients
+
+        kernel, settings = list(weight.shape[2:]), (list(g) for g in geometry[:3])
+        return conv_gradients(x, g, kernel, *settings, geometry.groups, examples)
     if _as_groups(x, g, weight, geometry, examples):
         # One example with the channels of all, in as many groups: no columns are laid out.
         wide = (1, -1)
@@ -154,7 +167,21 @@ def instantiated_norm(a: A, b: B) -> Float[Tensor, " n"]:
 
 def square_norm(gradient: Float[Tensor, "n ..."]) -> Float[Tensor, " n"]:
     """Squared norms of per-example gradients that are there, without another copy of them."""
-    return sum_of_squares(_float32(gradient).flatten(1))
+    return sum_of_squares(_float32(gradient).permute(memory_order(gradient)).flatten(1))
+
+
+def weighted_sum(gradient: Float[Tensor, "n ..."], factors: Float[Tensor, " n"]) -> Tensor:
+    """The sum over examples of factor times gradient."""
+    order = memory_order(gradient)
+    rows = gradient.permute(order)
+    total = (factors @ rows.reshape(len(factors), -1)).reshape(rows.shape[1:])
+    return total.permute([order.index(axis) - 1 for axis in range(1, gradient.ndim)])
+
+
+def memory_order(gradient: Float[Tensor, "n ..."]) -> list[int]:
+    """The axes in the order they lie in memory, examples first: flattened so, nothing is copied."""
+    steps = gradient.stride()
+    return [0, *sorted(range(1, gradient.ndim), key=lambda axis: -steps[axis])]
 
 
 def standardised_norm(
@@ -165,7 +192,9 @@ def standardised_norm(
     A row is h = (w - mean) / s, over sqrt(D), with s the deviation. What reaches w is v without its
     parts along 1 and along h (which are orthogonal), over s sqrt(D): three sums say how long it is.
     """
-    rows, v = weight.detach().flatten(1).double(), gradient.flatten(2)
+    order = memory_order(gradient)
+    v = gradient.permute(order).flatten(2)
+    rows = weight.detach().permute([axis - 1 for axis in order[1:]]).flatten(1).double()
     variance, mean = torch.var_mean(rows, dim=1, keepdim=True, correction=0)
     h = ((rows - mean) * torch.rsqrt(variance + eps)).to(v.dtype)
     variance = variance.to(v.dtype)
@@ -256,6 +285,13 @@ def sum_of_squares(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows"]:
     blocks = rows[..., : count * BLOCK].unflatten(-1, (count, BLOCK))
     total = torch.linalg.vector_norm(blocks, dim=-1).square().sum(dim=-1)
     return total + torch.linalg.vector_norm(rows[..., count * BLOCK :], dim=-1).square()
+
+
+def _has_kernel(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+    """Whether a GPU kernel forms the gradients: of 2-D convolutions with matrices worth a tile."""
+    large = weight[0].numel() >= 16 and weight.shape[0] // geometry.groups >= 8
+    narrow = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return x.is_cuda and x.ndim == 4 and large and narrow and not geometry.transposed
 
 
 def _as_groups(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> bool:

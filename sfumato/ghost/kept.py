@@ -57,9 +57,9 @@ class Kept:
         if self.part.kind == "rows":
             assert self.extra is not None
             return contract.weighted_lookup(self.extra, kept[0], factors, self.value.shape)
-        gradient = kept[0].reshape(self.examples, -1)
+        gradient = kept[0].reshape(self.examples, *self.value.shape)
         gradient = gradient.to(contract.sum_type(gradient))
-        return (factors.to(gradient.dtype) @ gradient).reshape(self.value.shape)
+        return contract.weighted_sum(gradient, factors.to(gradient.dtype))
 
 
 def sort_kept(tape: Tape, found: Sequence[Tensor | None]) -> list[Kept]:

@@ -52,6 +52,7 @@ class Contraction(torch.autograd.Function):
         with plain():
             x, weight, *standardised = ctx.saved_tensors
             plan, geometry, examples = ctx.plan, ctx.plan.geometry, ctx.plan.examples
+            g = contract.packed(g, x, g.dtype)
             grad_x = None
             if not plan.reads_input:
                 grad_x = contract.input_gradient(g, x, weight, geometry)
@@ -101,7 +102,7 @@ def contraction(
         dummies.append(tape.keep((tape.examples, width), contract.sum_type(x)))
     first = by_weight.reads_input if by_weight is not None else False
     plan = Plan(geometry, method, tape.examples, first, tape.keeps_factors, by_bias is not None)
-    x, weight = x.to(dtype), weight.to(dtype)
+    x, weight = contract.packed(x, weight, dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     y = Contraction.apply(x, weight, bias, scale, norm, plan, *dummies)  # pyright: ignore
     if tape.survey and by_weight is not None and by_weight.standardised is not None:

@@ -24,6 +24,9 @@ from sfumato.ghost.leaf import Leaf
 MANY, FEW = 5, 3
 """Numbers of examples a model is looked at with: first to write down shapes, then to compare."""
 
+EXACT, ROUNDED = 1e-2, 1e-1
+"""Share of a tensor's size by which rounding may move it, in float32 and where bfloat16 is used."""
+
 Shape = tuple[int, ...]
 
 
@@ -66,15 +69,17 @@ class Watch(TorchFunctionMode):
     current: ClassVar[threading.local] = threading.local()
     """In each thread, the innermost of those that look."""
 
-    def __init__(self, seen: list[Shapes] | None = None) -> None:
+    def __init__(self, before: "Watch | None" = None) -> None:
         super().__init__()
-        self.seen: list[Shapes] = [] if seen is None else seen
-        self.finds = seen is not None
+        self.seen: list[Shapes] = [] if before is None else before.seen
+        self.finds = before is not None
         self.count = 0
         self.here: Shapes | None = None
         """While finding: the operation that is being made, as it was with many examples."""
-        self.steady = True
-        """Whether the pass drew no random numbers, so that another one has the same values."""
+        self.steady = before is None or before.steady
+        """Whether the first pass drew no random numbers, so that another one has its values."""
+        self.tolerance = EXACT if before is None else before.tolerance
+        """How far apart, by rounding alone, the values of the two passes may be."""
 
     def __enter__(self) -> "Watch":
         self.before = getattr(self.current, "watch", None)
@@ -102,6 +107,8 @@ class Watch(TorchFunctionMode):
             prints = tuple(map(_prints, tensors)) if len(tensors) > 1 else ()
             result = func(*args, **kwargs)
             self.seen.append(Shapes(name, inputs, shapes_of((result,)), prints))
+            if any(t.dtype in (torch.bfloat16, torch.float16) for t in flat((result,))):
+                self.tolerance = ROUNDED
             return result
         if self.count >= len(self.seen):
             raise AnotherPath
@@ -163,13 +170,15 @@ def print_of(tensor: Tensor, axis: int, examples: int) -> Print:
     return Print(rows @ weights, torch.linalg.vector_norm(rows, dim=1))
 
 
-def side_by_side(tensors: list[Tensor], axes: tuple[int | None, ...], seen: Shapes) -> bool:
+def side_by_side(
+    tensors: list[Tensor], axes: tuple[int | None, ...], seen: Shapes, tolerance: float
+) -> bool:
     """Whether the rows of each example are where they were with another number of examples."""
     for tensor, axis, prints in zip(tensors, axes, seen.prints, strict=False):
         if axis is None or axis not in prints:
             continue
         one, other = print_of(tensor, axis, FEW), prints[axis]
         # Rounding may depend on the number of examples; other rows would be off by the scale.
-        if bool(((one.values - other.values[:FEW]).abs() > 1e-2 * other.scale[:FEW]).any()):
+        if bool(((one.values - other.values[:FEW]).abs() > tolerance * other.scale[:FEW]).any()):
             return False
     return True

@@ -213,7 +213,8 @@ class Tape:
                 "earlier pass. Keep examples on one axis (model.train() drops what layers keep), "
                 "or freeze the parameter."
             )
-        if self.watch is not None and self.watch.steady and not side_by_side(tensors, axes, seen):
+        watch = self.watch if self.watch is not None and self.watch.steady else None
+        if watch is not None and not side_by_side(tensors, axes, seen, watch.tolerance):
             raise UnsupportedLayer(
                 f'"{self.name_of(leaf)}" meets in {func} a tensor in which the rows of one example '
                 "do not stand side by side, or in which examples are mixed. Put the axis of "

@@ -34,7 +34,9 @@ def standardised_rows(weight: Tensor) -> Tensor:
     flat = weight.flatten(1).double()
     variance, mean = torch.var_mean(flat, dim=1, keepdim=True, correction=0)
     rows = (flat - mean) * torch.rsqrt((variance + EPS) * flat.shape[1])
-    return rows.view_as(weight).to(weight.dtype)
+    packed = weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+    layout = torch.channels_last if packed else torch.contiguous_format
+    return rows.view_as(weight).to(weight.dtype, memory_format=layout)
 
 
 # Who takes per-example gradients may use that this only removes two directions from each row.

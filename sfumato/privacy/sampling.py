@@ -11,6 +11,7 @@ not a second one. It also makes the ranks of a distributed run agree without tal
 
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -100,18 +101,18 @@ def poisson_batches(
     stage: str,
     chunk_size: int | None = None,
     start: int = 0,
-    pad: bool = True,
+    round_to: int | None = None,
 ) -> Iterator[Batch]:
     """The batches of steps `start` to `plan.steps`, for a data set of `size` examples.
 
     Guarantee: in every step each example is present independently with probability `plan.rate`
     (off by less than 2^-63), and with `plan.max_batch` a larger batch is cut to a uniformly random
     subset. Which examples make up step t depends on the secret, the ledger, the stage and t alone:
-    not on `chunk_size`, `start` or `pad`. Stages, and ledgers, draw independently of each other.
+    not on `chunk_size`, `start` or `round_to`. Stages, and ledgers, draw independently.
 
-    Chunks have `chunk_size` rows, the last one padded, so that compiled code sees one shape; with
-    `pad=False` the last one is shorter instead. An empty batch is yielded with no chunks: it must
-    be noised and paid for like any other.
+    Chunks have `chunk_size` rows. The last one is padded to a multiple of `round_to`: by default to
+    `chunk_size`, so that compiled code sees one shape; 1 pads nothing. An empty batch is yielded
+    with no chunks: it must be noised and paid for like any other.
     """
     if plan.size not in (None, size):
         raise PrivacyError(f"the plan was made for {plan.size} examples, and there are {size}.")
@@ -122,7 +123,7 @@ def poisson_batches(
         chosen = torch.from_numpy(sample(plan, size, secret, (*book, stage, step)))
         length = max(len(chosen), 1) if chunk_size is None else chunk_size
         parts = chosen.split(length) if len(chosen) else ()
-        yield Batch(step, tuple(_chunk(part, length if pad else len(part)) for part in parts))
+        yield Batch(step, tuple(_chunk(part, length, round_to or length) for part in parts))
 
 
 def sample(
@@ -140,7 +141,8 @@ def sample(
     return chosen.astype(np.int64)
 
 
-def _chunk(indices: Int[Tensor, " part"], length: int) -> Chunk:
+def _chunk(indices: Int[Tensor, " part"], most: int, multiple: int) -> Chunk:
+    length = min(most, math.ceil(len(indices) / multiple) * multiple)
     mask = torch.arange(length) < len(indices)
     padded = torch.zeros(length, dtype=torch.int64)
     padded[: len(indices)] = indices

@@ -200,7 +200,7 @@ def learn(
     from sfumato.privacy.sampling import poisson_batches
     from sfumato.train.features import with_features
     from sfumato.train.loop import fit
-    from sfumato.train.memory import advised, fitting_batch
+    from sfumato.train.memory import advised, few_shapes, fitting_batch
     from sfumato.train.progress import price_list, progress
     from sfumato.train.steps import plain_step, private_step
 
@@ -232,7 +232,7 @@ def learn(
         run.log(f"{size} examples fit at once")
     batches = poisson_batches(
         plan, len(reading), secret, ledger, stage="train", start=learner.step, chunk_size=size,
-        pad=config.compile,
+        round_to=size if config.compile else few_shapes(size, reading.device),
     )  # fmt: skip
     tell = progress(
         plan.steps, learner.step, price_list(plan, ledger, "train"), run.say if run else None

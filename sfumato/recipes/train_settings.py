@@ -157,22 +157,25 @@ def fashion_eps2() -> Config:
 
 
 def cifar10_scratch_eps8() -> Config:
-    """Epsilon 8 on CIFAR-10 from scratch, as De et al. 2022 (79.5 %): not run whole here yet."""
+    """Epsilon 8 on CIFAR-10 from scratch: 0.776 (one seed), a quarter of an hour on an H200.
+
+    De et al. 2022 reach 0.795 with 2,500 steps of 16 views: five times the work.
+    """
     return Config(
-        data="cifar10", model="wrn-16-4", epsilon=8.0, delta=1e-5, batch_size=4096, steps=875,
-        lr=4.0, augmult=16, crop=4, flip=True, ema=0.999, physical_batch_size="auto",
-        precision="bf16",
+        data="cifar10", model="wrn-16-4", epsilon=8.0, delta=1e-5, batch_size=4096, steps=1000,
+        lr=3.0, augmult=8, crop=4, flip=True, ema=0.995, physical_batch_size=600,
+        precision="bf16", compile=True,
     )  # fmt: skip
 
 
 def cifar10_finetune_eps1() -> Config:
     """Epsilon 1 on CIFAR-10 from ImageNet weights (give --pretrained, or --weights FILE).
 
-    Biases and head of EfficientNet-lite0: 0.862 on a tenth of the training images, one run.
+    Biases and head of EfficientNet-lite0 at 224 pixels: 0.887 (one seed), 75 s on an H200.
     """
     return Config(
-        data="cifar10", model="tf_efficientnet_lite0", image_size=160, train_only="bias",
-        epsilon=1.0, delta=1e-5, batch_size=5000, epochs=5, optimizer="adam", lr=2e-3,
+        data="cifar10", model="tf_efficientnet_lite0", image_size=224, train_only="bias",
+        epsilon=1.0, delta=1e-5, batch_size=5000, epochs=12, optimizer="adam", lr=2e-3,
         schedule="cosine", clip="automatic", physical_batch_size="auto", precision="bf16",
     )  # fmt: skip
 

@@ -92,12 +92,12 @@ class _Unfit(Exception):
 
 @torch.no_grad()
 def _run(model: nn.Module, head: nn.Module, reading: Reading, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What goes into the head, and what comes out of the model."""
+    """What goes into the head, as float32, and what comes out of the model."""
     with _watched(head) as calls:
         logits = reading.logits(model, x)
     if len(calls) != 1 or len(calls[0]) != 1 or not isinstance(calls[0][0], Tensor):
         raise _Unfit
-    return calls[0][0], logits
+    return calls[0][0].float(), logits
 
 
 @contextmanager

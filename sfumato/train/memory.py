@@ -46,6 +46,14 @@ def largest_batch(ghost: Ghost, reading: Reading, wanted: int) -> int:
     return max(1, size)
 
 
+def few_shapes(size: int, device: torch.device) -> int:
+    """What the length of a chunk is rounded to: on a GPU every new length costs seconds once.
+
+    (cuDNN looks for the best program for each convolution of each shape.)
+    """
+    return max(1, math.ceil(size / 4)) if device.type == "cuda" else 1
+
+
 def bytes_per_example(ghost: Ghost, reading: Reading, examples: int = 2) -> int:
     """Bytes that one more example takes in a step, roughly, and rather too many."""
     seen: dict[int, int] = {}

@@ -22,22 +22,23 @@ def plan(rate=0.3, steps=5, **changes):
     size=st.integers(0, 60),
     rate=st.floats(0.01, 1.0),
     chunk_size=st.integers(1, 40),
-    pad=st.booleans(),
+    round_to=st.integers(1, 40) | st.none(),
     seed=st.integers(0, 10),
 )
-def test_the_same_examples_come_whatever_the_chunk_size(size, rate, chunk_size, pad, seed):
+def test_the_same_examples_come_whatever_the_chunk_size(size, rate, chunk_size, round_to, seed):
     secret = Secret.from_seed(seed)
     whole = list(poisson_batches(plan(rate), size, secret, BOOK, stage="a"))
-    parts = list(
-        poisson_batches(plan(rate), size, secret, BOOK, stage="a", chunk_size=chunk_size, pad=pad)
-    )
+    settings = {"stage": "a", "chunk_size": chunk_size, "round_to": round_to}
+    parts = list(poisson_batches(plan(rate), size, secret, BOOK, **settings))
     assert [batch.step for batch in parts] == [0, 1, 2, 3, 4]
     for one, other in zip(whole, parts, strict=True):
         assert torch.equal(one.indices, other.indices)
         for chunk in other.chunks:
             assert chunk.mask.any()
             assert len(chunk.indices) == len(chunk.mask) <= chunk_size
-            assert not pad or len(chunk.indices) == chunk_size
+            length = len(chunk.indices)
+            assert length == chunk_size or length % (round_to or chunk_size) == 0
+            assert round_to is None or length - int(chunk.mask.sum()) < round_to
 
 
 def test_starting_late_gives_the_later_batches():

@@ -70,6 +70,16 @@ def test_training_on_features_is_training_the_model(tmp_path, monkeypatch):
         torch.testing.assert_close(cached[name], value, rtol=1e-4, atol=1e-5)
 
 
+def test_features_of_a_body_in_bfloat16_are_admitted(tmp_path):
+    config = train.Config(
+        model="resnet18", image_size=32, norm="frozen", train_only="head", precision="bf16",
+        epsilon=3.0, batch_size=40, steps=1,
+    )  # fmt: skip
+    with open_run(config, verb="train", out=tmp_path / "run") as run:
+        train.run(config, run)
+    assert "found once" in (tmp_path / "run" / "log.txt").read_text()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
