@@ -21,11 +21,12 @@ from sfumato.runs import open_run
 VERBS = {
     "demo": "the story on embedded digits: private means, a network, a ledger, a picture",
     "train": "private (or plain) training and fine-tuning of any vision model",
+    "reconstruct": "training images back from a model's weights, and how sure one can be",
     "account": "budget arithmetic: epsilon of a plan, noise for an epsilon",
 }
 """Verb -> what it does. The recipe of a verb is sfumato.recipes.VERB."""
 
-PLANNED = ("warmup", "release", "invert", "reconstruct", "audit", "report")
+PLANNED = ("warmup", "release", "invert", "audit", "report")
 
 Config = TypeVar("Config")
 
@@ -93,7 +94,8 @@ def _leads() -> bool:
 def _execute(recipe: Any, verb: str, order: "Order[Any]") -> dict[str, Any]:
     if not (recipe.needs_run(order.config) or order.out) or not _leads():
         return recipe.run(order.config, None)
-    with open_run(order.config, verb=verb, out=order.out, say=_say) as run:
+    shared = hasattr(recipe, "shares_run") and recipe.shares_run(order.config)
+    with open_run(order.config, verb=verb, out=order.out, say=_say, shared=shared) as run:
         if run.finished and int(os.environ.get("WORLD_SIZE", "1")) == 1:
             _say(f"{run.path} is finished already; this is what it found.")
             return {**run.summary, "run": str(run.path)}
@@ -105,6 +107,8 @@ def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":
 
     presets = ", ".join(recipe.PRESETS)
     default = None
+    if words and words[0] in getattr(recipe, "STAGES", ()):
+        words = ["--stage", *words]
     name = _preset_name(words)
     if name is not None:
         if name not in recipe.PRESETS:

@@ -124,11 +124,11 @@ def unpack(shape: Any, tensor: Callable[[str], Any]) -> Any:
     return shape["value"]
 
 
-def lock(path: Path) -> int:
+def lock(path: Path, *, shared: bool = False) -> int:
     """A lock that the operating system releases when the process ends, however it ends."""
     descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as busy:
         os.close(descriptor)
         raise RunError(

@@ -214,13 +214,15 @@ def open_run(
     root: Path = Path("runs"),
     label: str = "",
     say: Callable[[str], None] = lambda _: None,
+    shared: bool = False,
 ) -> Run:
     """Open the run of `config`: a new one, or the one that an earlier, equal command left.
 
     With `out` that is the directory; a different config in it is refused, field by field, except
     for those that the config's class lists in MAY_CHANGE, which say how and not what. Without it,
     an unfinished run of the same verb and config under `root` goes on, else a new directory is
-    named after verb, label and time. Another process in the same directory is refused.
+    named after verb, label and time. Another process in the same directory is refused, unless both
+    say that the directory is `shared`: then each must write files of its own.
     """
     wanted = {"verb": verb, "config": to_json(config)}
     free = getattr(config, "MAY_CHANGE", ())
@@ -232,7 +234,7 @@ def open_run(
         raise RunError(f"{path} is not empty and holds no run. Choose another --out.")
     path.mkdir(parents=True, exist_ok=True)
     run = Run(path, say)
-    run._release = weakref.finalize(run, os.close, lock(path))
+    run._release = weakref.finalize(run, os.close, lock(path, shared=shared))
     try:
         run._tidy()
         _agree(run, wanted, free)

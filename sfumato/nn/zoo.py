@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
 from sfumato.nn.scatter import scatter_linear
+from sfumato.nn.vgg import VggTiny
 from sfumato.nn.wrn import WideResNet, tanh_cnn
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "tanh-cnn": tanh_cnn,
     "scatter-linear": scatter_linear,
+    "vgg-tiny": VggTiny,
     "wrn-10-2": lambda classes, channels: WideResNet(classes, channels, depth=10, width=2),
     "wrn-16-4": WideResNet,
     "wrn-40-4": lambda classes, channels: WideResNet(classes, channels, depth=40),

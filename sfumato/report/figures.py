@@ -1,14 +1,17 @@
 """Pictures for people: grids of images, and epsilon as a run spends it. The door to matplotlib."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.files import atomic
 from sfumato.privacy.budget import Plan
+
+if TYPE_CHECKING:
+    from sfumato.report.leakage import Roc
 
 INK, ACCENT, GREY = "#222222", "#b3541e", "#999999"
 
@@ -27,6 +30,45 @@ def save_image_rows(
                 axis.set_title(columns[column], fontsize=9, color=INK)
         text = {"rotation": 0, "ha": "right", "va": "center", "fontsize": 9, "color": INK}
         line[0].set_ylabel(label, **text)
+    return _save(figure, path)
+
+
+def save_gallery(
+    path: Path,
+    blocks: Sequence[tuple[str, Float[Tensor, "n c h w"], Float[Tensor, "n c h w"]]],
+) -> Path:
+    """Blocks of two rows: images as they were, and what was made of them."""
+    rows = []
+    for name, truths, guesses in blocks:
+        rows += [(f"{name}: truth", truths), ("attacker", guesses)]
+    return save_image_rows(path, rows, [""] * len(blocks[0][1]))
+
+
+def save_roc(
+    path: Path,
+    curves: Mapping[str, "Roc"],
+    *,
+    bound: tuple[Any, Any] | None = None,
+    title: str = "",
+) -> Path:
+    """ROC curves on a logarithmic axis, with chance and, if there is one, what no attack exceeds."""
+    figure, axes = _subplots(1, 1, cell=(5.4, 4.2))
+    axis = axes[0][0]
+    for (name, curve), style in zip(curves.items(), ("-", "--", ":"), strict=False):
+        text = f"{name}: AUC {curve.auc:.3f}"
+        axis.plot(curve.fpr, curve.tpr, style, color=ACCENT, linewidth=2, label=text)
+    if bound is not None:
+        axis.plot(*bound, color=INK, linewidth=1.5, label="no attack can exceed (replace one)")
+        axis.fill_between(bound[0], bound[1], 1, color=GREY, alpha=0.15)
+    chance = [10 ** (-4 + 4 * i / 50) for i in range(51)]
+    axis.plot(chance, chance, color=GREY, linewidth=1, label="chance")
+    axis.set(xscale="log", xlim=(1e-4, 1), ylim=(0, 1.01))
+    axis.set_xlabel("false-positive rate: images of other heads taken for this one's")
+    axis.set_ylabel("true-positive rate")
+    axis.set_title(title, fontsize=9, color=INK)
+    axis.grid(color=GREY, alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=8, loc="upper left", frameon=False)
     return _save(figure, path)
 
 

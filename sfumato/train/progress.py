@@ -16,6 +16,7 @@ def progress(
     spent: Callable[[int], float] | None,
     say: Callable[[str], None] | None,
     seconds: float = 5.0,
+    unit: str = "examples",
 ) -> Callable[[int, dict[str, float]], None]:
     """A function for `fit` to call after each step; it speaks every few seconds."""
     started = last = time.monotonic()
@@ -31,7 +32,7 @@ def progress(
         left = (now - started) / max(1, done - first) * (steps - done)
         budget = "" if spent is None else f"  epsilon {spent(done):.2f}"
         say(
-            f"step {done}/{steps}  {seen / (now - started):.0f} examples/s  loss "
+            f"step {done}/{steps}  {seen / (now - started):.0f} {unit}/s  loss "
             f"{numbers['loss']:.3f}{budget}  {left:.0f} s left"
         )
 

@@ -66,11 +66,13 @@ def make_optimizer(
 
 
 def make_schedule(
-    optimizer: torch.optim.Optimizer, kind: str, steps: int
+    optimizer: torch.optim.Optimizer, kind: str, steps: int, warmup: int = 0
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """The learning rate over time: constant, or half a cosine down to zero."""
+    """The learning rate over time: constant, or half a cosine down to zero, after a warm-up."""
     factors = {
         "constant": lambda _: 1.0,
         "cosine": lambda step: 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps))),
     }
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factors[kind])
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: factors[kind](step) * min(1.0, (step + 1) / (warmup + 1))
+    )

@@ -1,0 +1,152 @@
+"""The public base: a network that turns images into the features that heads are trained on.
+
+The attacker has it too, for it is public. What is recorded with features is all that is needed to
+make them again: pixel statistics, the size of images, and the norm they were scaled to, since a
+recipe's learning rate and norm bound are meant for features of one length.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from sfumato.data.augment import Augmentation
+from sfumato.data.images import Images
+from sfumato.data.load import resize
+from sfumato.errors import DataError, RunError
+from sfumato.nn.zoo import head_parameters, pixel_statistics
+from sfumato.privacy.sampling import Batch, Chunk
+from sfumato.runs import Run
+from sfumato.train.loop import Learner, fit
+from sfumato.train.reading import Reading
+from sfumato.train.setup import make_optimizer, make_schedule
+from sfumato.train.steps import plain_step
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features of a set of images, and their labels. `norm` is what they were scaled to, if so."""
+
+    values: Float[Tensor, "n d"]
+    labels: Int[Tensor, " n"]
+    norm: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def digest(self) -> str:
+        """What they are known by: a fleet of heads belongs to one set of features."""
+        content = hashlib.sha256(self.values.cpu().contiguous().numpy().tobytes())
+        content.update(self.labels.cpu().numpy().tobytes())
+        return content.hexdigest()[:16]
+
+    def to(self, device: torch.device) -> "Features":
+        """The same, elsewhere."""
+        return replace(self, values=self.values.to(device), labels=self.labels.to(device))
+
+    def save(self, folder: Path) -> None:
+        """Keep them in a folder, with what they are known by."""
+        run = Run(folder)
+        run.save_tensors("features.safetensors", {"values": self.values, "labels": self.labels})
+        run.write_json("features.json", {"norm": self.norm, "digest": self.digest})
+
+    @staticmethod
+    def load(folder: Path) -> "Features":
+        """Features from a folder; files that do not belong together are refused."""
+        from safetensors.torch import load_file
+
+        from sfumato.files import read_json
+
+        path = folder / "features.safetensors"
+        if not path.exists():
+            raise RunError(f"{path} is not there: run the stage features first.")
+        tensors, notes = load_file(path), read_json(folder / "features.json")
+        found = Features(tensors["values"], tensors["labels"], notes["norm"])
+        if found.digest != notes["digest"]:
+            raise RunError(f"{path} is not the file that features.json speaks of: make it again.")
+        return found
+
+
+def turned(images: Images) -> Images:
+    """Images turned over their diagonal, and mirrored ones: other letters by the same hands.
+
+    They stand in for a public set of letters: neither these images nor these classes are those that
+    heads are trained on later. (0, 1 and 8 look much the same when turned: a little of the classes
+    is known to the base then.)
+    """
+    if images.shape[1] != images.shape[2]:
+        raise DataError(f'"{images.name}" has images that are not square: give --image-size.')
+    count = len(images.classes)
+    names = [f"{name}-{how}" for how in ("turned", "mirrored") for name in images.classes]
+    return replace(
+        images,
+        pixels=torch.cat([images.pixels.transpose(2, 3), images.pixels.flip(3)]),
+        labels=torch.cat([images.labels, images.labels + count]),
+        classes=tuple(names),
+        name=f"{images.name}-turned",
+        people=None,
+    )
+
+
+def pretrain(
+    model: nn.Module, images: Images, run: Run, *, epochs: float, lr: float, device: torch.device,
+    batch_size: int = 64, shift: int = 2, seed: int = 0,
+) -> nn.Module:  # fmt: skip
+    """Train a base on public images, shifted at random; a run that was cut goes on."""
+    images.require_public("training a base model")
+    model = model.to(device)
+    reading = reading_of(model, images, device, seed=seed, shift=shift)
+    steps = max(1, round(epochs * len(images) / batch_size))
+    optimizer = make_optimizer(model, "adam", lr=lr, momentum=0.0, weight_decay=0.0)
+    learner = Learner(model, optimizer, make_schedule(optimizer, "cosine", steps))
+    learner.load(run.load_checkpoint())
+    batches = shuffled(len(images), batch_size, learner.step, steps, seed)
+    fit(learner, batches, plain_step(model, reading), run)
+    return learner.best.eval()
+
+
+def shuffled(size: int, batch_size: int, start: int, steps: int, seed: int) -> Iterator[Batch]:
+    """Batches of public images, epoch by epoch in another order; a function of the step."""
+    each = max(1, size // min(batch_size, size))
+    for step in range(start, steps):
+        epoch, place = divmod(step, each)
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch))
+        indices = order[place * batch_size : (place + 1) * batch_size]
+        yield Batch(step, (Chunk(indices, torch.ones(len(indices), dtype=torch.bool)),))
+
+
+def headless(model: nn.Module) -> nn.Module:
+    """The model without its last layer: what goes into that comes out."""
+    (path,) = {name.rpartition(".")[0] for name in head_parameters(model)}
+    model.set_submodule(path, nn.Identity())
+    return model.eval()
+
+
+def reading_of(
+    model: nn.Module, images: Images, device: torch.device, *, seed: int = 0, shift: int = 0
+) -> Reading:
+    """How a base reads images."""
+    statistics = pixel_statistics(model, images.shape[0])
+    return Reading(images.to(device), device, *statistics, Augmentation(crop=shift), seed=seed)
+
+
+@torch.no_grad()
+def extract(
+    base: nn.Module, images: Images, device: torch.device, *, size: int | None = None,
+    norm: float | None = None, batch_size: int = 256,
+) -> Features:  # fmt: skip
+    """Features of all images, in float32; with `norm`, each scaled to that length."""
+    pieces = []
+    for start in range(0, len(images), batch_size):
+        some = images.select(range(start, min(start + batch_size, len(images))))
+        reading = reading_of(base, resize(some, size) if size else some, device)
+        pieces.append(base(reading.normalise(reading.scale(slice(None)))).float().cpu())
+    values = torch.cat(pieces).flatten(1)
+    if norm is not None:
+        values = values * (norm / values.norm(dim=1, keepdim=True).clamp(min=1e-12))
+    return Features(values, images.labels.clone(), norm)
