@@ -1,0 +1,244 @@
+"""How one head is trained: a recipe that an adversary knows, and what the head then says.
+
+A head is a linear softmax layer, or a two-layer binary network, on features of a public body. It
+sees N = classes * class_size images, all of them in each step or each by its own coin. One head is
+one flat vector of P numbers: weights row by row, then biases, layer by layer.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sfumato.errors import ConfigError, DataError
+from sfumato.privacy.events import Cost
+
+LOGIT_BYTES = 2**26
+"""Heads are scored in groups whose logits take about this much."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRecipe:
+    """The training of one head. The defaults are those published for MNIST."""
+
+    classes: int = 10
+    class_size: int = 1
+    """Images of each class."""
+    hidden: int = 0
+    """0: a linear softmax head. Otherwise a binary head with so many hidden units (ReLU)."""
+    positive: tuple[int, ...] = ()
+    """The classes that count as 1 for a binary head."""
+    lr: float = 0.01
+    weight_decay: float = 1e-5
+    init_std: float = 0.002
+    """Deviation of the weights at the start. Biases start at 0."""
+    epochs: int | None = None
+    """None: `epochs_base + epochs_per_image * class_size`."""
+    epochs_base: int = 26
+    epochs_per_image: int = 6
+    """Published: 26 and 6 for MNIST, 38 and 10 for CIFAR-10."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    noise_multiplier: float = 0.0
+    max_norm: float | None = None
+    """What each example's gradient is clipped to; None: not at all."""
+    rate: float = 1.0
+    """Chance of each image to be in a step; 1: all of them are."""
+
+    def __post_init__(self) -> None:
+        _check_counts(self)
+        _check_kind(self)
+        _check_privacy(self)
+
+    @property
+    def images(self) -> int:
+        """N, the number of images a head is trained on."""
+        return self.classes * self.class_size
+
+    @property
+    def outputs(self) -> int:
+        """Logits for each example: one a class, or one in all."""
+        return 1 if self.hidden else self.classes
+
+    @property
+    def passes(self) -> int:
+        """Epochs, by number or by rule."""
+        automatic = self.epochs_base + self.epochs_per_image * self.class_size
+        return automatic if self.epochs is None else self.epochs
+
+    @property
+    def steps(self) -> int:
+        """T, the number of updates: with rate 1/2, two an epoch."""
+        return round(self.passes / self.rate)
+
+    @property
+    def divisor(self) -> float:
+        """The public number that each sum is divided by: the expected batch."""
+        return self.images * self.rate
+
+    @property
+    def labels(self) -> Int[Tensor, " n"]:
+        """The classes of a head's images, in the order in which a fleet gives them."""
+        return torch.arange(self.classes).repeat_interleave(self.class_size)
+
+    def targets(self, labels: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+        """What the head is to say: the class, or whether it is a positive one."""
+        if not self.hidden:
+            return labels
+        return torch.isin(labels, torch.tensor(self.positive, device=labels.device)).long()
+
+    def layers(self, d: int) -> list[tuple[int, int]]:
+        """Rows and columns of each layer's weight, for features of dimension `d`."""
+        return [(self.hidden, d), (1, self.hidden)] if self.hidden else [(self.classes, d)]
+
+    def num_parameters(self, d: int) -> int:
+        """P, the length of the flat vector."""
+        return sum(rows * (columns + 1) for rows, columns in self.layers(d))
+
+    def costs(self) -> Counter[Cost]:
+        """What the accountant prices, under either relation: T steps of this rate and noise."""
+        return Counter({(self.rate, self.noise_multiplier, None, None): self.steps})
+
+
+def class_size_for(images: int, classes: int) -> int:
+    """Images of each class when a head has `images` in all; refuses what does not divide."""
+    if classes < 1 or images < classes or images % classes:
+        near = max(1, round(images / max(classes, 1))) * classes
+        raise ConfigError(
+            f"{images} images cannot be shared out among {classes} classes: each head has equally "
+            f"many of each. Take {near}."
+        )
+    return images // classes
+
+
+def split_layers(
+    weights: Float[Tensor, "m p"], recipe: HeadRecipe, d: int
+) -> list[tuple[Float[Tensor, "m rows columns"], Float[Tensor, "m rows2"]]]:
+    """Weight and bias of each layer, as views of the flat vectors: writing to them writes there."""
+    check_weights(weights, recipe, d)
+    parts, start = [], 0
+    for rows, columns in recipe.layers(d):
+        middle, end = start + rows * columns, start + rows * (columns + 1)
+        weight = weights[:, start:middle].unflatten(1, (rows, columns))
+        parts.append((weight, weights[:, middle:end]))
+        start = end
+    return parts
+
+
+def coordinate(index: int, recipe: HeadRecipe, d: int) -> str:
+    """The name of one number of the flat vector.
+
+    >>> coordinate(2565, HeadRecipe(), 256)
+    'bias[5]'
+    """
+    layers = recipe.layers(d)
+    for number, (rows, columns) in enumerate(layers, 1):
+        prefix = f"layer {number} " if len(layers) > 1 else ""
+        if index < rows * columns:
+            return f"{prefix}weight[{index // columns}, {index % columns}]"
+        index -= rows * columns
+        if index < rows:
+            return f"{prefix}bias[{index}]"
+        index -= rows
+    raise IndexError("the head has fewer numbers than that")
+
+
+def predict(
+    weights: Float[Tensor, "m p"], recipe: HeadRecipe, features: Float[Tensor, "n d"]
+) -> Float[Tensor, "m n outputs"]:
+    """The logits of every head for every example."""
+    (weight, bias), *rest = split_layers(weights, recipe, features.shape[1])
+    values = features @ weight.mT + bias[:, None]
+    for weight, bias in rest:
+        values = values.relu() @ weight.mT + bias[:, None]
+    return values
+
+
+def accuracy_of_heads(
+    weights: Float[Tensor, "m p"],
+    recipe: HeadRecipe,
+    features: Float[Tensor, "n d"],
+    labels: Int[Tensor, " n"],
+) -> Float[Tensor, " m"]:
+    """The share of these examples that each head gets right."""
+    if not len(labels):
+        raise DataError("there are no examples to score heads on. Give at least one.")
+    targets = recipe.targets(labels)
+    widest = max(recipe.hidden, recipe.outputs)
+    at_once = max(1, LOGIT_BYTES // (len(labels) * widest * weights.element_size()))
+    shares = []
+    for some in weights.split(at_once):
+        logits = predict(some, recipe, features)
+        said = (logits[..., 0] > 0).long() if recipe.hidden else logits.argmax(-1)
+        shares.append((said == targets).to(weights.dtype).mean(1))
+    return torch.cat(shares) if shares else weights.new_empty(0)
+
+
+def check_weights(weights: Tensor, recipe: HeadRecipe, d: int) -> None:
+    """Refuse weights that are not `m` heads of this recipe on `d` features."""
+    wanted = recipe.num_parameters(d)
+    if weights.ndim != 2 or weights.shape[1] != wanted:
+        shapes = " and ".join(f"{rows}x{columns}" for rows, columns in recipe.layers(d))
+        raise DataError(
+            f"weights of shape {tuple(weights.shape)} are not heads of this recipe: on {d} "
+            f"features a head has {wanted} numbers ({shapes}, with biases). Give the recipe that "
+            "the head was trained by, and features of the same body."
+        )
+
+
+def _check_counts(recipe: HeadRecipe) -> None:
+    for name in ("classes", "class_size"):
+        if getattr(recipe, name) < 1:
+            raise ConfigError(f"{name}={getattr(recipe, name)} must be at least 1.")
+    if recipe.passes < 1:
+        raise ConfigError(
+            f"a head of {recipe.passes} epochs learns nothing: raise epochs, or epochs_base."
+        )
+    if not (recipe.lr > 0 and math.isfinite(recipe.lr)):
+        raise ConfigError(f"lr={recipe.lr:g} must be above 0 and finite. 0.01 is usual.")
+    for name in ("weight_decay", "init_std"):
+        value = getattr(recipe, name)
+        if not (value >= 0 and math.isfinite(value)):
+            raise ConfigError(f"{name}={value:g} must be finite and not negative; 0 is none.")
+
+
+def _check_kind(recipe: HeadRecipe) -> None:
+    if recipe.optimizer not in ("sgd", "adam"):
+        raise ConfigError(f'optimizer="{recipe.optimizer}" is not known. There are: sgd, adam.')
+    if recipe.hidden < 0:
+        raise ConfigError(f"hidden={recipe.hidden} must be 0, a linear head, or more.")
+    if not recipe.hidden:
+        if recipe.positive:
+            raise ConfigError("positive classes are for binary heads: give hidden units too.")
+        if recipe.classes < 2:
+            raise ConfigError("a linear head needs at least 2 classes to tell apart.")
+        return
+    positive = set(recipe.positive)
+    if not (positive < set(range(recipe.classes)) and positive):
+        raise ConfigError(
+            f"positive={recipe.positive} must name some of the classes 0 to {recipe.classes - 1}, "
+            "and not all: a binary head tells them from the rest."
+        )
+    if len(positive) < len(recipe.positive):
+        raise ConfigError(f"positive={recipe.positive} names a class twice. Name each once.")
+
+
+def _check_privacy(recipe: HeadRecipe) -> None:
+    if not 0 < recipe.rate <= 1:
+        raise ConfigError(f"rate={recipe.rate:g} must lie in (0, 1]: 1 takes all images.")
+    if recipe.max_norm is not None and not (recipe.max_norm > 0 and math.isfinite(recipe.max_norm)):
+        raise ConfigError(
+            f"max_norm={recipe.max_norm:g} must be positive and finite; leave it out to clip "
+            "nothing."
+        )
+    if not (recipe.noise_multiplier >= 0 and math.isfinite(recipe.noise_multiplier)):
+        raise ConfigError(
+            f"noise_multiplier={recipe.noise_multiplier:g} must be finite and not negative."
+        )
+    if recipe.noise_multiplier and recipe.max_norm is None:
+        raise ConfigError(
+            "noise is measured in norm bounds: give max_norm with noise_multiplier, or neither."
+        )
