@@ -10,6 +10,7 @@ Read in this order; it takes about an hour:
 6. `noise`       `privatize`: the only way from private sums to something releasable
 7. `secure`      noise from a cryptographic stream, safe against floating-point attacks
 8. `moments`     sums of clipped vectors, the simplest thing to release
+9. `tradeoff`    what any attack can reach against all of this, as a ROC curve
 
 This room knows tensors and numbers. It knows nothing of images, models or files.
 """

@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+from jaxtyping import Float
+
 from sfumato.errors import ConfigError
 from sfumato.privacy.events import Cost, Event, Relation
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 Accountant = Literal["pld", "rdp"]
+
+Pair = Literal["remove", "add", "replace"]
+"""Two neighbours in an order: the example is there and then not, the reverse, or another one is."""
 
 
 def epsilon(
@@ -88,6 +94,32 @@ def price(
         total = part if total is None else total.compose(part)
     assert total is not None
     return float(total.get_epsilon_for_delta(delta))
+
+
+def loss_cells(
+    rate: float, noise_multiplier: float, steps: int, pair: Pair
+) -> tuple[Float[np.ndarray, " cells"], Float[np.ndarray, " cells"]]:
+    """What a Poisson-sampled Gaussian mechanism does with and without an example, in cells of loss.
+
+    Returns the chance of each cell with the example and without it, largest privacy loss first;
+    the first cell is the infinite loss. "add" swaps the two, and for "replace" another example
+    stands in its place. Guarantee: up to the rounding of floats (1e-7 in all), these two are at
+    least as easy to tell apart as the real pair.
+    """
+    cost: Cost = (rate, noise_multiplier, None, None)
+    # Cells that resolve the loss of one step, unless there would be millions of them.
+    width = min(_interval(Counter({cost: steps}), 0), rate / noise_multiplier / 20)
+    largest = 0.5 / noise_multiplier**2 + 10 / noise_multiplier
+    width = max(width, largest * max(math.sqrt(steps) / 3e5, 1 / 6e4))
+    relation: Relation = "replace" if pair == "replace" else "add-or-remove"
+    total = _composed(cost, steps, relation, width)
+    # dp-accounting keeps the two directions, and the cells themselves, to itself.
+    cells = (total._pmf_add if pair == "add" else total._pmf_remove).to_dense_pmf()
+    losses = (cells._lower_loss + np.arange(cells.size)) * cells._discretization
+    likely = np.maximum(cells._probs, 0)
+    # exp(700) is the largest there is; cells with so negative a loss hold nothing.
+    other = likely * np.exp(-np.maximum(losses, -700))
+    return np.append(likely, cells._infinity_mass)[::-1], np.append(other, 0.0)[::-1]
 
 
 def shuffled_epsilon(
