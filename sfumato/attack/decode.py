@@ -57,7 +57,7 @@ def decoder_step(
     decoder: nn.Module,
     game: Game,
     heads_of: Callable[[int], Heads],
-    standardise: Callable[[Tensor], Tensor],
+    standardise: Callable[[Heads], Tensor],
     *,
     precision: torch.dtype = torch.float32,
     compile: bool = False,
@@ -75,7 +75,7 @@ def decoder_step(
     def step(batch: Batch) -> dict[str, float]:
         heads = heads_of(batch.step)
         # Rounded after it is standardised: what is to be seen is how far weights are from the mean.
-        loss = measure(standardise(heads.weights), heads.members)
+        loss = measure(standardise(heads), heads.members)
         loss.backward()
         return {"loss": float(loss.detach()), "batch": float(len(heads.weights)), "clipped": 0.0}
 

@@ -6,6 +6,7 @@ subtracted from each other, so a weight of mean 1 and deviation 1e-6 comes out r
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,6 +15,7 @@ from torch import Tensor
 from sfumato.attack.fleet import Heads
 from sfumato.attack.heads import HeadRecipe, coordinate
 from sfumato.errors import DataError, RunError
+from sfumato.files import atomic
 
 CONSTANT = 2.0**-22
 """A weight whose deviation is below this share of its mean varies by float32's rounding alone."""
@@ -42,8 +44,8 @@ class WeightStatistics:
         places = (~self.keep).nonzero().flatten().tolist()
         return [coordinate(place, recipe, d) for place in places]
 
-    def standardise(self, heads: Heads) -> Float[Tensor, "m kept"]:
-        """The weights that vary, less their mean, in deviations; in the type of the weights.
+    def standardise(self, heads: Heads) -> Float[Tensor, "m p"]:
+        """Weights less their mean, in deviations; 0 for those that do not vary.
 
         Guarantee: heads of another kind, by recipe or by the body of the features, are refused.
         Subtraction is done in float64, since the deviations are what says something.
@@ -53,9 +55,45 @@ class WeightStatistics:
                 f"statistics from another fleet: they are of kind {self.kind[:12]}, the heads of "
                 f"kind {heads.kind[:12]}. Find statistics of heads of the same recipe and features."
             )
-        keep, device = self.keep, heads.weights.device
-        mean, std = self.mean[keep].to(device), self.std[keep].to(device)
-        return ((heads.weights[:, keep.to(device)] - mean) / std).to(heads.weights.dtype)
+        device = heads.weights.device
+        mean, inverse = self.mean.to(device), self._inverse.to(device)
+        return ((heads.weights - mean) * inverse).to(heads.weights.dtype)
+
+    @property
+    def _inverse(self) -> Float[Tensor, " p"]:
+        return torch.where(self.keep, 1 / self.std, 0.0)
+
+    def fake(self, count: int, seed: int) -> Float[Tensor, "count p"]:
+        """Standardised weights that are Gaussian noise with the correlation of real ones.
+
+        This is the published null. No data set has such weights: they have full rank, and heads
+        have a rank below the number of classes.
+        """
+        if self.correlation is None:
+            raise RunError("the statistics have no correlation: find them again with it.")
+        generator = torch.Generator().manual_seed(seed)
+        jitter = 1e-5 * torch.eye(len(self.mean), dtype=torch.float64)
+        factor = torch.linalg.cholesky(self.correlation.cpu() + jitter).float()
+        return torch.randn(count, len(self.mean), generator=generator) @ factor.T
+
+    def save(self, path: Path) -> None:
+        """Keep them in a file."""
+        from safetensors.torch import save
+
+        tensors = {"mean": self.mean, "std": self.std, "correlation": self.correlation}
+        found = {name: t.cpu().contiguous() for name, t in tensors.items() if t is not None}
+        with atomic(path) as file:
+            file.write(save(found, metadata={"count": str(self.count), "kind": self.kind}))
+
+    @staticmethod
+    def load(path: Path) -> "WeightStatistics":
+        """Statistics from a file."""
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt") as file:
+            notes = file.metadata()
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return WeightStatistics(count=int(notes["count"]), kind=notes["kind"], **found)
 
 
 def weight_statistics(batches: Iterable[Heads], *, correlation: bool = False) -> WeightStatistics:
@@ -120,7 +158,7 @@ def _statistics(total: _Sums, kind: str) -> WeightStatistics:
     found = WeightStatistics(total.mean, std, total.count, kind)
     if total.products is None:
         return found
-    inverse = torch.where(found.keep, 1 / std, 0.0)
+    inverse = found._inverse
     correlation = total.products / total.count * inverse[:, None] * inverse
     correlation.fill_diagonal_(1.0)
     return WeightStatistics(total.mean, std, total.count, kind, correlation)

@@ -9,6 +9,8 @@ the row of the wanted class and, on average, the other rows. It has a twentieth 
 what it learns of one class serves all.
 """
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -35,9 +37,7 @@ class PublishedDecoder(nn.Module):
         self.classes = nn.Embedding(classes, self.first.out_features) if classes else None
         self.start = (4 * width, start, start)
         widths = [4 * width, 2 * width, *[width] * (blocks - 1)]
-        self.blocks = nn.Sequential(
-            *(UpBlock(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
-        )
+        self.blocks = nn.Sequential(*(UpBlock(a, b) for a, b in pairwise(widths)))
         self.last = nn.Sequential(
             nn.BatchNorm2d(width if blocks > 1 else widths[-1]), nn.ReLU(),
             nn.Conv2d(widths[-1], channels, 3, padding=1),
@@ -98,9 +98,7 @@ class RowDecoder(nn.Module):
 
     def forward(self, weights: Weights, wanted: Classes) -> Pictures:
         """An image of each wanted class."""
-        matrix, bias = weights.split(
-            [weights.shape[1] - self.num_classes, self.num_classes], dim=1
-        )
+        matrix, bias = weights.split([weights.shape[1] - self.num_classes, self.num_classes], dim=1)
         rows = torch.cat([matrix.unflatten(1, (self.num_classes, -1)), bias[..., None]], dim=2)
         index = wanted[..., None].expand(-1, -1, rows.shape[2])
         own = rows.gather(1, index)

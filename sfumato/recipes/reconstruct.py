@@ -6,7 +6,7 @@ the images in the weights. Then come heads that were trained on images it has ne
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from sfumato.attack.decode import Game
     from sfumato.attack.features import Features
-    from sfumato.attack.fleet import Fleet, Heads
+    from sfumato.attack.fleet import Fleet
     from sfumato.attack.heads import HeadRecipe
     from sfumato.attack.statistics import WeightStatistics
     from sfumato.data.images import Images
@@ -44,6 +43,8 @@ class Scene:
 
     config: Config
     run: Run
+    public: Run
+    """The run that has the base and its features: several attacks may share them."""
     device: "torch.device"
     base: "Images"
     own: "Images"
@@ -65,34 +66,41 @@ class Scene:
 
 def run(config: Config, run: Run) -> dict[str, Any]:
     """The stages in order, up to the one that was asked for; finished ones are skipped."""
-    if config.vary is not None:
-        from sfumato.recipes.reconstruct_study import study
-
-        return study(config, run)
-    from sfumato.recipes.reconstruct_evaluate import evaluate
+    from sfumato.recipes.reconstruct_study import look_at, study
 
     scene = set_scene(config, run)
-    stages = [base, features, shadow, stats, train, evaluate]
-    last = stages if config.stage in ("all", "merge") else stages[: STAGES.index(config.stage) + 1]
-    summary: dict[str, Any] = {}
-    for stage in last:
-        place = run.stage(stage.__name__)
-        if not place.finished:
-            stage(scene, place)
-        if not place.finished:
-            return {"stage": stage.__name__, "run": str(run.path), "unfinished": True}
-        summary = place.summary
-        if config.stage == "merge" and stage is shadow:
-            break
+    if config.vary is not None:
+        return study(scene)
+    last = {"all": "evaluate", "merge": "shadow"}.get(config.stage, config.stage)
+    summary = follow(scene, STAGES[: STAGES.index(last) + 1])
+    if config.target is not None:
+        return look_at(scene, config.target)
     if config.stage != "all":
         return {**summary, "stage": config.stage, "run": str(run.path)}
     return run.finish({**summary, "run": str(run.path)})
 
 
+def follow(scene: Scene, names: Sequence[str]) -> dict[str, Any]:
+    """Take these stages, apart from those that are finished; the last one's summary."""
+    from sfumato.recipes.reconstruct_decoder import train
+    from sfumato.recipes.reconstruct_evaluate import evaluate
+
+    made = (base, features, shadow, stats, train, evaluate)
+    stages: dict[str, Callable[[Scene, Run], None]] = dict(zip(STAGES, made, strict=True))
+    summary: dict[str, Any] = {}
+    for name in names:
+        owner = scene.public if name in ("base", "features") else scene.run
+        place = owner.stage(name)
+        if not place.finished:
+            stages[name](scene, place)
+        if not place.finished:
+            return {"unfinished": name}
+        summary = place.summary
+    return summary
+
+
 def show(summary: Mapping[str, Any]) -> str:
     """What was found, and where the pictures are."""
-    if "table" in summary:
-        return summary["table"]
     if "stage" in summary:
         told = [f"  {k}  {v}" for k, v in summary.items() if k not in ("stage", "run")]
         return "\n".join([f"stage {summary['stage']} of {summary['run']}", *told])
@@ -119,7 +127,7 @@ def set_scene(config: Config, run: Run) -> Scene:
 
         part, own = own.split(config.base_share, seed=config.seed)
         base = turned(part)
-    return Scene(config, run, pick_device(config.device), base, own, targets)
+    return Scene(config, run, run, pick_device(config.device), base, own, targets)
 
 
 def base(scene: Scene, stage: Run) -> None:
@@ -185,7 +193,7 @@ def features(scene: Scene, stage: Run) -> None:
 
     config = scene.config
     model = build_base(scene)
-    load_weights(model, scene.run.stage("base").path / "model.safetensors")
+    load_weights(model, scene.public.stage("base").path / "model.safetensors")
     model = headless(model.to(scene.device))
     options: dict[str, Any] = {"size": config.feature_size, "norm": config.feature_norm}
     own = extract(model, scene.own, scene.device, **options)
@@ -198,7 +206,7 @@ def own_features(scene: Scene, *, private: bool = False) -> "Features":
     """The attacker's features, or with `private` those of the images it is after."""
     from sfumato.attack.features import Features
 
-    stage = scene.run.stage("features")
+    stage = scene.public.stage("features")
     return Features.load(stage.private if private else stage.path).to(scene.device)
 
 
@@ -222,11 +230,8 @@ def shadow(scene: Scene, stage: Run) -> None:
     rate = len(heads) / (time.perf_counter() - began)
     found = own_features(scene)
     score = accuracy_of_heads(heads.weights[:256], scene.recipe, found.values, found.labels)
-    if config.save:
-        from sfumato.recipes.reconstruct_shards import make_shards
-
-        if not make_shards(config, fleet, stage):
-            return
+    if config.save and not keep_heads(config, fleet, stage):
+        return
     recipe = scene.recipe
     stage.finish(
         {
@@ -238,6 +243,26 @@ def shadow(scene: Scene, stage: Run) -> None:
             "kept": config.save,
         }
     )
+
+
+def keep_heads(config: Config, fleet: "Fleet", stage: Run) -> bool:
+    """Write the shards that fall to this process; whether the fleet is whole then."""
+    from sfumato.attack.shards import merge, write_shard
+
+    folder, total = stage.path / "heads", config.shards
+    if config.shard is not None:
+        number, _, of = config.shard.partition("/")
+        if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+            raise ConfigError(f'--shard "{config.shard}" must be i/n, with i from 1 to n.')
+        write_shard(folder, fleet, int(number) - 1, int(of), config.save)
+        stage.log(f"shard {config.shard} is whole; sfumato reconstruct merge joins them")
+        return False
+    if config.stage != "merge":
+        for index in range(total):
+            write_shard(folder, fleet, index, total, config.save)
+            stage.log(f"shard {index + 1}/{total} is whole")
+    merge(folder)
+    return True
 
 
 def stats(scene: Scene, stage: Run) -> None:
@@ -260,102 +285,3 @@ def statistics_of(scene: Scene) -> "WeightStatistics":
     if not path.exists():
         raise RunError(f"{path} is not there: run the stage stats first.")
     return WeightStatistics.load(path)
-
-
-def train(scene: Scene, stage: Run) -> None:
-    """The attacker's network learns to see images in weights."""
-    import torch
-
-    from sfumato.attack.decode import Game, decoder_step
-    from sfumato.nn.average import new_average
-    from sfumato.privacy.sampling import Batch
-    from sfumato.train.loop import Learner, fit
-    from sfumato.train.progress import progress
-    from sfumato.train.setup import make_optimizer, make_schedule
-
-    config, fleet, statistics = scene.config, fleet_of(scene), statistics_of(scene)
-    decoder = build_decoder(scene, fleet)
-    optimizer = make_optimizer(
-        decoder, "adamw", lr=config.decoder_lr, momentum=0.0, weight_decay=1e-3
-    )
-    schedule = make_schedule(optimizer, "cosine", config.steps, warmup=config.steps // 20)
-    learner = Learner(decoder, optimizer, schedule, new_average(decoder, config.ema))
-    learner.load(stage.load_checkpoint())
-    step = decoder_step(
-        decoder, game_of(scene, scene.own), heads_by_step(scene, fleet), statistics.standardise,
-        precision=torch.bfloat16 if config.precision == "bf16" else torch.float32,
-        compile=config.compile,
-    )  # fmt: skip
-    batches = (Batch(number, ()) for number in range(learner.step, config.steps))
-    tell = progress(config.steps, learner.step, None, stage.say, unit="heads")
-    fit(learner, batches, step, stage, tell=tell)
-    stage.save_tensors("model.safetensors", learner.best.state_dict())
-    size = sum(parameter.numel() for parameter in decoder.parameters())
-    stage.finish({"decoder": config.decoder, "parameters": size, "steps": config.steps})
-
-
-def game_of(scene: Scene, images: "Images") -> "Game":
-    """What the decoder is asked for, on one set of images."""
-    from sfumato.attack.decode import Game
-
-    recipe = scene.recipe
-    pixels = images.pixels.to(scene.device)
-    return Game(pixels, recipe.classes, recipe.class_size, scene.config.conditional)
-
-
-def build_decoder(scene: Scene, fleet: "Fleet") -> "nn.Module":
-    """The attacker's network for heads of this fleet."""
-    import torch
-
-    from sfumato.nn.decoder import PublishedDecoder, RowDecoder
-
-    config, recipe = scene.config, scene.recipe
-    torch.manual_seed(config.seed)
-    kind = RowDecoder if config.decoder == "rows" else PublishedDecoder
-    decoder = kind(
-        recipe.num_parameters(fleet.dimension), scene.own.shape,
-        recipe.classes if config.conditional else 0, config.width,
-    )  # fmt: skip
-    return decoder.to(scene.device)
-
-
-def trained_decoder(scene: Scene, fleet: "Fleet") -> "nn.Module":
-    """The network as the stage train left it."""
-    from safetensors.torch import load_file
-
-    decoder = build_decoder(scene, fleet)
-    decoder.load_state_dict(load_file(scene.run.stage("train").path / "model.safetensors"))
-    return decoder.eval()
-
-
-def heads_by_step(scene: Scene, fleet: "Fleet") -> "Callable[[int], Heads]":
-    """The heads of each step: fresh ones, made for several steps at once, or those on disk."""
-    from sfumato.attack.fleet import Heads
-
-    config = scene.config
-    size, pool = config.batch_heads, max(1, POOL // config.batch_heads)
-    made: dict[int, Heads] = {}
-    kept = None
-    if config.save:
-        from sfumato.attack.shards import open_shards
-
-        kept = open_shards(scene.run.stage("shadow").path / "heads", fleet)
-
-    def of(step: int) -> Heads:
-        number, place = divmod(step, pool)
-        if number not in made:
-            made.clear()
-            first = number * pool * size
-            made[number] = (
-                fleet.heads(first, pool * size)
-                if kept is None
-                else kept.heads(first % max(1, config.save - pool * size + 1), pool * size)
-            )
-        heads, rows = made[number], slice(place * size, (place + 1) * size)
-        return Heads(heads.weights[rows], heads.members[rows], heads.kind)
-
-    return of
-
-
-POOL = 2048
-"""Heads that are made at once while the attacker's network learns."""

@@ -51,7 +51,7 @@ def save_roc(
     bound: tuple[Any, Any] | None = None,
     title: str = "",
 ) -> Path:
-    """ROC curves on a logarithmic axis, with chance and, if there is one, what no attack exceeds."""
+    """ROC curves on a logarithmic axis, with chance and, if given, what no attack exceeds."""
     figure, axes = _subplots(1, 1, cell=(5.4, 4.2))
     axis = axes[0][0]
     for (name, curve), style in zip(curves.items(), ("-", "--", ":"), strict=False):
@@ -69,6 +69,32 @@ def save_roc(
     axis.grid(color=GREY, alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, loc="upper left", frameon=False)
+    return _save(figure, path)
+
+
+def save_study(path: Path, name: str, rows: Mapping[str, Mapping[str, Any]]) -> Path:
+    """What an attack reaches for each value of one setting, and what privacy allows."""
+    figure, axes = _subplots(1, 1, cell=(5.4, 3.6))
+    axis, places = axes[0][0], range(len(rows))
+    found = [row["tpr_at_1_percent_fpr"] for row in rows.values()]
+    limits = [row["tpr_at_1_percent_fpr_interval"] for row in rows.values()]
+    spread = [
+        [max(0.0, f - low) for f, (low, _) in zip(found, limits, strict=True)],
+        [max(0.0, high - f) for f, (_, high) in zip(found, limits, strict=True)],
+    ]
+    axis.errorbar(
+        places, found, spread, color=ACCENT, marker="o", capsize=3, label="attack, at 1 % FPR"
+    )
+    bounds = [row["privacy"].get("tpr_bound_at_1_percent_fpr", 1.0) for row in rows.values()]
+    axis.plot(places, bounds, color=INK, marker="_", markersize=14, ls="", label="bound")
+    accuracy = [row["accuracy_of_heads"] for row in rows.values()]
+    axis.plot(places, accuracy, color=GREY, marker=".", ls="--", label="accuracy of heads")
+    axis.set_xticks(list(places), list(rows))
+    axis.set(ylim=(0, 1.02))
+    axis.set_xlabel(name)
+    axis.grid(color=GREY, alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=8, frameon=False)
     return _save(figure, path)
 
 
