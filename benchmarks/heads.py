@@ -17,6 +17,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
@@ -32,20 +33,20 @@ ROUNDS, LOOPED, DUAL = 7, 10, 4 * BLOCK
 """Rounds, and heads in each of them: by a loop, by the dual. The primal trains one block."""
 FLEET, BATCH = 2_560_000, 2**16
 """Heads on a GPU, in all and in a batch."""
-MNIST = {"lr": 0.01, "weight_decay": 1e-5, "init_std": 0.002}
-CIFAR = {
-    "lr": 0.01, "weight_decay": 1e-4, "init_std": 0.0002, "epochs_base": 38, "epochs_per_image": 10,
-}  # fmt: skip
+MNIST = HeadRecipe(lr=0.01, weight_decay=1e-5, init_std=0.002)
+CIFAR = HeadRecipe(
+    lr=0.01, weight_decay=1e-4, init_std=0.0002, epochs_base=38, epochs_per_image=10
+)  # fmt: skip
 CASES: dict[str, tuple[int, HeadRecipe]] = {
-    "MNIST N=10": (256, HeadRecipe(**MNIST)),
-    "MNIST N=40": (256, HeadRecipe(**MNIST, class_size=4)),
-    "CIFAR N=10": (1280, HeadRecipe(**CIFAR)),
-    "DP MNIST N=10": (256, HeadRecipe(**MNIST, rate=0.5, noise_multiplier=1.82, max_norm=4.0)),
+    "MNIST N=10": (256, MNIST),
+    "MNIST N=40": (256, replace(MNIST, class_size=4)),
+    "CIFAR N=10": (1280, CIFAR),
+    "DP MNIST N=10": (256, replace(MNIST, rate=0.5, noise_multiplier=1.82, max_norm=4.0)),
     "DP MNIST N=40": (
         256,
-        HeadRecipe(**MNIST, class_size=4, rate=0.5, noise_multiplier=5.21, max_norm=4.0),
+        replace(MNIST, class_size=4, rate=0.5, noise_multiplier=5.21, max_norm=4.0),
     ),
-    "DP CIFAR N=10": (1280, HeadRecipe(**CIFAR, rate=0.5, noise_multiplier=1.48, max_norm=1.2)),
+    "DP CIFAR N=10": (1280, replace(CIFAR, rate=0.5, noise_multiplier=1.48, max_norm=1.2)),
 }
 
 
