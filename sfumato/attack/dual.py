@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from sfumato.attack.chance import Chance, Normals
@@ -103,11 +103,12 @@ def draw_noise(recipe: HeadRecipe, x: Float[Tensor, "m n d"], normals: Normals) 
 
     With G = C C^T, Z_t X~^T is xi_t C^T for standard normals xi_t. They fix the part of the total
     that lies in the span of the inputs, (sum_t a^(T-1-t) xi_t) C^-1 X~; the rest is one Gaussian
-    of variance sum_t a^(2t), less its own part in that span. A ridge far below the precision of
-    the weights keeps duplicate inputs, for which G is singular, from dividing by zero.
+    of variance sum_t a^(2t), less its own part in that span. C and that span are found in float64,
+    so that directions in which inputs hardly differ keep their noise.
     """
     m, n, _ = x.shape
-    factor = _factor(x)
+    wide = x.double()
+    factor = _factor(wide)
     ways = normals((recipe.steps, recipe.classes, n))
     seen = ways.view(m, -1, n) @ factor.mT.to(x.dtype)
     decay = _decay(recipe, x)
@@ -118,7 +119,7 @@ def draw_noise(recipe: HeadRecipe, x: Float[Tensor, "m n d"], normals: Normals) 
     across = (weight @ x.mT + bias[..., None]).double()
     across = torch.linalg.solve_triangular(factor, across.mT, upper=False).mT
     coefficients = torch.linalg.solve_triangular(factor.mT, (along - across).mT, upper=True).mT
-    total = _add_inputs(free, coefficients.to(x.dtype), recipe, x)
+    total = _add_inputs(free, coefficients, recipe, wide)
     return Noise(seen.view_as(ways), total)
 
 
@@ -138,12 +139,15 @@ def _gram(x: Float[Tensor, "m n d"]) -> Float[Tensor, "m n n"]:
     return (x @ x.mT).add_(1)
 
 
-def _factor(x: Float[Tensor, "m n d"]) -> Float[Tensor, "m n n"]:
-    """The Cholesky factor of G with its ridge, in float64: weak directions keep their noise."""
-    gram = _gram(x.double())
-    # Against rounding in the factor itself, and in products of coefficients as large as 1/ridge.
-    share = max(4 * x.shape[1] * torch.finfo(torch.float64).eps, torch.finfo(x.dtype).eps / 8)
+def _factor(x: Float64[Tensor, "m n d"]) -> Float64[Tensor, "m n n"]:
+    """The Cholesky factor of G, with a ridge just above rounding.
+
+    Duplicate inputs, or more inputs than features, make G singular. Where it is, coefficients are
+    large, and cancel to as many digits as float64 has beyond the ridge.
+    """
+    gram = _gram(x)
     diagonal = gram.diagonal(dim1=1, dim2=2)
+    share = 4 * x.shape[1] * torch.finfo(torch.float64).eps
     diagonal.add_(share * diagonal.mean(1, keepdim=True))
     return torch.linalg.cholesky(gram)
 

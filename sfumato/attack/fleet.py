@@ -169,7 +169,7 @@ def bytes_per_head(recipe: HeadRecipe, d: int, item: int) -> int:
     masks = t * n * (item + 1) if recipe.rate < 1 else 0
     if can_use_dual(recipe):
         # The noise is found in float64, next to the features as they are.
-        noise = 2 * t * recipe.classes * n * item + n * d * 8 + 3 * n * n * 8 + p * item
+        noise = 2 * t * recipe.classes * n * item + (n * d + 3 * n * n + p) * 8 + p * item
         return (n * d + 3 * p + n * n + 4 * n * recipe.classes) * item + masks + noisy * noise
     wide = max(recipe.hidden, recipe.classes)
     return (n * d + 8 * p + 8 * n * wide) * item + masks

@@ -45,10 +45,11 @@ def test_standardised_heads_have_mean_zero_and_deviation_one():
     assert (found.std(0, correction=0) - 1).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, 1e6])
-def test_weights_that_do_not_vary_are_named_and_dropped(value):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6 / 3])
+def test_weights_that_do_not_vary_are_named_and_dropped(value, dtype):
     recipe = HeadRecipe(classes=2)
-    weights = torch.randn(301, recipe.num_parameters(3))
+    weights = torch.randn(301, recipe.num_parameters(3), dtype=dtype)
     weights[:, 4] = weights[:, 7] = value
     found = weight_statistics(map(heads, weights.split(50)), correlation=True)
     assert found.dropped(recipe, 3) == ["weight[1, 1]", "bias[1]"]

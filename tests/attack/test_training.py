@@ -121,30 +121,27 @@ def test_without_noise_the_data_part_has_rank_nine_and_sums_to_zero_over_classes
     assert (values[:, 8] > 1e-6 * values[:, 0]).all()
 
 
-@pytest.mark.parametrize("duplicate", [False, True])
-def test_drawn_noise_has_the_covariance_of_gathered_noise(duplicate):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("d", "duplicate"), [(5, False), (5, True), (2, False)])
+def test_drawn_noise_has_the_covariance_of_gathered_noise(d, duplicate, dtype):
     """Both halves together: what inputs see in each step, and what the weights carry at the end."""
     recipe = HeadRecipe(classes=2, class_size=2, epochs=3, lr=0.5, weight_decay=0.6,
                         noise_multiplier=1.0, max_norm=1.0)  # fmt: skip
-    heads, d = 60_000, 5
-    one = torch.randn(4, d, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    heads, steps, p = 60_000, recipe.steps, recipe.num_parameters(d)
+    one = torch.randn(4, d, generator=torch.Generator().manual_seed(3), dtype=dtype)
     if duplicate:
         one[3] = one[2]
     x = one.expand(heads, 4, d)
     generator = torch.Generator().manual_seed(4)
-
-    def normals(shape):
-        return torch.randn((heads, *shape), generator=generator, dtype=torch.float64)
-
-    drawn = draw_noise(recipe, x, normals)
-    p = recipe.num_parameters(d)
-    # The covariance of the linear map from all steps' noise to what the dual needs, exactly.
-    steps = recipe.steps
-    basis = torch.eye(steps * p, dtype=torch.float64).view(steps * p, steps, p).transpose(0, 1)
+    drawn = draw_noise(
+        recipe, x, lambda shape: torch.randn((heads, *shape), generator=generator, dtype=dtype)
+    )
+    # The map from all steps' noise to what the dual needs is linear: its covariance, exactly.
+    basis = torch.eye(steps * p, dtype=dtype).view(steps * p, steps, p).transpose(0, 1)
     gathered = gather_noise(recipe, one.expand(steps * p, 4, d), basis)
-    columns = torch.cat([gathered.seen.flatten(1), gathered.total], 1)
+    columns = torch.cat([gathered.seen.flatten(1), gathered.total], 1).double()
     wanted = columns.T @ columns
-    values = torch.cat([drawn.seen.flatten(1), drawn.total], 1)
+    values = torch.cat([drawn.seen.flatten(1), drawn.total], 1).double()
     found = values.T @ values / heads
     scale = wanted.diagonal().sqrt()
     error = ((found - wanted) / (scale[:, None] * scale)).abs().max()
@@ -153,9 +150,10 @@ def test_drawn_noise_has_the_covariance_of_gathered_noise(duplicate):
     assert values.mean(0).div(scale).abs().max() < 5 / heads**0.5
     # Inputs see of the total what the steps showed them: the two halves are of one noise.
     decay = (1 - recipe.lr * recipe.weight_decay) ** torch.arange(steps - 1, -1, -1)
-    shown = torch.einsum("t,mtkn->mkn", decay.double(), drawn.seen)
+    shown = torch.einsum("t,mtkn->mkn", decay.to(dtype), drawn.seen)
     weight, bias = drawn.total[:, : 2 * d].view(-1, 2, d), drawn.total[:, 2 * d :]
-    torch.testing.assert_close(weight @ x.mT + bias[..., None], shown, rtol=0, atol=1e-4)
+    seen = weight @ x.mT + bias[..., None]
+    torch.testing.assert_close(seen, shown, rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-6)
 
 
 def test_heads_of_the_dual_spread_under_noise_as_those_of_the_primal():
