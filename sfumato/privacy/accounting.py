@@ -117,7 +117,7 @@ def loss_cells(
     cells = (total._pmf_add if pair == "add" else total._pmf_remove).to_dense_pmf()
     losses = (cells._lower_loss + np.arange(cells.size)) * cells._discretization
     likely = np.maximum(cells._probs, 0)
-    # exp(700) is the largest there is; cells with so negative a loss hold nothing.
+    # Beyond 700 the exponential is too large for a float; cells of such a loss hold nothing.
     other = likely * np.exp(-np.maximum(losses, -700))
     return np.append(likely, cells._infinity_mass)[::-1], np.append(other, 0.0)[::-1]
 
