@@ -132,13 +132,12 @@ def tell(scene: Scene, scores: dict[str, Any]) -> str:
         f"  ROC       {folder}/roc.png",
         f"  scores    {folder}/scores.json: do not share",
     ]
+    promised = "none: epsilon is infinite"
     if "epsilon" in privacy:
-        lines.insert(
-            1,
-            f"  promise   epsilon {privacy['epsilon']:.3g}, delta {privacy['delta']:.2g} (one image "
-            f"replaced); no attack has a TPR above {privacy['tpr_bound_at_1_percent_fpr']:.3g} "
-            "at 1 % FPR",
+        bound = privacy["tpr_bound_at_1_percent_fpr"]
+        promised = (
+            f"epsilon {privacy['epsilon']:.3g}, delta {privacy['delta']:.2g} (one image replaced): "
+            f"at 1 % FPR no attack has a TPR above {bound:.3g}"
         )
-    else:
-        lines.insert(1, "  promise   none: epsilon is infinite")
+    lines.insert(1, f"  promise   {promised}")
     return "\n".join(lines)

@@ -1,0 +1,188 @@
+"""The stages of sfumato reconstruct, on digits and with tiny networks."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sfumato.attack.heads import HeadRecipe
+from sfumato.cli import main
+from sfumato.errors import ConfigError, RunError, SfumatoError
+from sfumato.recipes import reconstruct
+from sfumato.recipes.reconstruct import STAGES, Config
+from sfumato.runs import open_run
+
+TINY = Config(
+    head=HeadRecipe(lr=0.1), feature_norm=10.0, base_epochs=0.2, steps=4, batch_heads=8, width=8,
+    stats_heads=256, trials=60, base_share=0.1,
+)  # fmt: skip
+
+
+def attack(config, out):
+    with open_run(config, verb="reconstruct", out=out) as run:
+        return reconstruct.run(config, run)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    attack(TINY, out)
+    return out
+
+
+def test_a_whole_attack_leaves_pictures_and_scores_in_private(finished):
+    assert {p.name for p in (finished / "private").iterdir()} == {
+        "gallery.png", "roc.png", "scores.json",
+    }  # fmt: skip
+    scores = json.loads((finished / "private" / "scores.json").read_text())
+    assert scores["trials"] == 600
+    assert 0 <= scores["tpr_at_1_percent_fpr"] <= 1
+    assert scores["privacy"]["epsilon_proved"] >= 0
+    assert "epsilon" not in scores["privacy"]
+    done = json.loads((finished / "done.json").read_text())
+    assert not {"auc", "accuracy_of_heads", "tpr_at_1_percent_fpr"} & set(done)
+    targets = finished / "stages" / "features" / "private" / "features.safetensors"
+    assert targets.exists()  # what comes from secret images stays in private
+
+
+def test_stages_one_by_one_are_the_whole(finished, tmp_path):
+    for stage in STAGES:
+        found = attack(replace(TINY, stage=stage), tmp_path / "run")
+        assert found["stage"] == stage
+    for name in ("stages/train/model.safetensors", "stages/base/model.safetensors"):
+        one, other = load_file(finished / name), load_file(tmp_path / "run" / name)
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_run_that_was_cut_goes_on_to_the_same_network(finished, tmp_path, monkeypatch):
+    from sfumato.train import loop
+
+    advance, count = loop.Learner.advance, []
+
+    def stop(self):
+        count.append(1)
+        if len(count) == 4:  # two steps of the base, and the second of four of the network
+            raise KeyboardInterrupt
+        advance(self)
+
+    monkeypatch.setattr(loop.Learner, "advance", stop)
+    with pytest.raises(KeyboardInterrupt):
+        attack(TINY, tmp_path / "run")
+    monkeypatch.setattr(loop.Learner, "advance", advance)
+    attack(TINY, tmp_path / "run")
+    name = "stages/train/model.safetensors"
+    one, other = load_file(finished / name), load_file(tmp_path / "run" / name)
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_noise_is_priced_and_bounded(finished, tmp_path):
+    head = replace(TINY.head, rate=0.5, max_norm=4.0)
+    shutil.copytree(finished / "stages" / "base", tmp_path / "run" / "stages" / "base")
+    shutil.copytree(finished / "stages" / "features", tmp_path / "run" / "stages" / "features")
+    config = replace(TINY, head=head, bound=0.1)
+    (tmp_path / "run" / "config.json").write_text(
+        json.dumps({"verb": "reconstruct", "config": json.loads(dumps_config(config))})
+    )
+    text = attack(config, tmp_path / "run")["text"]
+    privacy = json.loads((tmp_path / "run/private/scores.json").read_text())["privacy"]
+    assert privacy["tpr_bound_at_1_percent_fpr"] == pytest.approx(0.1, abs=2e-3)
+    assert privacy["epsilon_proved"] <= privacy["epsilon"]
+    assert "no attack has a TPR above 0.1" in text
+
+
+def dumps_config(config):
+    from sfumato.config import dumps, to_json
+
+    return dumps(to_json(config))
+
+
+def test_heads_on_disk_in_shards(tmp_path):
+    config = replace(TINY, save=64, stage="shadow")
+    out = tmp_path / "run"
+    attack(replace(config, stage="features"), out)
+    for number in (1, 2):
+        found = attack(replace(config, shard=f"{number}/2"), out)
+        assert found["unfinished"] == "shadow"
+    assert attack(replace(config, stage="merge"), out)["kept"] == 64
+    attack(replace(config, stage="train"), out)
+    assert (out / "stages" / "train" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_a_damaged_shard_is_named(tmp_path, damage):
+    config, out = replace(TINY, save=64, stage="shadow"), tmp_path / "run"
+    for number in (1, 2):
+        attack(replace(config, shard=f"{number}/2"), out)
+    weights = out / "stages/shadow/heads/shard-0001-of-0002/weights.npy"
+    if damage == "missing":
+        shutil.rmtree(weights.parent)
+    else:
+        weights.write_bytes(weights.read_bytes()[:-8])
+    with pytest.raises(RunError, match="shard-0001-of-0002"):
+        attack(replace(config, stage="merge"), out)
+
+
+def test_a_head_that_somebody_brings(finished, tmp_path):
+    head = {"head.weight": 0.01 * torch.randn(10, 256), "head.bias": torch.zeros(10)}
+    save_file(head, tmp_path / "mine.safetensors")
+    found = attack(replace(TINY, target=tmp_path / "mine.safetensors"), finished)
+    assert (finished / "private" / "mine.png").exists()
+    assert found["distance"] > 0
+    save_file(
+        {"w.weight": torch.zeros(3, 5), "w.bias": torch.zeros(3)}, tmp_path / "no.safetensors"
+    )
+    with pytest.raises(ConfigError, match=r"18 numbers.*2570"):
+        attack(replace(TINY, target=tmp_path / "no.safetensors"), finished)
+    with pytest.raises(ConfigError, match="no head in"):
+        attack(replace(TINY, target=tmp_path / "nothing"), finished)
+
+
+def test_a_study_has_a_row_for_each_value(tmp_path):
+    attack(replace(TINY, vary="class_size=1,2"), tmp_path / "run")
+    table = (tmp_path / "run" / "private" / "study.md").read_text().splitlines()
+    assert [line.split(" | ")[0] for line in table] == ["| class_size", "| ---", "| 1", "| 2"]
+    assert (tmp_path / "run" / "private" / "study.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bound": 0.5, "head": HeadRecipe(max_norm=1.0, noise_multiplier=1.0)}, "leave"),
+        ({"bound": 2.0}, "between"),
+        ({"head": HeadRecipe(hidden=4, positive=(1,))}, "published"),
+        ({"vary": "colour=red"}, "class_size"),
+        ({"vary": "epochs=many"}, "not a number"),
+        ({"steps": 0}, "at least 1"),
+        ({"shard": "3/2", "save": 8}, "i from 1 to n"),
+        ({"gate": 0.99}, "--base-epochs"),
+        ({"data": "nowhere"}, "known name"),
+    ],
+)
+def test_bad_input_is_named(tmp_path, changes, message):
+    with pytest.raises(SfumatoError, match=message):
+        attack(replace(TINY, **changes), tmp_path / "run")
+
+
+def test_statistics_of_another_fleet_are_refused(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "stages" / "evaluate")
+    (tmp_path / "run" / "done.json").unlink()
+    other = replace(TINY, head=replace(TINY.head, lr=0.2))
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config["config"]["head"]["lr"] = 0.2
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match="another fleet"):
+        attack(other, tmp_path / "run")
+
+
+def test_the_command_line_takes_a_stage_as_its_first_word(tmp_path, capsys):
+    words = ["reconstruct", "features", "--preset", "digits-cpu", "--base-epochs", "0.2"]
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--out", str(tmp_path / "run"), "--class-size", "2"])
+    assert end.value.code == 0
+    assert "stage features" in capsys.readouterr().out
+    config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    assert config["head"]["class_size"] == 2
