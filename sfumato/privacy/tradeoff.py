@@ -113,6 +113,7 @@ def sampled_tpr(
     if noise_multiplier == 0:
         raise ConfigError("noise_multiplier=0 cannot be sampled: without noise the bound is 1.")
     points = np.asarray(fpr, dtype=np.float64)
+    flat = points.reshape(-1)
     generator = np.random.default_rng(seed)
     first, second = {"remove": (1, 0), "add": (0, 1), "replace": (1, -1)}[pair]
     size = max(1, 2_000_000 // steps)
@@ -135,11 +136,11 @@ def sampled_tpr(
         return draws - np.searchsorted(positives, negatives[rank], side="right")
 
     half = (1 + level) / 2
-    estimate = above(np.floor(points * draws).astype(int)) / draws
+    estimate = above(np.floor(flat * draws).astype(int)) / draws
     # With chance `half`, the test that this many negatives pass has a size of at least fpr.
-    hits = above(binom.ppf(half, draws, points).astype(int))
+    hits = above(binom.ppf(half, draws, flat).astype(int))
     limit = np.where(hits == draws, 1.0, beta.ppf(half, hits + 1, np.maximum(draws - hits, 1)))
-    return np.asarray(estimate), limit
+    return estimate.reshape(points.shape), limit.reshape(points.shape)
 
 
 def _log_ratio(sums: np.ndarray, shift: int, rate: float, noise: float) -> np.ndarray:

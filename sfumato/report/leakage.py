@@ -191,10 +191,10 @@ def epsilon_lower_bound(
     (true_first, true_rest), (null_first, null_rest) = (
         np.array_split(generator.permutation(errors), 2) for errors in (true_errors, null_errors)
     )
-    # More thresholds would be closer together than the limits can tell.
-    pooled = np.concatenate([true_first, null_first])
-    places = np.linspace(0, len(pooled) - 1, min(len(pooled), 2000)).astype(int)
-    thresholds = np.sort(pooled)[places]
+    # Dense at both ends, where rare hits and rare misses prove the most.
+    pooled = np.sort(np.concatenate([true_first, null_first]))
+    places = np.unique(np.geomspace(1, len(pooled), 1000).astype(int)) - 1
+    thresholds = np.concatenate([pooled[places], pooled[::-1][places]])
     proved = _proved(thresholds, true_first, null_first, delta, level)
     side, place = np.unravel_index(np.argmax(proved), proved.shape)
     final = _proved(thresholds[place : place + 1], true_rest, null_rest, delta, level)[side, 0]

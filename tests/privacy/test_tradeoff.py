@@ -63,6 +63,8 @@ def test_bound_and_simulation_agree():
         assert np.abs(sampled - exact)[1] < 0.006
         assert (limit > exact - 1e-6).all()
         assert (limit < sampled + 0.025).all()
+    sampled, limit = sampled_tpr(1.0, pair="add", draws=50, **MNIST10)
+    assert sampled == limit == 1
 
 
 @pytest.mark.slow

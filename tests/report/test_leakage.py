@@ -81,7 +81,7 @@ def test_printing_the_class_mean_is_the_blind_guess_of_the_class_mean():
 
 
 def test_the_best_blind_guess_is_the_middle_of_the_thick_of_a_class():
-    # Three quarters of the images are dark, the others light, each with noise of variance v = .0246:
+    # Three quarters of the images are dark, the others light, with noise of variance v = .0246:
     # two dark images are 2v apart, the middle of the dark ones is v away, the class mean far more.
     generator = torch.Generator().manual_seed(0)
     pixels = torch.full((80, 1, 16, 16), 80.0)
@@ -255,6 +255,15 @@ def test_misses_prove_as_much_as_hits():
     true, null = np.zeros(4000), (generator.random(4000) < 0.1).astype(float)
     found = epsilon_lower_bound(true, null, delta=0.0)
     assert 3 < found < math.log(0.1 * 2000 / 3)
+
+
+def test_a_rare_hit_that_never_happens_by_chance_is_found():
+    # One true trial in 500 is a perfect guess; all others look alike.
+    generator = np.random.default_rng(0)
+    true, null = generator.random((2, 200_000)) + 1
+    true[generator.random(len(true)) < 0.002] = 0
+    # 200 of 100,000 hits in the second half against none: 5 % limits .00173 and .000037.
+    assert 3.6 < epsilon_lower_bound(true, null, delta=0.0) < math.log(0.002 / 0.000037)
 
 
 def test_what_proves_nothing_gives_zero():
