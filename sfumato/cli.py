@@ -7,15 +7,16 @@ imported when the verb is called. Every verb takes `--preset`, `--out` and `--js
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from sfumato import __version__
-from sfumato.config import dumps
+from sfumato.config import dumps, from_json
 from sfumato.errors import ConfigError, SfumatoError
+from sfumato.files import read_json
 from sfumato.runs import open_run
 
 VERBS = {
@@ -107,13 +108,15 @@ def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":
 
     presets = ", ".join(recipe.PRESETS)
     default = None
-    if words and words[0] in getattr(recipe, "STAGES", ()):
+    if words and words[0] in getattr(recipe, "FIRST_WORDS", ()):
         words = ["--stage", *words]
-    name = _preset_name(words)
+    name = _value(words, "--preset")
     if name is not None:
         if name not in recipe.PRESETS:
             raise ConfigError(f'sfumato {verb} has no preset "{name}". There are: {presets}.')
         default = Order(config=recipe.PRESETS[name](), preset=name)
+    elif (known := _remembered(recipe, verb, _value(words, "--out"))) is not None:
+        default = Order(config=known)
     order: Any = tyro.cli(
         Order[tyro.conf.OmitArgPrefixes[recipe.Config]],
         args=words,
@@ -125,14 +128,27 @@ def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":
     return order
 
 
-def _preset_name(words: list[str]) -> str | None:
-    """The preset is needed before the flags can be read, since it sets their defaults."""
+def _value(words: list[str], flag: str) -> str | None:
+    """A flag's value that is needed before the flags can be read, since it sets their defaults."""
     for place, word in enumerate(words):
-        if word == "--preset":
+        if word == flag:
             return "".join(words[place + 1 : place + 2])
-        if word.startswith("--preset="):
-            return word.removeprefix("--preset=")
+        if word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
     return None
+
+
+def _remembered(recipe: Any, verb: str, out: str | None) -> Any:
+    """The settings that the run in this directory was made with, or None: it remembers them."""
+    record = Path(out or "") / "config.json"
+    if not out or not record.is_file():
+        return None
+    found = read_json(record)
+    if found.get("verb") != verb:
+        return None
+    config = from_json(recipe.Config, found["config"])
+    passing = getattr(recipe.Config, "PASSING", {})
+    return replace(config, **passing)
 
 
 def _say(message: str) -> None:

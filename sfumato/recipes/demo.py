@@ -1,9 +1,12 @@
-"""`sfumato demo`: the story on real digits, in under a minute.
+"""`sfumato demo`: the story on real digits, in under two minutes.
 
 One budget, two stages. First the mean image of each digit, released with differential privacy: ten
 sums over private images, clipped, noised and paid for in one call. Then a small network, trained
 with what is left of the budget. The picture may be shared; in `private/` are the exact means and
 the test scores, which may not.
+
+Then the attacker's turn: digits are stolen from the weights of heads that were trained without
+noise, and not from the same heads with it.
 """
 
 import math
@@ -90,6 +93,8 @@ def run(config: Config, run: Run) -> dict[str, Any]:
     scores["nearest_exact_mean_accuracy"] = nearest_mean_accuracy(exact, test)
     run.write_json("private/scores.json", scores)
     draw(means, exact, images, ledger.events[0].noise_multiplier, run)
+    if config.data == "digits":
+        steal(run)
     return run.finish(
         {
             "epsilon": ledger.epsilon(),
@@ -112,6 +117,12 @@ def show(summary: Mapping[str, Any]) -> str:
         f"  ledger    {summary['run']}/ledger.jsonl: every use of the private images",
         f"  private   {summary['run']}/private: test accuracy and the exact means; do not share",
     ]
+    if summary["data"] == "digits-train":
+        lines.append(
+            f"  stolen    {summary['run']}/private/stolen.png: what an attacker sees in the weights "
+            "of a head"
+        )
+        lines.append("            that learnt without noise, and of the same head with it")
     lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
     return "\n".join(lines)
 
@@ -190,6 +201,20 @@ def train_network(
     train.learn(settings, learner, reading, plan, ledger, secret, run, World())
     run.save_tensors("model.safetensors", learner.best.state_dict())
     return {"test_accuracy": accuracy(learner.best, replace(reading, images=test))}
+
+
+def steal(run: Run) -> None:
+    """Training images back from the weights of heads without noise, and of the same with it."""
+    import shutil
+
+    from sfumato.recipes import reconstruct
+
+    run.log("an attacker learns to see training images in the weights of a head")
+    stage = run.stage("reconstruct")
+    if not stage.finished:
+        reconstruct.run(reconstruct.PRESETS["digits-private"](), stage)
+    for name, copy in (("pictures.png", "stolen.png"), ("study.md", "stolen.md")):
+        shutil.copyfile(stage.private / name, run.private / copy)
 
 
 def exact_means(images: "Images") -> "Tensor":

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from sfumato.attack.statistics import WeightStatistics
     from sfumato.data.images import Images
 
+FIRST_WORDS = (*STAGES, "merge")
+"""What may stand in the place of --stage."""
+
 
 def needs_run(_: Config) -> bool:
     """Stages hand their work on in the run directory."""

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 def study(scene: Scene) -> dict[str, Any]:
     """The attack for each value of one setting, on one base: a table and a plot in `private/`."""
     from sfumato.files import atomic
-    from sfumato.report.figures import save_study
+    from sfumato.report.figures import save_gallery, save_study
 
     name, values = scene.config.variations()
     follow(scene, STAGES[:2])
     rows: dict[str, dict[str, Any]] = {}
+    pictures = []
     for value in values:
         recipe = varied(scene.config.head, name, value)
         config = replace(scene.config, head=recipe, vary=None)
@@ -30,17 +31,30 @@ def study(scene: Scene) -> dict[str, Any]:
         scene.run.log(f"{name} = {value}")
         follow(part, STAGES[2:])
         rows[value] = read_json(part.run.path / "private" / "scores.json")
+        pictures.append((f"{name} {value}", *first_head(part)))
     table = scene.run.private / "study.md"
     with atomic(table) as file:
         file.write(table_of(name, rows).encode())
     save_study(scene.run.private / "study.png", name, rows)
+    save_gallery(scene.run.private / "pictures.png", pictures)
     lines = [
         f"The attack for {len(values)} values of {name}:",
         f"  table     {table}",
         f"  plot      {table.with_suffix('.png')}",
-        f"  pictures  {scene.run.path}/stages/{name}=*/private/gallery.png",
+        f"  pictures  {scene.run.private}/pictures.png: truth above, what the attacker got below",
     ]
     return scene.run.finish({"text": "\n".join(lines), "run": str(scene.run.path)})
+
+
+def first_head(scene: Scene) -> "tuple[Tensor, Tensor]":
+    """The images that one head under attack was trained on, and what is seen in its weights."""
+    from sfumato.attack.decode import reconstruct
+
+    fleet = fleet_of(scene, private=True)
+    game, heads = game_of(scene, scene.targets), fleet.heads(0, 1)
+    z = statistics_of(scene).standardise(heads)
+    guesses = reconstruct(trained_decoder(scene, fleet), z, game)[0].cpu()
+    return game.truths(heads.members)[0, :, 0].cpu() / 2 + 0.5, guesses / 2 + 0.5
 
 
 def varied(recipe: "HeadRecipe", name: str, value: str) -> "HeadRecipe":

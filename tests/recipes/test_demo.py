@@ -23,6 +23,7 @@ def short_training(request, monkeypatch):
     if "accuracy" not in request.node.name:
         short = replace(train.PRESETS["digits-cpu"](), epochs=0.25)
         monkeypatch.setitem(train.PRESETS, "digits-cpu", lambda: short)
+        monkeypatch.setattr(demo, "steal", lambda run: None)
 
 
 def run_demo(out, **changes):
@@ -45,7 +46,15 @@ def test_the_demo_leaves_a_complete_run_of_good_accuracy(tmp_path, capsys):
     scores = json.loads((out / "private" / "scores.json").read_text())
     assert scores["test_accuracy"] > 0.85
     names = {p.name for p in (out / "private").iterdir()}
-    assert names == {"scores.json", "comparison.png", "metrics.jsonl"}
+    own = {"scores.json", "comparison.png", "metrics.jsonl"}
+    assert names == {*own, "stolen.png", "stolen.md"}
+    plain, private = (
+        [float(cell.split()[0]) for cell in line.strip("| \n").split(" | ")[1:]]
+        for line in (out / "private" / "stolen.md").read_text().splitlines()[2:]
+    )
+    assert plain[2] > 0.8  # AUC: digits are stolen
+    assert private[2] < 0.65  # and not, with noise
+    assert private[3] < private[4] + 0.02  # TPR at 1 % FPR, and what no attack can exceed
     ledger = Ledger.from_records(read_lines(out / "ledger.jsonl"))
     assert {event.stage for event in ledger.events} == {"means", "train"}
     assert ledger.epsilon() == summary["epsilon"]

@@ -186,3 +186,10 @@ def test_the_command_line_takes_a_stage_as_its_first_word(tmp_path, capsys):
     assert "stage features" in capsys.readouterr().out
     config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
     assert config["head"]["class_size"] == 2
+    with pytest.raises(SystemExit) as end:  # the directory remembers its settings
+        main(["reconstruct", "shadow", "--out", str(tmp_path / "run")])
+    assert end.value.code == 0
+    with pytest.raises(SystemExit) as end:
+        main(["reconstruct", "shadow", "--out", str(tmp_path / "run"), "--class-size", "3"])
+    assert end.value.code == 2
+    assert "class_size" in capsys.readouterr().err
