@@ -118,11 +118,10 @@ def show(summary: Mapping[str, Any]) -> str:
         f"  private   {summary['run']}/private: test accuracy and the exact means; do not share",
     ]
     if summary["data"] == "digits-train":
-        lines.append(
-            f"  stolen    {summary['run']}/private/stolen.png: what an attacker sees in the weights "
-            "of a head"
-        )
-        lines.append("            that learnt without noise, and of the same head with it")
+        lines += [
+            f"  stolen    {summary['run']}/private/stolen.png: what an attacker sees in the",
+            "            weights of a head that learnt without noise, and of the same head with it",
+        ]
     lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
     return "\n".join(lines)
 
