@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from sfumato.errors import ConfigError, DataError, PrivacyError
@@ -113,6 +113,12 @@ class Images:
         percent = f"{100 * share:g}%"
         public = replace(public, name=f"{self.name}-public-{percent}", private=False)
         return public, replace(rest, name=f"{self.name}-without-{percent}")
+
+    def class_means(self) -> Float[Tensor, "classes c h w"]:
+        """The mean image of each class, between 0 and 1. Of private images it is private too."""
+        pixels = self.pixels.float() / 255
+        classes = range(len(self.classes))
+        return torch.stack([pixels[self.labels == label].mean(dim=0) for label in classes])
 
     def save_npz(self, path: Path | str, test: "Images | None" = None) -> Path:
         """Write the Keras layout that `load_images` reads back."""

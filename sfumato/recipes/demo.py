@@ -88,7 +88,7 @@ def run(config: Config, run: Run) -> dict[str, Any]:
     means = release_means(images, config, ledger, secret, run)
     run.log(f"a mean image of each class: epsilon {ledger.epsilon():.2f} of {budget.epsilon:g}")
     scores = train_network(config, images, test, budget, ledger, secret, run)
-    exact = exact_means(images)
+    exact = images.class_means()
     scores["nearest_mean_accuracy"] = nearest_mean_accuracy(means, test)
     scores["nearest_exact_mean_accuracy"] = nearest_mean_accuracy(exact, test)
     run.write_json("private/scores.json", scores)
@@ -214,15 +214,6 @@ def steal(run: Run) -> None:
         reconstruct.run(reconstruct.PRESETS["digits-private"](), stage)
     for name, copy in (("pictures.png", "stolen.png"), ("study.md", "stolen.md")):
         shutil.copyfile(stage.private / name, run.private / copy)
-
-
-def exact_means(images: "Images") -> "Tensor":
-    """What must not be shared: the same means without noise."""
-    import torch
-
-    pixels = images.pixels.float() / 255
-    classes = range(len(images.classes))
-    return torch.stack([pixels[images.labels == label].mean(dim=0) for label in classes])
 
 
 def nearest_mean_accuracy(means: "Tensor", test: "Images") -> float:

@@ -5,12 +5,11 @@ looks for, but none of those themselves. It trains many heads on its own images 
 the images in the weights. Then come heads that were trained on images it has never had.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sfumato.errors import ConfigError, RunError
+from sfumato.errors import ConfigError
 from sfumato.recipes.reconstruct_settings import PRESETS as PRESETS
 from sfumato.recipes.reconstruct_settings import STAGES as STAGES
 from sfumato.recipes.reconstruct_settings import Config as Config
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from sfumato.attack.features import Features
     from sfumato.attack.fleet import Fleet
     from sfumato.attack.heads import HeadRecipe
-    from sfumato.attack.statistics import WeightStatistics
     from sfumato.data.images import Images
 
 FIRST_WORDS = (*STAGES, "merge")
@@ -67,10 +65,17 @@ class Scene:
         return replace(head, noise_multiplier=noise)
 
 
-def run(config: Config, run: Run) -> dict[str, Any]:
+def run(config: Config, run: Run | None) -> dict[str, Any]:
     """The stages in order, up to the one that was asked for; finished ones are skipped."""
+    from sfumato.recipes.reconstruct_heads import together
     from sfumato.recipes.reconstruct_study import look_at, study
+    from sfumato.train.setup import pick_device
+    from sfumato.train.world import join_world
 
+    world = join_world(pick_device(config.device))
+    if world.size > 1:
+        return together(config, run, world)
+    assert run is not None
     scene = set_scene(config, run)
     if config.vary is not None:
         return study(scene)
@@ -87,6 +92,7 @@ def follow(scene: Scene, names: Sequence[str]) -> dict[str, Any]:
     """Take these stages, apart from those that are finished; the last one's summary."""
     from sfumato.recipes.reconstruct_decoder import train
     from sfumato.recipes.reconstruct_evaluate import evaluate
+    from sfumato.recipes.reconstruct_heads import shadow, stats
 
     made = (base, features, shadow, stats, train, evaluate)
     stages: dict[str, Callable[[Scene, Run], None]] = dict(zip(STAGES, made, strict=True))
@@ -221,70 +227,3 @@ def fleet_of(scene: Scene, *, private: bool = False) -> "Fleet":
     seed = scene.config.seed + (1 if private else 0)
     source = own_features(scene).digest
     return Fleet(found.values, found.labels, scene.recipe, seed, source)
-
-
-def shadow(scene: Scene, stage: Run) -> None:
-    """See how fast heads can be made and how good they are; with --save, keep them."""
-    from sfumato.attack.heads import accuracy_of_heads
-
-    config, fleet = scene.config, fleet_of(scene)
-    began = time.perf_counter()
-    heads = fleet.heads(0, 2048)
-    rate = len(heads) / (time.perf_counter() - began)
-    found = own_features(scene)
-    score = accuracy_of_heads(heads.weights[:256], scene.recipe, found.values, found.labels)
-    if config.save and not keep_heads(config, fleet, stage):
-        return
-    recipe = scene.recipe
-    stage.finish(
-        {
-            "heads_per_second": round(rate),
-            "accuracy_of_heads": float(score.mean()),
-            "weights": recipe.num_parameters(fleet.dimension),
-            "noise_multiplier": recipe.noise_multiplier,
-            "steps": recipe.steps,
-            "kept": config.save,
-        }
-    )
-
-
-def keep_heads(config: Config, fleet: "Fleet", stage: Run) -> bool:
-    """Write the shards that fall to this process; whether the fleet is whole then."""
-    from sfumato.attack.shards import merge, write_shard
-
-    folder, total = stage.path / "heads", config.shards
-    if config.shard is not None:
-        number, _, of = config.shard.partition("/")
-        if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
-            raise ConfigError(f'--shard "{config.shard}" must be i/n, with i from 1 to n.')
-        write_shard(folder, fleet, int(number) - 1, int(of), config.save)
-        stage.log(f"shard {config.shard} is whole; sfumato reconstruct merge joins them")
-        return False
-    if config.stage != "merge":
-        for index in range(total):
-            write_shard(folder, fleet, index, total, config.save)
-            stage.log(f"shard {index + 1}/{total} is whole")
-    merge(folder)
-    return True
-
-
-def stats(scene: Scene, stage: Run) -> None:
-    """Mean and deviation of every weight over many heads."""
-    from sfumato.attack.statistics import weight_statistics
-
-    config, fleet = scene.config, fleet_of(scene)
-    size = min(config.stats_heads, 4096)
-    batches = (fleet.batch(i, size) for i in range(-(-config.stats_heads // size)))
-    found = weight_statistics(batches, correlation=config.null == "both")
-    found.save(stage.path / "statistics.safetensors")
-    stage.finish({"heads": found.count, "constant_weights": int((~found.keep).sum())})
-
-
-def statistics_of(scene: Scene) -> "WeightStatistics":
-    """What the stage stats found."""
-    from sfumato.attack.statistics import WeightStatistics
-
-    path = scene.run.stage("stats").path / "statistics.safetensors"
-    if not path.exists():
-        raise RunError(f"{path} is not there: run the stage stats first.")
-    return WeightStatistics.load(path)

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sfumato.recipes.reconstruct import Scene, fleet_of, statistics_of
+from sfumato.recipes.reconstruct import Scene, fleet_of
+from sfumato.recipes.reconstruct_heads import statistics_of
 from sfumato.runs import Run
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ the attacker's, and everything it writes goes to `private/`.
 
 from typing import TYPE_CHECKING, Any
 
-from sfumato.recipes.reconstruct import Scene, fleet_of, statistics_of
+from sfumato.recipes.reconstruct import Scene, fleet_of
 from sfumato.recipes.reconstruct_decoder import game_of, trained_decoder
+from sfumato.recipes.reconstruct_heads import statistics_of
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def evaluate(scene: Scene, stage: Run) -> None:
 
     trials = attack(scene)
     scores, curves = score(trials, scene.targets, scene.own, level=scene.config.level)
-    scores["privacy"] = promise(scene.recipe, trials, scene.config.level)
+    kappa = scores["blind_guess"]["best_picture"]
+    scores["privacy"] = promise(scene.recipe, trials, scene.config.level, kappa)
     scene.run.write_json("private/scores.json", scores)
     recipe, folder = scene.recipe, scene.run.private
     title = f"heads of {recipe.images} images, {describe(recipe)}"
@@ -63,8 +65,12 @@ def attack(scene: Scene) -> "Trials":
     )  # fmt: skip
 
 
-def promise(recipe: "HeadRecipe", trials: "Trials", level: float) -> dict[str, Any]:
-    """Epsilon as accounted, and the epsilon that the attack proves, for one image replaced."""
+def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) -> dict[str, Any]:
+    """Epsilon as accounted, and the epsilon that the attack proves, for one image replaced.
+
+    `kappa` is how often a blind guess comes as close as the threshold: the bound there is the one
+    on reconstruction (ReRo).
+    """
     import torch
 
     from sfumato.privacy.accounting import price
@@ -82,6 +88,7 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float) -> dict[str, A
         found["epsilon_add_or_remove"] = price(recipe.costs(), delta, "add-or-remove")
         found["epsilon_at_delta_1e-5"] = price(recipe.costs(), 1e-5, "replace")
         found["tpr_bound_at_1_percent_fpr"] = float(bound_at(recipe, 0.01))
+        found["reconstruction_bound_at_threshold"] = float(bound_at(recipe, kappa))
     return found
 
 

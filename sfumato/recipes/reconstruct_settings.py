@@ -138,7 +138,7 @@ VARIED = ("class_size", "epochs", "init_std", "optimizer", "noise_multiplier")
 def digits_cpu() -> Config:
     """Heads of 10 digits each, on 2 cores in half a minute."""
     return Config(
-        head=HeadRecipe(lr=0.1), feature_norm=10.0, steps=400, batch_heads=32, width=32,
+        head=HeadRecipe(lr=0.1), feature_norm=10.0, steps=300, batch_heads=32, width=16, ema=0.99,
         decoder_lr=2e-3, stats_heads=4096, trials=1000,
     )  # fmt: skip
 

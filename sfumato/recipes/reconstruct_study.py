@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import ConfigError
 from sfumato.files import read_json
-from sfumato.recipes.reconstruct import STAGES, Scene, fleet_of, follow, statistics_of
+from sfumato.recipes.reconstruct import STAGES, Scene, fleet_of, follow
 from sfumato.recipes.reconstruct_decoder import game_of, trained_decoder
+from sfumato.recipes.reconstruct_heads import statistics_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
 
 def study(scene: Scene) -> dict[str, Any]:
     """The attack for each value of one setting, on one base: a table and a plot in `private/`."""
+    import torch
+
     from sfumato.files import atomic
-    from sfumato.report.figures import save_gallery, save_study
+    from sfumato.report.figures import save_image_rows, save_study
 
     name, values = scene.config.variations()
     follow(scene, STAGES[:2])
     rows: dict[str, dict[str, Any]] = {}
-    pictures = []
+    pictures: list[tuple[str, Tensor]] = []
     for value in values:
         recipe = varied(scene.config.head, name, value)
         config = replace(scene.config, head=recipe, vary=None)
@@ -31,17 +34,25 @@ def study(scene: Scene) -> dict[str, Any]:
         scene.run.log(f"{name} = {value}")
         follow(part, STAGES[2:])
         rows[value] = read_json(part.run.path / "private" / "scores.json")
-        pictures.append((f"{name} {value}", *first_head(part)))
+        truths, guesses = first_head(part)
+        if not any(torch.equal(truths, shown) for _, shown in pictures):
+            pictures.append(("truth", truths))
+        pictures.append((f"{name} {value}", guesses))
     table = scene.run.private / "study.md"
     with atomic(table) as file:
         file.write(table_of(name, rows).encode())
     save_study(scene.run.private / "study.png", name, rows)
-    save_gallery(scene.run.private / "pictures.png", pictures)
+    names = [""]
+    if scene.config.conditional:
+        names = scene.own.classes
+        pictures.append(("mean of the class", scene.own.class_means()))
+    save_image_rows(scene.run.private / "pictures.png", pictures, names)
     lines = [
         f"The attack for {len(values)} values of {name}:",
         f"  table     {table}",
         f"  plot      {table.with_suffix('.png')}",
-        f"  pictures  {scene.run.private}/pictures.png: truth above, what the attacker got below",
+        f"  pictures  {scene.run.private}/pictures.png: the truth, what the attacker got, and what "
+        "anybody could guess",
     ]
     return scene.run.finish({"text": "\n".join(lines), "run": str(scene.run.path)})
 

@@ -1,7 +1,10 @@
 """The stages of sfumato reconstruct, on digits and with tiny networks."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -109,6 +112,22 @@ def test_heads_on_disk_in_shards(tmp_path):
     assert attack(replace(config, stage="merge"), out)["kept"] == 64
     attack(replace(config, stage="train"), out)
     assert (out / "stages" / "train" / "model.safetensors").exists()
+
+
+def test_two_processes_make_the_heads_of_one(tmp_path):
+    flags = [
+        "reconstruct", "shadow", "--preset", "digits-cpu", "--base-epochs", "0.2", "--save", "600",
+        "--shards", "3", "--device", "cpu", "--out",
+    ]  # fmt: skip
+    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for name, words in (("two", several), ("one", [])):
+        command = [sys.executable, *words, "-m", "sfumato", *flags, str(tmp_path / name)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+    for shard in range(3):
+        place = f"stages/shadow/heads/shard-{shard:04d}-of-0003/weights.npy"
+        assert (tmp_path / "one" / place).read_bytes() == (tmp_path / "two" / place).read_bytes()
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated"])

@@ -1,0 +1,111 @@
+"""The heads in `sfumato reconstruct`: made, kept on disk if asked for, and their statistics."""
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sfumato.errors import ConfigError, RunError
+from sfumato.recipes.reconstruct import STAGES, Scene, fleet_of, follow, own_features, set_scene
+from sfumato.recipes.reconstruct_settings import Config
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from sfumato.attack.fleet import Fleet
+    from sfumato.attack.statistics import WeightStatistics
+    from sfumato.train.world import World
+
+
+def shadow(scene: Scene, stage: Run) -> None:
+    """See how fast heads can be made and how good they are; with --save, keep them."""
+    from sfumato.attack.heads import accuracy_of_heads
+
+    config, fleet = scene.config, fleet_of(scene)
+    began = time.perf_counter()
+    heads = fleet.heads(0, 2048)
+    rate = len(heads) / (time.perf_counter() - began)
+    found = own_features(scene)
+    score = accuracy_of_heads(heads.weights[:256], scene.recipe, found.values, found.labels)
+    if config.save and not keep_heads(config, fleet, stage):
+        return
+    recipe = scene.recipe
+    stage.finish(
+        {
+            "heads_per_second": round(rate),
+            "accuracy_of_heads": float(score.mean()),
+            "weights": recipe.num_parameters(fleet.dimension),
+            "noise_multiplier": recipe.noise_multiplier,
+            "steps": recipe.steps,
+            "kept": config.save,
+        }
+    )
+
+
+def keep_heads(config: Config, fleet: "Fleet", stage: Run) -> bool:
+    """Write the shards that were asked for; whether the fleet is whole then."""
+    from sfumato.attack.shards import merge
+
+    if config.shard is not None:
+        number, _, of = config.shard.partition("/")
+        if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+            raise ConfigError(f'--shard "{config.shard}" must be i/n, with i from 1 to n.')
+        write_heads(replace(config, shards=int(of)), fleet, stage, int(number) - 1)
+        stage.log("when all are there, sfumato reconstruct merge checks and joins them")
+        return False
+    for index in range(config.shards) if config.stage != "merge" else ():
+        write_heads(config, fleet, stage, index)
+    merge(stage.path / "heads")
+    return True
+
+
+def write_heads(config: Config, fleet: "Fleet", stage: Run, index: int) -> None:
+    """Train and write one shard, unless it is there."""
+    from sfumato.attack.shards import write_shard
+
+    write_shard(stage.path / "heads", fleet, index, config.shards, config.save)
+    stage.log(f"shard {index + 1}/{config.shards} is whole")
+
+
+def together(config: Config, run: Run | None, world: "World") -> dict[str, Any]:
+    """Several processes, by torchrun: the leader prepares, then each makes its share of heads."""
+    from pathlib import Path
+
+    from sfumato.train.world import leave_world
+
+    if config.stage != "shadow" or not config.save or config.shards < world.size:
+        raise ConfigError(
+            f"{world.size} processes can make heads together and nothing else: sfumato reconstruct "
+            f"shadow --save N --shards {world.size} (or more)."
+        )
+    if world.leads and run is not None:
+        follow(set_scene(config, run), STAGES[:2])
+    place = Path(world.agree(run and str(run.path)))
+    scene = set_scene(config, Run(place))
+    stage = scene.run.stage("shadow")
+    for index in range(config.shards)[world.rank :: world.size]:
+        write_heads(config, fleet_of(scene), stage, index)
+    world.any(False)  # wait for everybody
+    summary = follow(scene, STAGES[:3]) if world.leads else {}
+    leave_world()
+    return {**summary, "stage": "shadow", "run": str(place)}
+
+
+def stats(scene: Scene, stage: Run) -> None:
+    """Mean and deviation of every weight over many heads."""
+    from sfumato.attack.statistics import weight_statistics
+
+    config, fleet = scene.config, fleet_of(scene)
+    size = min(config.stats_heads, 4096)
+    batches = (fleet.batch(i, size) for i in range(-(-config.stats_heads // size)))
+    found = weight_statistics(batches, correlation=config.null == "both")
+    found.save(stage.path / "statistics.safetensors")
+    stage.finish({"heads": found.count, "constant_weights": int((~found.keep).sum())})
+
+
+def statistics_of(scene: Scene) -> "WeightStatistics":
+    """What the stage stats found."""
+    from sfumato.attack.statistics import WeightStatistics
+
+    path = scene.run.stage("stats").path / "statistics.safetensors"
+    if not path.exists():
+        raise RunError(f"{path} is not there: run the stage stats first.")
+    return WeightStatistics.load(path)
