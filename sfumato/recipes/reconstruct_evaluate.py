@@ -80,6 +80,8 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) 
     # One trial a head, for those of one head are not independent.
     rows = torch.arange(len(trials.guesses))
     both = (trials.relative(), trials.relative(null=True))
+    if trials.guesses.shape[1] == 1:
+        both = (trials.errors(trials.guesses), trials.errors(trials.guesses, null=True))
     pair = [errors[rows, rows % errors.shape[1]].numpy() for errors in both]
     proved = epsilon_lower_bound(*pair, delta=delta, level=level)
     found: dict[str, Any] = {"relation": "replace", "delta": delta, "epsilon_proved": proved}

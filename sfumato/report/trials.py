@@ -92,15 +92,19 @@ def score(
     `own` are the attacker's images: thresholds, blind guesses and baselines come from them.
     """
     true, null = trials.errors(trials.guesses), trials.errors(trials.guesses, null=True)
-    better, usual = trials.relative(), trials.relative(null=True)
-    curves = {"relative error": curve(better, usual), "error": curve(true, null)}
+    curves = {"error": curve(true, null)}
+    better, usual = true, null
+    if true.shape[1] > 1:  # a guess of any image cannot be held against one
+        better, usual = trials.relative(), trials.relative(null=True)
+        curves = {"relative error": curve(better, usual), **curves}
     threshold = nearest_neighbour_threshold(targets, own)
     blind = blind_guess_rates(targets, own, threshold)
     scores: dict[str, Any] = {
         "trials": true.numel(),
         "test_images": len(trials.images.unique()),
         "accuracy_of_heads": trials.accuracy,
-        **_numbers(curves["relative error"]),
+        "statistic": next(iter(curves)),
+        **_numbers(next(iter(curves.values()))),
         **_intervals(trials, better, usual, level),
         "by_error": _numbers(curves["error"]),
         "median_error": float(true.median()),
