@@ -12,7 +12,9 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from sfumato.attack.features import Features
 from sfumato.attack.fleet import Heads
+from sfumato.attack.heads import HeadRecipe, split_layers
 from sfumato.privacy.sampling import Batch
 from sfumato.train.steps import Step
 
@@ -90,3 +92,21 @@ def reconstruct(
     decoder.eval()
     found = [decoder(part, game.wanted(len(part))).clamp(-1, 1) for part in z.split(batch_size)]
     return torch.cat(found)
+
+
+def nearest_images(
+    heads: Heads, recipe: HeadRecipe, own: Features, game: Game
+) -> Float[Tensor, "m classes c h w"]:
+    """For comparison, without any network: the attacker's image that lies along a row of weights.
+
+    The row of a class, less the mean of all rows, is mostly a multiple of that class's features.
+    """
+    (matrix, _), *_ = split_layers(heads.weights, recipe, own.values.shape[1])
+    centred = matrix - matrix.mean(dim=1, keepdim=True)
+    found = []
+    for label in range(recipe.classes):
+        places = torch.nonzero(own.labels == label).flatten()
+        features = torch.nn.functional.normalize(own.values[places], dim=1)
+        found.append(places[(centred[:, label] @ features.T).argmax(dim=1)])
+    chosen = torch.stack(found, dim=1)
+    return game.pixels[chosen.to(game.pixels.device)].float() / 127.5 - 1

@@ -7,6 +7,7 @@ the images in the weights. Then come heads that were trained on images it has ne
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import ConfigError
@@ -51,7 +52,7 @@ class Scene:
     own: "Images"
     targets: "Images"
 
-    @property
+    @cached_property
     def recipe(self) -> "HeadRecipe":
         """The heads' recipe, with the noise that a bound asks for."""
         from sfumato.privacy.tradeoff import noise_for_tpr

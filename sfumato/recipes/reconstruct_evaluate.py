@@ -6,7 +6,7 @@ the attacker's, and everything it writes goes to `private/`.
 
 from typing import TYPE_CHECKING, Any
 
-from sfumato.recipes.reconstruct import Scene, fleet_of
+from sfumato.recipes.reconstruct import Scene, fleet_of, own_features
 from sfumato.recipes.reconstruct_decoder import game_of, trained_decoder
 from sfumato.recipes.reconstruct_heads import statistics_of
 from sfumato.runs import Run
@@ -40,7 +40,7 @@ def evaluate(scene: Scene, stage: Run) -> None:
 
 def attack(scene: Scene) -> "Trials":
     """Train heads on the target images, and let the attacker's network look at their weights."""
-    from sfumato.attack.decode import reconstruct
+    from sfumato.attack.decode import nearest_images, reconstruct
     from sfumato.attack.heads import accuracy_of_heads
     from sfumato.report.trials import Trials, partners, usual_errors
 
@@ -54,6 +54,11 @@ def attack(scene: Scene) -> "Trials":
     if statistics.correlation is not None:
         noise = statistics.fake(config.trials, seed=config.seed).to(scene.device)
         fake = reconstruct(decoder, noise, game).cpu()
+    simple = {}
+    if config.conditional and not scene.recipe.hidden:
+        own_images = game_of(scene, scene.own)
+        found = nearest_images(heads, scene.recipe, own_features(scene), own_images)
+        simple["nearest_by_weights"] = found.cpu()
     accuracy = accuracy_of_heads(
         heads.weights[:256], scene.recipe, fleet.features, fleet.labels
     ).mean()
@@ -61,7 +66,7 @@ def attack(scene: Scene) -> "Trials":
     return Trials(
         guesses, game.truths(heads.members).cpu(), heads.members[:, ::size].cpu(),
         partners(config.trials, fleet.per_permutation), usual_errors(scene.targets, references),
-        float(accuracy), fake,
+        float(accuracy), fake, simple,
     )  # fmt: skip
 
 

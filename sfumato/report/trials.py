@@ -6,8 +6,8 @@ usual, that is, than the errors of guesses made from heads without the image: so
 1) are close to any guess of their class, and only the second statistic knows.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,6 +46,8 @@ class Trials:
     """Of the heads, on all target images."""
     fake: Float[Tensor, "m wanted c h w"] | None = None
     """What is seen in weights that are Gaussian noise of the right covariance."""
+    simple: Mapping[str, Tensor] = field(default_factory=dict)
+    """Guesses of simpler attacks, to compare with."""
 
     def errors(self, guesses: Tensor, *, null: bool = False) -> Float[Tensor, "m wanted"]:
         """Errors to the nearest image of the head itself, or of its partner."""
@@ -120,7 +122,7 @@ def score(
         scores["by_class"] = dict(zip(own.classes, map(_numbers, by_class), strict=True))
         scores["baselines"] = {
             name: _numbers(curve(trials.errors(guesses), trials.errors(guesses, null=True)))
-            for name, guesses in _without_a_head(trials, own).items()
+            for name, guesses in {**trials.simple, **_own_images(trials, own)}.items()
         }
     if trials.fake is not None:
         curves["error, Gaussian heads"] = curve(true, trials.errors(trials.fake))
@@ -162,7 +164,7 @@ def _at_threshold(true: Tensor, null: Tensor, threshold: float, level: float) ->
     return found
 
 
-def _without_a_head(trials: Trials, own: Images) -> dict[str, Tensor]:
+def _own_images(trials: Trials, own: Images) -> dict[str, Tensor]:
     """Guesses to compare with: the attacker's own image nearest to the guess; the class's mean."""
     pixels = own.pixels.float() / 127.5 - 1
     nearest, mean = torch.empty_like(trials.guesses), torch.empty_like(trials.guesses)

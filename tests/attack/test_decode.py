@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from sfumato.attack.decode import Game, reconstruct, softmin_error
+from sfumato.attack.decode import Game, nearest_images, reconstruct, softmin_error
+from sfumato.attack.features import Features
+from sfumato.attack.fleet import Fleet
+from sfumato.attack.heads import HeadRecipe
 from sfumato.errors import ConfigError
 from sfumato.nn.decoder import PublishedDecoder, RowDecoder
 
@@ -62,6 +65,17 @@ def test_the_error_is_that_of_the_nearest_image():
     assert softmin_error(guess, truths).item() == pytest.approx(nearest, rel=1e-3)
     one = softmin_error(guess, truths[:, :, :1]).item()
     assert one == pytest.approx((0.45**2 + 0.45) / 2)
+
+
+def test_a_row_of_weights_points_at_its_image():
+    generator = torch.Generator().manual_seed(0)
+    features = Features(torch.randn(40, 30, generator=generator), torch.arange(40) % 4)
+    recipe = HeadRecipe(classes=4, lr=0.1)
+    heads = Fleet(features.values, features.labels, recipe, 0).heads(0, 6)
+    pixels = torch.arange(40, dtype=torch.uint8).reshape(40, 1, 1, 1)
+    found = nearest_images(heads, recipe, features, Game(pixels, 4, 1))
+    places = ((found[..., 0, 0, 0] + 1) * 127.5).round().long()
+    assert torch.equal(places, heads.members)
 
 
 def test_members_become_pictures_class_by_class():
