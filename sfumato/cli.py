@@ -97,7 +97,8 @@ def _execute(recipe: Any, verb: str, order: "Order[Any]") -> dict[str, Any]:
         return recipe.run(order.config, None)
     shared = hasattr(recipe, "shares_run") and recipe.shares_run(order.config)
     with open_run(order.config, verb=verb, out=order.out, say=_say, shared=shared) as run:
-        if run.finished and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        more = hasattr(recipe, "asks_more") and recipe.asks_more(order.config)
+        if run.finished and not more and int(os.environ.get("WORLD_SIZE", "1")) == 1:
             _say(f"{run.path} is finished already; this is what it found.")
             return {**run.summary, "run": str(run.path)}
         return recipe.run(order.config, run)
@@ -123,7 +124,6 @@ def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":
         default=default,
         prog=f"sfumato {verb}",
         description=f"{recipe.Config.__doc__} Presets: {presets}.",
-        config=(tyro.conf.FlagCreatePairsOff,),
     )
     return order
 

@@ -52,9 +52,15 @@ def differences(before: Any, after: Any, name: str = "") -> list[str]:
             path = f"{name}.{key}" if name else key
             lines += differences(before.get(key), after.get(key), path)
         return lines
-    # As text, because to Python 1, 1.0 and True are the same.
-    texts = json.dumps(before), json.dumps(after)
-    return [] if texts[0] == texts[1] else [f"{name}: {texts[0]} -> {texts[1]}"]
+    # As text, because to Python 1 and True are the same; but 4 and 4.0 are one setting.
+    texts = tuple(json.dumps(_as_float(value)) for value in (before, after))
+    if texts[0] == texts[1]:
+        return []
+    return [f"{name}: {json.dumps(before)} -> {json.dumps(after)}"]
+
+
+def _as_float(value: Any) -> Any:
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _read(kind: Any, data: Any, name: str) -> Any:

@@ -1,8 +1,7 @@
 """The public base: a network that turns images into the features that heads are trained on.
 
-The attacker has it too, for it is public. What is recorded with features is all that is needed to
-make them again: pixel statistics, the size of images, and the norm they were scaled to, since a
-recipe's learning rate and norm bound are meant for features of one length.
+The attacker has it too, for it is public. Features may be scaled to one norm, since a recipe's
+learning rate and norm bound are meant for features of one length.
 """
 
 import hashlib

@@ -26,6 +26,7 @@ class HeadRecipe:
     """The training of one head. The defaults are those published for MNIST."""
 
     classes: int = 10
+    """As many as the data has."""
     class_size: int = 1
     """Images of each class."""
     hidden: int = 0
@@ -33,16 +34,21 @@ class HeadRecipe:
     positive: tuple[int, ...] = ()
     """The classes that count as 1 for a binary head."""
     lr: float = 0.01
+    """Learning rate of a head."""
     weight_decay: float = 1e-5
+    """Weight decay of a head."""
     init_std: float = 0.002
     """Deviation of the weights at the start. Biases start at 0."""
     epochs: int | None = None
     """None: `epochs_base + epochs_per_image * class_size`."""
     epochs_base: int = 26
+    """By that rule, epochs of every head."""
     epochs_per_image: int = 6
-    """Published: 26 and 6 for MNIST, 38 and 10 for CIFAR-10."""
+    """And so many more for each image of a class. Published: 26 and 6, for CIFAR-10 38 and 10."""
     optimizer: Literal["sgd", "adam"] = "sgd"
+    """Optimizer of a head."""
     noise_multiplier: float = 0.0
+    """Deviation of the noise over the norm bound; 0: no noise."""
     max_norm: float | None = None
     """What each example's gradient is clipped to; None: not at all."""
     rate: float = 1.0
@@ -220,7 +226,7 @@ def _check_kind(recipe: HeadRecipe) -> None:
     if not (positive < set(range(recipe.classes)) and positive):
         raise ConfigError(
             f"positive={recipe.positive} must name some of the classes 0 to {recipe.classes - 1}, "
-            "and not all: a binary head tells them from the rest."
+            "and not all: a binary head tells them from the rest, as in --positive 1 3 5 7 9."
         )
     if len(positive) < len(recipe.positive):
         raise ConfigError(f"positive={recipe.positive} names a class twice. Name each once.")

@@ -241,7 +241,11 @@ def _read_shard(
 
 def _read_record(place: Path) -> ShardRecord:
     if not place.is_dir():
-        raise RunError(f"{place} is missing. Write that shard, with the command of the others.")
+        _, index, _, shards = place.name.split("-")
+        raise RunError(
+            f"{place} is missing. Write it with the command of the others and --shard "
+            f"{int(index) + 1}/{int(shards)}."
+        )
     path = place / "shard.json"
     if not path.exists():
         raise RunError(f"{path} is missing. {_remedy(place)}")

@@ -74,7 +74,8 @@ class WeightStatistics:
         generator = torch.Generator().manual_seed(seed)
         jitter = 1e-5 * torch.eye(len(self.mean), dtype=torch.float64)
         factor = torch.linalg.cholesky(self.correlation.cpu() + jitter).float()
-        return torch.randn(count, len(self.mean), generator=generator) @ factor.T
+        noise = torch.randn(count, len(self.mean), generator=generator) @ factor.T
+        return noise * self.keep.cpu()
 
     def save(self, path: Path) -> None:
         """Keep them in a file."""

@@ -5,7 +5,7 @@ the class that is wanted, and give an image between -1 and 1 (while training, ab
 
 `PublishedDecoder` is that of Maciazek and Allison 2025: one large linear map of all weights, then
 residual up-blocks. `RowDecoder` knows that a head is a matrix with a row a class: one encoder reads
-the row of the wanted class and, on average, the other rows. It has a twentieth of the weights, and
+the row of the wanted class and, on average, the other rows. It has a fraction of the weights, and
 what it learns of one class serves all.
 """
 
@@ -39,7 +39,7 @@ class PublishedDecoder(nn.Module):
         widths = [4 * width, 2 * width, *[width] * (blocks - 1)]
         self.blocks = nn.Sequential(*(UpBlock(a, b) for a, b in pairwise(widths)))
         self.last = nn.Sequential(
-            nn.BatchNorm2d(width if blocks > 1 else widths[-1]), nn.ReLU(),
+            nn.BatchNorm2d(widths[-1]), nn.ReLU(),
             nn.Conv2d(widths[-1], channels, 3, padding=1),
         )  # fmt: skip
 
@@ -81,7 +81,12 @@ class RowDecoder(nn.Module):
                 f"a head of {weights} weights has no row for each of {classes} classes. Use "
                 "--decoder published."
             )
-        channels, size, _ = shape
+        channels, size, wide = shape
+        if size != wide or size % 4:
+            raise ConfigError(
+                f"images of {size} x {wide} pixels cannot be drawn four by four: use --image-size "
+                "28, 32 or 64."
+            )
         inner, place = 8 * width, size // 4
         self.num_classes, self.place = classes, (width, place, place)
         row = weights // classes

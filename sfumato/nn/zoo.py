@@ -98,7 +98,7 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
     if not path.exists():
         raise ConfigError(f"there is no file {path}.")
     try:
-        found = _read_state(path)
+        found = read_state(path)
     except Exception as problem:
         raise ConfigError(f"{path} holds no state dict of plain tensors: {problem}.") from problem
     own = model.state_dict()
@@ -115,7 +115,8 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
     return missing
 
 
-def _read_state(path: Path) -> Mapping[str, Tensor]:
+def read_state(path: Path) -> Mapping[str, Tensor]:
+    """The tensors in a .safetensors file, or in a .pt file that holds nothing else."""
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 

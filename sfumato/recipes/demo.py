@@ -209,7 +209,9 @@ def steal(run: Run) -> None:
     from sfumato.recipes import reconstruct
 
     run.log("an attacker learns to see training images in the weights of a head")
-    stage = run.stage("reconstruct")
+    # The attacker's own images are the demo's private ones, so all of it is private.
+    stage = Run(run.private / "reconstruct", run.say)
+    stage.path.mkdir(exist_ok=True)
     if not stage.finished:
         reconstruct.run(reconstruct.PRESETS["digits-private"](), stage)
     for name, copy in (("pictures.png", "stolen.png"), ("study.md", "stolen.md")):

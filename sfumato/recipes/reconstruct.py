@@ -39,6 +39,11 @@ def shares_run(config: Config) -> bool:
     return config.shard is not None
 
 
+def asks_more(config: Config) -> bool:
+    """Whether a finished run has something left to do: to look at somebody's head."""
+    return config.target is not None
+
+
 @dataclass(frozen=True)
 class Scene:
     """Who has what: public images for the base, the attacker's own, and those it is after."""
@@ -55,9 +60,12 @@ class Scene:
     @cached_property
     def recipe(self) -> "HeadRecipe":
         """The heads' recipe, with the noise that a bound asks for."""
+        from sfumato.attack.heads import class_size_for
         from sfumato.privacy.tradeoff import noise_for_tpr
 
         config, head = self.config, replace(self.config.head, classes=len(self.own.classes))
+        if config.images is not None:
+            head = replace(head, class_size=class_size_for(config.images, head.classes))
         if config.bound is None:
             return head
         noise = noise_for_tpr(
@@ -80,8 +88,16 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     scene = set_scene(config, run)
     if config.vary is not None:
         return study(scene)
+    check_early(scene)
+    if config.shard is not None and not run.stage("features").finished:
+        raise ConfigError(
+            f"jobs that make shards share one base: first run sfumato reconstruct features --out "
+            f"{run.path} with the same settings."
+        )
     last = {"all": "evaluate", "merge": "shadow"}.get(config.stage, config.stage)
-    summary = follow(scene, STAGES[: STAGES.index(last) + 1])
+    summary = follow(scene, STAGES[: STAGES.index("shadow" if config.shard else last) + 1])
+    if "unfinished" in summary:
+        return {**summary, "stage": summary["unfinished"], "run": str(run.path)}
     if config.target is not None:
         return look_at(scene, config.target)
     if config.stage != "all":
@@ -111,10 +127,30 @@ def follow(scene: Scene, names: Sequence[str]) -> dict[str, Any]:
 
 def show(summary: Mapping[str, Any]) -> str:
     """What was found, and where the pictures are."""
+    if "unfinished" in summary:
+        return (
+            f"This shard of the heads in {summary['run']} is whole. When all are, join them:\n"
+            f"  sfumato reconstruct merge --out {summary['run']}"
+        )
+    if "text" in summary:
+        return summary["text"]
     if "stage" in summary:
         told = [f"  {k}  {v}" for k, v in summary.items() if k not in ("stage", "run")]
         return "\n".join([f"stage {summary['stage']} of {summary['run']}", *told])
-    return summary["text"]
+    return f"{summary['run']} is finished."
+
+
+def check_early(scene: Scene) -> None:
+    """Refuse at once what a later stage could not draw or read."""
+    import torch
+
+    from sfumato.recipes.reconstruct_decoder import new_decoder
+    from sfumato.recipes.reconstruct_study import tensors_in
+
+    with torch.device("meta"):
+        new_decoder(scene, 2 * scene.recipe.classes)
+    if scene.config.target is not None:
+        tensors_in(scene.config.target)
 
 
 def set_scene(config: Config, run: Run) -> Scene:
@@ -147,6 +183,7 @@ def base(scene: Scene, stage: Run) -> None:
     from sfumato.attack.heads import accuracy_of_heads
 
     config, best = scene.config, 0.0
+    shot = replace(scene.recipe, class_size=1, noise_multiplier=0.0, max_norm=None, rate=1.0)
     made = config.pretrained or config.weights is not None
     for number in range(1 if made else config.base_tries):
         model = build_base(scene, number)
@@ -156,18 +193,19 @@ def base(scene: Scene, stage: Run) -> None:
                 model, scene.base, attempt, epochs=config.base_epochs, lr=config.base_lr,
                 device=scene.device, seed=config.seed + number,
             )  # fmt: skip
+            attempt.finish({"steps": "all"})
         state = {name: value.clone() for name, value in model.state_dict().items()}
         model = headless(model.to(scene.device))
         found = extract(
             model, scene.own.select(range(0, len(scene.own), max(1, len(scene.own) // 2000))),
             scene.device, size=config.feature_size, norm=config.feature_norm,
         )  # fmt: skip
-        fleet = Fleet(found.values, found.labels, scene.recipe, config.seed)
-        heads = fleet.heads(0, 256)
-        score = float(
-            accuracy_of_heads(heads.weights, scene.recipe, found.values, found.labels).mean()
+        heads = Fleet(found.values, found.labels, shot, config.seed).heads(0, 256)
+        score = float(accuracy_of_heads(heads.weights, shot, found.values, found.labels).mean())
+        stage.log(
+            f"heads of one image a class on base {number}: accuracy {score:.3f} on the attacker's "
+            "own images"
         )
-        stage.log(f"heads of {scene.recipe.images} images on base {number}: accuracy {score:.3f}")
         best = max(best, score)
         if score >= config.gate:
             stage.save_tensors("model.safetensors", state)
@@ -199,7 +237,7 @@ def build_base(scene: Scene, number: int = 0) -> "nn.Module":
 def features(scene: Scene, stage: Run) -> None:
     """Features of the attacker's images and, in `private/`, of those it is after."""
     from sfumato.attack.features import extract, headless
-    from sfumato.nn.zoo import load_weights
+    from sfumato.nn.zoo import load_weights, pixel_statistics
 
     config = scene.config
     model = build_base(scene)
@@ -208,6 +246,14 @@ def features(scene: Scene, stage: Run) -> None:
     options: dict[str, Any] = {"size": config.feature_size, "norm": config.feature_norm}
     own = extract(model, scene.own, scene.device, **options)
     own.save(stage.path)
+    mean, deviation = pixel_statistics(model, scene.own.shape[0])
+    stage.write_json(
+        "normalisation.json",
+        {
+            "base": config.base, "image_size": config.feature_size or scene.own.shape[1],
+            "pixel_mean": mean, "pixel_deviation": deviation, "feature_norm": config.feature_norm,
+        },
+    )  # fmt: skip
     extract(model, scene.targets, scene.device, **options).save(stage.private)
     stage.finish({"features": own.values.shape[1], "images": len(own), "norm": config.feature_norm})
 

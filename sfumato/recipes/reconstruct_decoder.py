@@ -63,16 +63,19 @@ def build_decoder(scene: Scene, fleet: "Fleet") -> "nn.Module":
     """The attacker's network for heads of this fleet."""
     import torch
 
+    torch.manual_seed(scene.config.seed)
+    weights = scene.recipe.num_parameters(fleet.dimension)
+    return new_decoder(scene, weights).to(scene.device)
+
+
+def new_decoder(scene: Scene, weights: int) -> "nn.Module":
+    """A network for heads of so many weights; sizes that cannot be drawn are refused."""
     from sfumato.nn.decoder import PublishedDecoder, RowDecoder
 
     config, recipe = scene.config, scene.recipe
-    torch.manual_seed(config.seed)
     kind = RowDecoder if config.decoder == "rows" else PublishedDecoder
-    decoder = kind(
-        recipe.num_parameters(fleet.dimension), scene.own.shape,
-        recipe.classes if config.conditional else 0, config.width,
-    )  # fmt: skip
-    return decoder.to(scene.device)
+    classes = recipe.classes if config.conditional else 0
+    return kind(weights, scene.own.shape, classes, config.width)
 
 
 def trained_decoder(scene: Scene, fleet: "Fleet") -> "nn.Module":
@@ -90,22 +93,27 @@ def heads_by_step(scene: Scene, fleet: "Fleet") -> "Callable[[int], Heads]":
     from sfumato.attack.shards import open_shards
 
     size = scene.config.batch_heads
+    pool = max(1, POOL // size) * size
     folder = scene.run.stage("shadow").path / "heads"
-    saved = open_shards(folder) if scene.config.save else None
+    saved = open_shards(folder) if (folder / "fleet.json").exists() else None
     last: tuple[int, Heads] | None = None
+
+    def fresh(step: int) -> tuple[int, int]:
+        return divmod(step * size, pool)
+
+    def on_disk(step: int) -> tuple[int, int]:
+        assert saved is not None
+        turn, shard = divmod(step, len(saved))
+        _, length = saved.record.range_of(shard)
+        return shard, turn * size % max(1, length - size + 1)
 
     def of(step: int) -> Heads:
         nonlocal last
-        first = step * size if saved is None else step * size % saved.record.heads
-        number, place = divmod(first, pool)
+        number, place = fresh(step) if saved is None else on_disk(step)
         if last is None or last[0] != number:
-            made = fleet.batch(number, pool) if saved is None else saved[number % len(saved)]
-            last = number, made
-        heads = last[1]
-        rows = slice(place, place + size)
-        return Heads(heads.weights[rows], heads.members[rows], heads.kind)
+            last = number, fleet.batch(number, pool) if saved is None else saved[number]
+        heads, rows = last[1], slice(place, place + size)
+        weights = heads.weights[rows].to(scene.device)
+        return Heads(weights, heads.members[rows].to(scene.device), heads.kind)
 
-    pool = max(1, POOL // size) * size
-    if saved is not None:
-        pool = max(size, saved.record.heads // saved.record.shards)
     return of

@@ -21,11 +21,11 @@ def shadow(scene: Scene, stage: Run) -> None:
 
     config, fleet = scene.config, fleet_of(scene)
     began = time.perf_counter()
-    heads = fleet.heads(0, 2048)
+    heads = fleet.heads(0, 256)
     rate = len(heads) / (time.perf_counter() - began)
     found = own_features(scene)
-    score = accuracy_of_heads(heads.weights[:256], scene.recipe, found.values, found.labels)
-    if config.save and not keep_heads(config, fleet, stage):
+    score = accuracy_of_heads(heads.weights, scene.recipe, found.values, found.labels)
+    if (config.save or config.stage == "merge") and not keep_heads(config, fleet, stage):
         return
     recipe = scene.recipe
     stage.finish(
@@ -94,11 +94,15 @@ def stats(scene: Scene, stage: Run) -> None:
     from sfumato.attack.statistics import weight_statistics
 
     config, fleet = scene.config, fleet_of(scene)
-    size = min(config.stats_heads, 4096)
-    batches = (fleet.batch(i, size) for i in range(-(-config.stats_heads // size)))
+    starts = range(0, config.stats_heads, 4096)
+    batches = (fleet.heads(i, min(4096, config.stats_heads - i)) for i in starts)
     found = weight_statistics(batches, correlation=config.null == "both")
     found.save(stage.path / "statistics.safetensors")
-    stage.finish({"heads": found.count, "constant_weights": int((~found.keep).sum())})
+    constant = found.dropped(scene.recipe, fleet.dimension)
+    if constant:
+        some = ", ".join(constant[:5])
+        stage.log(f"{len(constant)} weights are the same in all heads and say nothing: {some} ...")
+    stage.finish({"heads": found.count, "constant_weights": len(constant)})
 
 
 def statistics_of(scene: Scene) -> "WeightStatistics":

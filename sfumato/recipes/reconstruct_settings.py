@@ -15,7 +15,7 @@ STAGES = ("base", "features", "shadow", "stats", "train", "evaluate")
 class Config:
     """Training images back from the weights of a head, and how sure one can be of them."""
 
-    MAY_CHANGE: ClassVar = ("stage", "shard", "device", "compile", "target")
+    MAY_CHANGE: ClassVar = ("stage", "save", "shards", "shard", "device", "compile", "target")
     """Settings that say how, not what: a run may go on with others."""
     PASSING: ClassVar = {"stage": "all", "shard": None, "target": None}
     """Settings of one command, which a run does not remember."""
@@ -43,7 +43,7 @@ class Config:
     """Train it on these public images. Left out: turned and mirrored images of a part of train."""
     base_share: float = 0.4
     """That part of train; the rest is what the attacker trains heads on."""
-    base_epochs: float = 4
+    base_epochs: float = 4.0
     """Epochs of that training."""
     base_lr: float = 2e-3
     """Its learning rate."""
@@ -58,6 +58,8 @@ class Config:
 
     head: HeadRecipe = field(default_factory=HeadRecipe)
     """How the heads are trained; the attacker knows it."""
+    images: int | None = None
+    """Images of a head in all, in place of --class-size."""
     bound: float | None = None
     """Noise such that nobody's TPR exceeds this at 1 % FPR, in place of a noise multiplier."""
     stats_heads: int = 20_480
@@ -104,12 +106,9 @@ class Config:
     """Seed of everything."""
 
     def __post_init__(self) -> None:
+        self._check_noise()
         if not 0 < self.base_share < 1:
             raise ConfigError(f"base_share={self.base_share:g} must lie between 0 and 1.")
-        if self.bound is not None and self.head.noise_multiplier:
-            raise ConfigError("--bound chooses the noise: leave --noise-multiplier out.")
-        if self.bound is not None and not 0.01 < self.bound < 1:
-            raise ConfigError(f"bound={self.bound:g} must lie between 0.01, the FPR, and 1.")
         if self.decoder == "rows" and (self.head.hidden or not self.conditional):
             raise ConfigError(
                 "the decoder of rows reads a linear head and is asked for a class. Use --decoder "
@@ -118,10 +117,42 @@ class Config:
         for name in ("steps", "batch_heads", "stats_heads", "trials", "base_tries", "shards"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+        if self.base_data is not None and (self.pretrained or self.weights is not None):
+            raise ConfigError("the base has weights already: leave --base-data out.")
+        if self.shard is not None and not self.save:
+            raise ConfigError("--shard is a part of how many heads? Give --save N.")
         if self.vary is not None:
             self.variations()
 
-    def variations(self) -> tuple[str, list[str]]:
+    def _check_noise(self) -> None:
+        if self.bound is not None and self.head.noise_multiplier:
+            raise ConfigError("--bound chooses the noise: leave --noise-multiplier out.")
+        if self.bound is not None and self.head.max_norm is None:
+            raise ConfigError("--bound needs clipped gradients: give --max-norm, such as 4.")
+        if self.bound is not None and not 0.01 < self.bound < 1:
+            raise ConfigError(f"bound={self.bound:g} must lie between 0.01, the FPR, and 1.")
+
+    def variations(self) -> dict[str, HeadRecipe]:
+        """The recipe for each value of what is varied, by the value."""
+        name, values = self.varied
+        kinds = {"class_size": int, "epochs": int, "init_std": float, "noise_multiplier": float}
+        if self.stage != "all" or self.shard is not None or self.target is not None:
+            raise ConfigError("a study is whole: leave stages, --shard and --target out of it.")
+        if name == "noise_multiplier" and self.bound is not None:
+            raise ConfigError("--vary noise_multiplier and --bound both choose the noise.")
+        if name == "class_size" and self.images is not None:
+            raise ConfigError("--vary class_size and --images both choose the size of a head.")
+        found = {}
+        for value in values:
+            try:
+                read = kinds.get(name, str)(value)
+            except ValueError as problem:
+                raise ConfigError(f'--vary {name}: "{value}" is not a number.') from problem
+            found[value] = replace(self.head, **{name: read})
+        return found
+
+    @property
+    def varied(self) -> tuple[str, list[str]]:
         """What is varied, and its values."""
         name, equals, values = (self.vary or "").partition("=")
         if name not in VARIED or not equals or not values:

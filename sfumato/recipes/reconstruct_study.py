@@ -1,6 +1,7 @@
 """More of `sfumato reconstruct`: one setting varied, and a head that somebody brings."""
 
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,11 @@ def study(scene: Scene) -> dict[str, Any]:
     from sfumato.files import atomic
     from sfumato.report.figures import save_image_rows, save_study
 
-    name, values = scene.config.variations()
+    name, _ = scene.config.varied
     follow(scene, STAGES[:2])
     rows: dict[str, dict[str, Any]] = {}
     pictures: list[tuple[str, Tensor]] = []
-    for value in values:
-        recipe = varied(scene.config.head, name, value)
+    for value, recipe in scene.config.variations().items():
         config = replace(scene.config, head=recipe, vary=None)
         part = replace(scene, config=config, run=scene.run.stage(f"{name}={value}"))
         scene.run.log(f"{name} = {value}")
@@ -48,7 +48,7 @@ def study(scene: Scene) -> dict[str, Any]:
         pictures.append(("mean of the class", scene.own.class_means()))
     save_image_rows(scene.run.private / "pictures.png", pictures, names)
     lines = [
-        f"The attack for {len(values)} values of {name}:",
+        f"The attack for {len(rows)} values of {name}:",
         f"  table     {table}",
         f"  plot      {table.with_suffix('.png')}",
         f"  pictures  {scene.run.private}/pictures.png: the truth, what the attacker got, and what "
@@ -66,16 +66,6 @@ def first_head(scene: Scene) -> "tuple[Tensor, Tensor]":
     z = statistics_of(scene).standardise(heads)
     guesses = reconstruct(trained_decoder(scene, fleet), z, game)[0].cpu()
     return game.truths(heads.members)[0, :, 0].cpu() / 2 + 0.5, guesses / 2 + 0.5
-
-
-def varied(recipe: "HeadRecipe", name: str, value: str) -> "HeadRecipe":
-    """The recipe with one setting changed, read as that setting is."""
-    kinds = {"class_size": int, "epochs": int, "init_std": float, "noise_multiplier": float}
-    assert name in {field.name for field in fields(recipe)}
-    try:
-        return replace(recipe, **{name: kinds.get(name, str)(value)})
-    except ValueError as problem:
-        raise ConfigError(f'--vary {name}: "{value}" is not a number.') from problem
 
 
 def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
@@ -105,12 +95,12 @@ def look_at(scene: Scene, path: Path) -> dict[str, Any]:
     from sfumato.report.figures import save_image_rows
 
     fleet = fleet_of(scene)
-    weights = head_in(path, scene.recipe.num_parameters(fleet.dimension), scene.recipe)
+    weights = head_in(path, scene.recipe, fleet.dimension)
     heads = Heads(weights[None].to(scene.device), fleet.members(0, 1), fleet.kind)
     z = statistics_of(scene).standardise(heads)
     far = float(z.square().mean().sqrt())
     guesses = reconstruct(trained_decoder(scene, fleet), z, game_of(scene, scene.own))[0].cpu()
-    picture = scene.run.private / f"{path.stem}.png"
+    picture = scene.run.private / f"target-{path.stem}.png"
     names = scene.own.classes if scene.config.conditional else ["any"]
     save_image_rows(picture, [("attacker", guesses / 2 + 0.5)], names)
     lines = [f"What can be seen in {path}: {picture}"]
@@ -126,27 +116,44 @@ UNLIKE = 2.0
 """Heads of the recipe itself are at a distance of 1 from the mean, in deviations."""
 
 
-def head_in(path: Path, size: int, recipe: "HeadRecipe") -> "Tensor":
-    """The weights of a head from a file or a run, flat: matrices and biases, layer by layer."""
+def head_in(path: Path, recipe: "HeadRecipe", d: int) -> "Tensor":
+    """The weights of a head from a file or a run, flat: matrices and biases, layer by layer.
+
+    A model's head is known by its shape: the last weight of that shape that has a bias.
+    """
     import torch
-    from safetensors.torch import load_file
+
+    found = tensors_in(path)
+    flat: list[Tensor] = []
+    for rows, columns in recipe.layers(d):
+        stems = [
+            name.removesuffix("weight")
+            for name, tensor in found.items()
+            if name.endswith("weight") and tuple(tensor.shape) == (rows, columns)
+        ]
+        stems = [stem for stem in stems if f"{stem}bias" in found]
+        if not stems:
+            shapes = sorted({str(tuple(t.shape)) for t in found.values() if t.ndim == 2})
+            raise ConfigError(
+                f"{path} has no layer of {rows} x {columns} with a bias, and so no head of this "
+                f"recipe; it has {', '.join(shapes) or 'no matrix at all'}. Say how it was made: "
+                "--base, --feature-size, --hidden and the data's classes."
+            )
+        flat += [found[f"{stems[-1]}weight"].flatten(), found[f"{stems[-1]}bias"]]
+    whole = torch.cat(flat).float()
+    if not bool(whole.isfinite().all()):
+        raise ConfigError(f"the head in {path} has weights that are not finite: nothing is seen.")
+    return whole
+
+
+def tensors_in(path: Path) -> "Mapping[str, Tensor]":
+    """The tensors of a run's model, or of a file."""
+    from sfumato.nn.zoo import read_state
 
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.exists():
         raise ConfigError(f"there is no head in {path}: give a run of sfumato train, or a file.")
-    found = load_file(file)
-    pairs = [
-        (found[name], found[name.removesuffix("weight") + "bias"])
-        for name in found
-        if name.endswith("weight") and name.removesuffix("weight") + "bias" in found
-    ]
-    layers = 2 if recipe.hidden else 1
-    last = [tensor for pair in pairs[-layers:] for tensor in pair]
-    flat = torch.cat([tensor.flatten().float() for tensor in last]) if last else torch.empty(0)
-    if len(flat) != size:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in last) or "no weight and bias"
-        raise ConfigError(
-            f"{file} has {shapes} as its head: {len(flat)} numbers, and one of this recipe has "
-            f"{size}. Say how it was made: --base, --feature-size, --hidden and the data's classes."
-        )
-    return flat
+    try:
+        return read_state(file)
+    except Exception as problem:
+        raise ConfigError(f"{file} holds no state dict of plain tensors: {problem}.") from problem

@@ -1,6 +1,6 @@
 """Pictures for people: grids of images, and epsilon as a run spends it. The door to matplotlib."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +36,13 @@ def save_image_rows(
 def save_gallery(
     path: Path,
     blocks: Sequence[tuple[str, Float[Tensor, "n c h w"], Float[Tensor, "n c h w"]]],
+    columns: Sequence[str],
 ) -> Path:
     """Blocks of two rows: images as they were, and what was made of them."""
     rows = []
     for name, truths, guesses in blocks:
         rows += [(f"{name}: truth", truths), ("attacker", guesses)]
-    return save_image_rows(path, rows, [""] * len(blocks[0][1]))
+    return save_image_rows(path, rows, columns)
 
 
 def save_roc(
@@ -49,6 +50,7 @@ def save_roc(
     curves: Mapping[str, "Roc"],
     *,
     bound: tuple[Any, Any] | None = None,
+    spoken: Collection[str] = (),
     title: str = "",
 ) -> Path:
     """ROC curves on a logarithmic axis, with chance and, if given, what no attack exceeds."""
@@ -56,13 +58,15 @@ def save_roc(
     axis = axes[0][0]
     for (name, curve), style in zip(curves.items(), ("-", "--", ":"), strict=False):
         text = f"{name}: AUC {curve.auc:.3f}"
+        text += "" if bound is None or name in spoken else " (not what the bound is about)"
         axis.plot(curve.fpr, curve.tpr, style, color=ACCENT, linewidth=2, label=text)
     if bound is not None:
         axis.plot(*bound, color=INK, linewidth=1.5, label="no attack can exceed (replace one)")
         axis.fill_between(bound[0], bound[1], 1, color=GREY, alpha=0.15)
     chance = [10 ** (-4 + 4 * i / 50) for i in range(51)]
     axis.plot(chance, chance, color=GREY, linewidth=1, label="chance")
-    axis.set(xscale="log", xlim=(1e-4, 1), ylim=(0, 1.01))
+    finest = min(float(curve.fpr[curve.fpr > 0].min()) for curve in curves.values())
+    axis.set(xscale="log", xlim=(max(1e-4, finest), 1), ylim=(0, 1.01))
     axis.set_xlabel("false-positive rate: images of other heads taken for this one's")
     axis.set_ylabel("true-positive rate")
     axis.set_title(title, fontsize=9, color=INK)
@@ -92,6 +96,7 @@ def save_study(path: Path, name: str, rows: Mapping[str, Mapping[str, Any]]) -> 
     axis.set_xticks(list(places), list(rows))
     axis.set(ylim=(0, 1.02))
     axis.set_xlabel(name)
+    axis.set_ylabel("rate")
     axis.grid(color=GREY, alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, frameon=False)

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from sfumato.data.images import Images
+from sfumato.errors import ConfigError
 from sfumato.report.leakage import (
     Roc,
     binomial_interval,
@@ -60,7 +62,15 @@ class Trials:
         rows = self.partner if null else torch.arange(len(self.guesses))
         gaps = (self.guesses - self.truths[rows][:, :, 0]).flatten(2).square().mean(dim=2)
         mean, deviation = self.usual[self.images[rows]].unbind(dim=-1)
-        return (gaps.clamp(min=1e-9).log() - mean) / deviation
+        return (gaps.clamp(min=1e-9).log() - mean) / deviation.clamp(min=1e-3)
+
+    def records(self, *, null: bool = False) -> Float[Tensor, " m"]:
+        """One trial a head, about one image of it: what a promise about one image speaks of."""
+        heads, (_, wanted, count) = torch.arange(len(self.guesses)), self.truths.shape[:3]
+        if wanted > 1:
+            return self.relative(null=null)[heads, heads % wanted]
+        truths = (self.truths[self.partner] if null else self.truths)[heads, 0, heads % count]
+        return (self.guesses[:, 0] - truths).flatten(1).square().mean(dim=1)
 
 
 def usual_errors(images: Images, references: Float[Tensor, "r wanted c h w"]) -> Tensor:
@@ -81,9 +91,12 @@ def partners(count: int, per_permutation: int) -> Int[Tensor, " count"]:
     numbers = torch.arange(count)
     first = numbers // per_permutation * per_permutation
     sizes = (count - first).clamp(max=per_permutation)
-    after = first + (numbers - first + 1) % sizes
-    # A last permutation of one head has nobody else: it is held against the first head of all.
-    return torch.where(sizes == 1, 0, after)
+    if int(sizes.min()) < 2:
+        raise ConfigError(
+            f"{count} heads in permutations of {per_permutation} leave one without another head to "
+            "be held against. Change --trials by one, or give more images a class."
+        )
+    return first + (numbers - first + 1) % sizes
 
 
 def score(
@@ -94,7 +107,9 @@ def score(
     `own` are the attacker's images: thresholds, blind guesses and baselines come from them.
     """
     true, null = trials.errors(trials.guesses), trials.errors(trials.guesses, null=True)
-    curves = {"error": curve(true, null)}
+    size = trials.truths.shape[2]
+    nearest = "error" if size == 1 else f"error, nearest of {size}"
+    curves = {nearest: curve(true, null)}
     better, usual = true, null
     if true.shape[1] > 1:  # a guess of any image cannot be held against one
         better, usual = trials.relative(), trials.relative(null=True)
@@ -108,11 +123,11 @@ def score(
         "statistic": next(iter(curves)),
         **_numbers(next(iter(curves.values()))),
         **_intervals(trials, better, usual, level),
-        "by_error": _numbers(curves["error"]),
+        "by_error": _numbers(curves[nearest]),
         "median_error": float(true.median()),
         "median_error_of_null": float(null.median()),
         "threshold": threshold,
-        "at_threshold": _at_threshold(true, null, threshold, level),
+        "at_threshold": _at_threshold(trials, true, null, threshold, level),
         "blind_guess": {
             "best_picture": float(blind.best.mean()), "class_mean": float(blind.class_mean.mean())
         },
@@ -140,27 +155,44 @@ def _numbers(found: Roc) -> dict[str, float]:
 
 
 def _intervals(trials: Trials, true: Tensor, null: Tensor, level: float) -> dict[str, Any]:
-    """Intervals of the same numbers, which know that trials share images."""
-    columns = [true, null, trials.images, trials.images[trials.partner]]
-    arrays = [column.flatten().numpy() for column in columns]
+    """Intervals of the same numbers: the wider of those that know of shared images and heads."""
+    heads = torch.arange(len(true))[:, None].expand_as(true)
+    by_image = (trials.images, trials.images[trials.partner])
+    found = {}
+    for name, statistic in STATISTICS.items():
+        limits = [
+            clustered_interval(
+                statistic, *(column.flatten().numpy() for column in (true, null, *numbers)),
+                level=level,
+            )
+            for numbers in (by_image, (heads, heads))
+        ]  # fmt: skip
+        found[f"{name}_interval"] = [min(low for low, _ in limits), max(up for _, up in limits)]
+    return found
 
-    def at_one_percent(found: Roc) -> float:
-        return found.tpr_at(SHOWN)
 
-    return {
-        "auc_interval": clustered_interval(lambda found: found.auc, *arrays, level=level),
-        "tpr_at_1_percent_fpr_interval": clustered_interval(at_one_percent, *arrays, level=level),
-    }
+STATISTICS = {"auc": lambda found: found.auc, "tpr_at_1_percent_fpr": lambda f: f.tpr_at(SHOWN)}
 
 
-def _at_threshold(true: Tensor, null: Tensor, threshold: float, level: float) -> dict[str, Any]:
-    """The rates at the distance of a test image to its nearest neighbour, with exact intervals."""
+def _at_threshold(
+    trials: Trials, true: Tensor, null: Tensor, threshold: float, level: float
+) -> dict[str, Any]:
+    """The rates at the distance of a test image to its nearest neighbour.
+
+    The exact interval is of trials that are independent: one a head, no image twice.
+    """
     found: dict[str, Any] = {}
+    heads = torch.arange(len(true))
+    columns = heads % true.shape[1]
+    _, first = np.unique(trials.images[heads, columns].numpy(), return_index=True)
     for name, errors in (("tpr", true), ("fpr", null)):
-        hits = int((errors <= threshold).sum())
-        found[name] = hits / errors.numel()
-        limits = binomial_interval(hits, errors.numel(), level)
-        found[f"{name}_interval"] = [float(limit) for limit in limits]
+        found[name] = float((errors <= threshold).float().mean())
+        alone = errors[heads, columns][first] <= threshold
+        limits = binomial_interval(int(alone.sum()), len(alone), level)
+        found[f"{name}_independent"] = {
+            "trials": len(alone), "rate": float(alone.float().mean()),
+            "interval": [float(limit) for limit in limits],
+        }  # fmt: skip
     return found
 
 
@@ -184,7 +216,8 @@ def pick(trials: Trials, shown: int = 10) -> Sequence[tuple[str, Tensor, Tensor]
     order, rows, columns = errors.argsort(dim=0), len(errors), torch.arange(errors.shape[1])[:shown]
     places = {"best": order[0], "median": order[rows // 2], "worst": order[-1]}
     if errors.shape[1] == 1:  # one picture a head: ten of each kind
-        columns, middle = torch.zeros(min(shown, rows), dtype=torch.int64), rows // 2
+        columns = torch.zeros(min(shown, rows), dtype=torch.int64)
+        middle = (rows - len(columns)) // 2
         kinds = (order[:shown, 0], order[middle : middle + shown, 0], order[-shown:, 0])
         places = dict(zip(places, kinds, strict=True))
     blocks = []

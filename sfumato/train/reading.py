@@ -71,7 +71,7 @@ class Reading:
         shape = (1, -1, 1, 1)
         mean = torch.tensor(self.mean, device=pixels.device).reshape(shape)
         deviation = torch.tensor(self.deviation, device=pixels.device).reshape(shape)
-        layout = torch.channels_last if pixels.is_cuda else torch.preserve_format
+        layout = torch.channels_last if pixels.is_cuda else torch.contiguous_format
         return ((pixels - mean) / deviation).contiguous(memory_format=layout)
 
     def logits(self, model: nn.Module, x: Tensor) -> Tensor:
@@ -91,6 +91,6 @@ class Reading:
         generator = torch.Generator().manual_seed(0)
         shape = (units * self.rows, *self.images.shape)
         x = torch.randn(shape, generator=generator).to(self.device)
-        layout = torch.channels_last if x.is_cuda else torch.preserve_format
+        layout = torch.channels_last if x.is_cuda else torch.contiguous_format
         y = torch.arange(units * self.rows // self.views) % len(self.images.classes)
         return x.contiguous(memory_format=layout), y.to(self.device)

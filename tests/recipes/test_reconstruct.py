@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from sfumato.attack.heads import HeadRecipe
 from sfumato.cli import main
+from sfumato.data.images import Images
 from sfumato.errors import ConfigError, RunError, SfumatoError
 from sfumato.recipes import reconstruct
 from sfumato.recipes.reconstruct import STAGES, Config
-from sfumato.runs import open_run
+from sfumato.recipes.reconstruct_decoder import heads_by_step
+from sfumato.recipes.reconstruct_heads import keep_heads
+from sfumato.runs import Run, open_run
 
 TINY = Config(
     head=HeadRecipe(lr=0.1), feature_norm=10.0, base_epochs=0.2, steps=4, batch_heads=8, width=8,
@@ -103,15 +107,30 @@ def dumps_config(config):
 
 
 def test_heads_on_disk_in_shards(tmp_path):
-    config = replace(TINY, save=64, stage="shadow")
     out = tmp_path / "run"
-    attack(replace(config, stage="features"), out)
+    with pytest.raises(ConfigError, match="reconstruct features"):
+        attack(replace(TINY, save=62, shard="1/2"), out)
+    attack(replace(TINY, stage="features"), out)
+    with pytest.raises(RunError, match="no shards"):
+        attack(replace(TINY, stage="merge"), out)
     for number in (1, 2):
-        found = attack(replace(config, shard=f"{number}/2"), out)
-        assert found["unfinished"] == "shadow"
-    assert attack(replace(config, stage="merge"), out)["kept"] == 64
-    attack(replace(config, stage="train"), out)
+        found = attack(replace(TINY, save=62, shard=f"{number}/2"), out)
+        assert "merge" in reconstruct.show(found)
+        assert not (out / "done.json").exists()
+    attack(replace(TINY, stage="merge"), out)
+    attack(replace(TINY, stage="train", steps=4), out)
     assert (out / "stages" / "train" / "model.safetensors").exists()
+
+
+def test_batches_from_disk_are_never_empty(finished, tmp_path):
+    config = replace(TINY, save=22, shards=4, batch_heads=8)
+    with open_run(config, verb="reconstruct", out=tmp_path / "run") as run:
+        scene = replace(reconstruct.set_scene(config, run), public=Run(finished))
+        reconstruct.follow(scene, STAGES[2:4])
+        heads_of = heads_by_step(scene, reconstruct.fleet_of(scene))
+        sizes = [len(heads_of(step)) for step in range(30)]
+    assert min(sizes) == 5
+    assert max(sizes) == 6
 
 
 def test_two_processes_make_the_heads_of_one(tmp_path):
@@ -133,6 +152,7 @@ def test_two_processes_make_the_heads_of_one(tmp_path):
 @pytest.mark.parametrize("damage", ["missing", "truncated"])
 def test_a_damaged_shard_is_named(tmp_path, damage):
     config, out = replace(TINY, save=64, stage="shadow"), tmp_path / "run"
+    attack(replace(TINY, stage="features"), out)
     for number in (1, 2):
         attack(replace(config, shard=f"{number}/2"), out)
     weights = out / "stages/shadow/heads/shard-0001-of-0002/weights.npy"
@@ -148,15 +168,26 @@ def test_a_head_that_somebody_brings(finished, tmp_path):
     head = {"head.weight": 0.01 * torch.randn(10, 256), "head.bias": torch.zeros(10)}
     save_file(head, tmp_path / "mine.safetensors")
     found = attack(replace(TINY, target=tmp_path / "mine.safetensors"), finished)
-    assert (finished / "private" / "mine.png").exists()
+    assert (finished / "private" / "target-mine.png").exists()
     assert found["distance"] > 0
+    (finished / "private" / "target-mine.png").unlink()
+    torch.save(head, tmp_path / "mine.pt")
+    with pytest.raises(SystemExit):  # a finished run still looks at heads
+        main(["reconstruct", "--out", str(finished), "--target", str(tmp_path / "mine.pt")])
+    assert (finished / "private" / "target-mine.png").exists()
     save_file(
         {"w.weight": torch.zeros(3, 5), "w.bias": torch.zeros(3)}, tmp_path / "no.safetensors"
     )
-    with pytest.raises(ConfigError, match=r"18 numbers.*2570"):
+    with pytest.raises(ConfigError, match=r"no layer of 10 x 256"):
         attack(replace(TINY, target=tmp_path / "no.safetensors"), finished)
     with pytest.raises(ConfigError, match="no head in"):
         attack(replace(TINY, target=tmp_path / "nothing"), finished)
+    (tmp_path / "bad.safetensors").write_bytes(b"rubbish")
+    with pytest.raises(ConfigError, match="plain tensors"):
+        attack(replace(TINY, target=tmp_path / "bad.safetensors"), finished)
+    save_file({**head, "head.bias": torch.full((10,), torch.nan)}, tmp_path / "nan.safetensors")
+    with pytest.raises(ConfigError, match="not finite"):
+        attack(replace(TINY, target=tmp_path / "nan.safetensors"), finished)
 
 
 def test_a_study_has_a_row_for_each_value(tmp_path):
@@ -170,12 +201,19 @@ def test_a_study_has_a_row_for_each_value(tmp_path):
     ("changes", "message"),
     [
         ({"bound": 0.5, "head": HeadRecipe(max_norm=1.0, noise_multiplier=1.0)}, "leave"),
-        ({"bound": 2.0}, "between"),
+        ({"bound": 2.0, "head": HeadRecipe(max_norm=1.0)}, "between"),
         ({"head": HeadRecipe(hidden=4, positive=(1,))}, "published"),
         ({"vary": "colour=red"}, "class_size"),
         ({"vary": "epochs=many"}, "not a number"),
+        ({"vary": "noise_multiplier=1"}, "max_norm"),
+        ({"vary": "class_size=1,2", "stage": "train"}, "study is whole"),
+        ({"bound": 0.1, "head": HeadRecipe()}, "--max-norm"),
+        ({"images": 15}, "Take 20"),
+        ({"image_size": 30}, "28, 32 or 64"),
+        ({"trials": 1}, "--trials"),
+        ({"shard": "1/2"}, "--save"),
+        ({"base_data": "digits", "weights": Path("w.pt")}, "--base-data"),
         ({"steps": 0}, "at least 1"),
-        ({"shard": "3/2", "save": 8}, "i from 1 to n"),
         ({"gate": 0.99}, "--base-epochs"),
         ({"data": "nowhere"}, "known name"),
     ],
@@ -183,6 +221,40 @@ def test_a_study_has_a_row_for_each_value(tmp_path):
 def test_bad_input_is_named(tmp_path, changes, message):
     with pytest.raises(SfumatoError, match=message):
         attack(replace(TINY, **changes), tmp_path / "run")
+
+
+def test_a_shard_that_does_not_exist_is_refused(finished):
+    with pytest.raises(ConfigError, match="i from 1 to n"):
+        keep_heads(replace(TINY, save=8, shard="3/2"), None, Run(finished))
+
+
+def test_the_gate_does_not_judge_a_base_by_the_noise_of_its_heads(tmp_path):
+    head = replace(TINY.head, rate=0.5, max_norm=4.0, noise_multiplier=50.0)
+    config = replace(TINY, head=head, base_epochs=1, base_share=0.4, gate=0.25, stage="base")
+    assert attack(config, tmp_path / "run")["accuracy_of_heads"] > 0.25
+
+
+def test_one_picture_a_head_is_judged_by_all_its_images(tmp_path):
+    head = HeadRecipe(hidden=4, positive=(1, 3), lr=0.1)
+    config = replace(TINY, head=head, decoder="published", conditional=False, width=4, trials=15)
+    attack(config, tmp_path / "run")
+    scores = json.loads((tmp_path / "run/private/scores.json").read_text())
+    assert scores["statistic"] == "error, nearest of 10"
+    assert scores["trials"] == 15
+
+
+def test_colour_images_in_a_folder(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    shape = (60, 3, 32, 32)
+    pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    labels = torch.arange(60) % 3
+    for split in ("train", "test"):
+        images = Images(
+            pixels=pixels, labels=labels, classes=("a", "b", "c"), name="noise", private=False
+        )
+        images.save_folder(tmp_path / "data" / split)
+    attack(replace(TINY, data=str(tmp_path / "data"), trials=8), tmp_path / "run")
+    assert (tmp_path / "run" / "private" / "gallery.png").exists()
 
 
 def test_statistics_of_another_fleet_are_refused(finished, tmp_path):
@@ -198,16 +270,19 @@ def test_statistics_of_another_fleet_are_refused(finished, tmp_path):
 
 
 def test_the_command_line_takes_a_stage_as_its_first_word(tmp_path, capsys):
-    words = ["reconstruct", "features", "--preset", "digits-cpu", "--base-epochs", "0.2"]
+    words = ["reconstruct", "features", "--base-epochs", "0.2", "--decoder", "published"]
+    words += ["--no-conditional", "--feature-norm", "10"]
     with pytest.raises(SystemExit) as end:
         main([*words, "--out", str(tmp_path / "run"), "--class-size", "2"])
     assert end.value.code == 0
     assert "stage features" in capsys.readouterr().out
     config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
     assert config["head"]["class_size"] == 2
-    with pytest.raises(SystemExit) as end:  # the directory remembers its settings
-        main(["reconstruct", "shadow", "--out", str(tmp_path / "run")])
-    assert end.value.code == 0
+    repeated = [*words, "--out", str(tmp_path / "run"), "--class-size", "2"]
+    for again in (["reconstruct", "shadow", "--out", str(tmp_path / "run")], repeated):
+        with pytest.raises(SystemExit) as end:  # the directory remembers its settings
+            main(again)
+        assert end.value.code == 0
     with pytest.raises(SystemExit) as end:
         main(["reconstruct", "shadow", "--out", str(tmp_path / "run"), "--class-size", "3"])
     assert end.value.code == 2

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sfumato.data.images import Images
+from sfumato.errors import ConfigError
 from sfumato.report.trials import Trials, partners, pick, score, usual_errors
 
 
@@ -29,13 +30,38 @@ def trials(heads=200, leak=1.0, per=50):
     return Trials(guesses, truths, members, partners(heads, per), usual, 0.5), targets
 
 
-@pytest.mark.parametrize(("count", "per"), [(10, 5), (12, 5), (11, 5), (7, 9), (1, 3)])
+@pytest.mark.parametrize(("count", "per"), [(10, 5), (12, 5), (7, 9), (2, 3)])
 def test_partners_are_of_the_same_permutation(count, per):
-    found = partners(count, per)
-    for head, other in enumerate(found.tolist()):
-        alone = min(per, count - head // per * per) == 1
-        assert other // per == head // per or alone
-        assert other != head or count == 1
+    for head, other in enumerate(partners(count, per).tolist()):
+        assert other // per == head // per
+        assert other != head
+
+
+@pytest.mark.parametrize(("count", "per"), [(11, 5), (1, 3), (5, 1)])
+def test_a_head_without_another_is_refused(count, per):
+    with pytest.raises(ConfigError, match="--trials"):
+        partners(count, per)
+
+
+def test_one_picture_of_any_image_is_held_against_all_and_against_one():
+    truths = torch.rand(30, 1, 4, 1, 4, 4) * 2 - 1
+    guesses = truths[:, :, 3]  # always the last image of a head
+    made = Trials(
+        guesses, truths, torch.arange(30)[:, None], partners(30, 30), torch.ones(30, 2), 0.5
+    )
+    assert not made.errors(made.guesses).any()
+    records = made.records()
+    assert not records[3::4].any()
+    assert (records[0::4] > 0.1).all()
+
+
+def test_guesses_that_are_all_alike_have_no_power():
+    made, targets = trials()
+    flat = torch.zeros_like(made.guesses)
+    usual = usual_errors(targets, torch.zeros(64, 2, 1, 4, 4))
+    alike = Trials(flat, made.truths, made.images, made.partner, usual, 0.5)
+    scores, _ = score(alike, targets, images(60, seed=5), level=0.95)
+    assert scores["auc"] == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_leak_is_seen_and_its_absence_too():
