@@ -243,7 +243,7 @@ def _read_record(place: Path) -> ShardRecord:
     if not place.is_dir():
         _, index, _, shards = place.name.split("-")
         raise RunError(
-            f"{place} is missing. Write it with the command of the others and --shard "
+            f"{place} is missing. Write that shard with the command of the others and --shard "
             f"{int(index) + 1}/{int(shards)}."
         )
     path = place / "shard.json"

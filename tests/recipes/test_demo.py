@@ -47,7 +47,10 @@ def test_the_demo_leaves_a_complete_run_of_good_accuracy(tmp_path, capsys):
     assert scores["test_accuracy"] > 0.85
     names = {p.name for p in (out / "private").iterdir()}
     own = {"scores.json", "comparison.png", "metrics.jsonl"}
-    assert names == {*own, "stolen.png", "stolen.md"}
+    assert names == {*own, "stolen.png", "stolen.md", "reconstruct"}
+    assert not (
+        out / "stages"
+    ).exists()  # what comes from private images without noise is in private/
     plain, private = (
         [float(cell.split()[0]) for cell in line.strip("| \n").split(" | ")[1:]]
         for line in (out / "private" / "stolen.md").read_text().splitlines()[2:]
