@@ -1,8 +1,8 @@
 """How the attacker's network learns to see a training set in the weights it left.
 
-Heads are trained on the attacker's own images as it learns, so no two batches are alike and nothing
-is kept on disk. The loss of a guess is its distance to the nearest image that it may show: where a
-class has several, none of them is the right one.
+Heads are trained on the attacker's own images as it learns, so no two batches are alike (unless
+they are taken from disk). The loss of a guess is its distance to the nearest image that it may
+show: where a class has several, none of them is the right one.
 """
 
 from collections.abc import Callable

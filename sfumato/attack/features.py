@@ -4,7 +4,6 @@ The attacker has it too, for it is public. Features may be scaled to one norm, s
 learning rate and norm bound are meant for features of one length.
 """
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from sfumato.attack.fleet import hash_of
 from sfumato.data.augment import Augmentation
 from sfumato.data.images import Images
 from sfumato.data.load import resize
@@ -40,9 +40,7 @@ class Features:
     @property
     def digest(self) -> str:
         """What they are known by: a fleet of heads belongs to one set of features."""
-        content = hashlib.sha256(self.values.cpu().contiguous().numpy().tobytes())
-        content.update(self.labels.cpu().numpy().tobytes())
-        return content.hexdigest()[:16]
+        return hash_of(self.values, self.labels)
 
     def to(self, device: torch.device) -> "Features":
         """The same, elsewhere."""

@@ -69,10 +69,7 @@ class Fleet:
     @cached_property
     def table(self) -> str:
         """A hash of the features and labels."""
-        digest = hashlib.sha256(f"{tuple(self.features.shape)} {self.features.dtype};".encode())
-        for tensor in (self.features, self.labels):
-            digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
-        return digest.hexdigest()
+        return hash_of(self.features, self.labels)
 
     @cached_property
     def kind(self) -> str:
@@ -139,6 +136,14 @@ class Fleet:
             blocks = 1 if inside else max(1, min(most, (end - at) // BLOCK))
             yield range(block, block + blocks)
             at = (block + blocks) * BLOCK
+
+
+def hash_of(features: Tensor, labels: Tensor) -> str:
+    """What a table of features is known by."""
+    digest = hashlib.sha256(f"{tuple(features.shape)} {features.dtype};".encode())
+    for tensor in (features, labels):
+        digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+    return digest.hexdigest()
 
 
 def train_heads(

@@ -12,11 +12,11 @@ noise, and not from the same heads with it.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import ConfigError
 from sfumato.recipes import train
+from sfumato.recipes.image_source import ImageSource
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -29,17 +29,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ImageSource):
     """The story on the embedded digits: private means, and a network trained privately."""
 
-    data: str = "digits"
-    """Images to learn from: a name, an .npz file or a folder."""
-    data_root: Path = Path("data")
-    """Where named data sets are."""
-    download: bool = False
-    """Let torchvision fetch a named data set that is not there."""
-    image_size: int | None = None
-    """Resize images to this many pixels a side."""
     epsilon: float = 3.0
     """The promise for everything together: smaller is stronger, and noisier."""
     delta: float | None = None
@@ -80,9 +72,7 @@ def run(config: Config, run: Run) -> dict[str, Any]:
     """Load, promise, release means, train with the rest, sum up."""
     from sfumato.data.load import load_splits
 
-    options = (config.image_size, config.data_root, config.download)
-    names = ("image_size", "data_root", "download")
-    images, test = load_splits(config.data, **dict(zip(names, options, strict=True)))
+    images, test = load_splits(config.data, **config.loading)
     run.log(f'"{images.name}": {len(images)} private images of {len(images.classes)} classes')
     budget, ledger, secret = open_budget(config, images, run)
     means = release_means(images, config, ledger, secret, run)

@@ -63,7 +63,12 @@ class Scene:
         from sfumato.attack.heads import class_size_for
         from sfumato.privacy.tradeoff import noise_for_tpr
 
-        config, head = self.config, replace(self.config.head, classes=len(self.own.classes))
+        config, classes = self.config, len(self.own.classes)
+        if config.head.classes not in (classes, type(config.head).classes):
+            raise ConfigError(
+                f"--classes {config.head.classes}: the data has {classes}. Leave --classes out."
+            )
+        head = replace(config.head, classes=classes)
         if config.images is not None:
             head = replace(head, class_size=class_size_for(config.images, head.classes))
         if config.bound is None:
@@ -86,9 +91,9 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         return together(config, run, world)
     assert run is not None
     scene = set_scene(config, run)
+    check_early(scene)
     if config.vary is not None:
         return study(scene)
-    check_early(scene)
     if config.shard is not None and not run.stage("features").finished:
         raise ConfigError(
             f"jobs that make shards share one base: first run sfumato reconstruct features --out "
@@ -158,16 +163,13 @@ def set_scene(config: Config, run: Run) -> Scene:
     from sfumato.data.load import load_images
     from sfumato.train.setup import pick_device
 
-    options: dict[str, Any] = {
-        "image_size": config.image_size, "data_root": config.data_root, "download": config.download
-    }  # fmt: skip
-    own = load_images(config.data, "train", private=False, **options)
-    targets = load_images(config.data, "test", private=True, **options)
+    own = load_images(config.data, "train", private=False, **config.loading)
+    targets = load_images(config.data, "test", private=True, **config.loading)
     made = config.pretrained or config.weights is not None
     if made:
         base = own
     elif config.base_data is not None:
-        base = load_images(config.base_data, "train", private=False, **options)
+        base = load_images(config.base_data, "train", private=False, **config.loading)
     else:
         from sfumato.attack.features import turned
 
@@ -213,7 +215,7 @@ def base(scene: Scene, stage: Run) -> None:
             return
     raise ConfigError(
         f"no base gave heads an accuracy of {config.gate:g}: the best had {best:.3f}. Raise "
-        "--base-epochs or --base-tries, give --weights, or lower --gate."
+        "--base-epochs or --base-tries, give --weights, or lower --gate, with another --out."
     )
 
 

@@ -7,12 +7,13 @@ from typing import ClassVar, Literal
 
 from sfumato.attack.heads import HeadRecipe
 from sfumato.errors import ConfigError
+from sfumato.recipes.image_source import ImageSource
 
 STAGES = ("base", "features", "shadow", "stats", "train", "evaluate")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ImageSource):
     """Training images back from the weights of a head, and how sure one can be of them."""
 
     MAY_CHANGE: ClassVar = ("stage", "save", "shards", "shard", "device", "compile", "target")
@@ -26,13 +27,6 @@ class Config:
     """One stage alone (also as the first word: sfumato reconstruct features ...)."""
     data: str = "digits"
     """Images: test images train the heads under attack, train images are the attacker's own."""
-    data_root: Path = Path("data")
-    """Where named data sets are."""
-    download: bool = False
-    """Let torchvision fetch a named data set that is not there."""
-    image_size: int | None = None
-    """Resize images to this many pixels a side: 28, 32 or 64."""
-
     base: str = "vgg-tiny"
     """The public network that features come from: any model name of sfumato train."""
     pretrained: bool = False

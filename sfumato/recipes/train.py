@@ -42,10 +42,7 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     try:
         if world.agree(run is not None and run.finished):
             return {} if run is None else run.summary
-        train, test = load_splits(
-            config.data, image_size=config.image_size, data_root=config.data_root,
-            download=config.download, people=config.people,
-        )  # fmt: skip
+        train, test = load_splits(config.data, people=config.people, **config.loading)
         learner, reading = prepare(config, train, device)
         if config.explain:
             return {"explanation": explain_layers(config, learner, reading)}

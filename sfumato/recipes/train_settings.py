@@ -7,25 +7,18 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from sfumato.errors import ConfigError
+from sfumato.recipes.image_source import ImageSource
 
 Mode = Literal["ghost_mixed", "ghost", "non-ghost", "non-private"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ImageSource):
     """Private (or plain) training of any vision model."""
 
     MAY_CHANGE: ClassVar = ("physical_batch_size", "two_pass", "compile", "device", "check_every")
     """Settings that say how, not what: a run may go on with others."""
 
-    data: str = "digits"
-    """Private images: a name, an .npz file, or a folder with one folder a class."""
-    data_root: Path = Path("data")
-    """Where named data sets are."""
-    download: bool = False
-    """Let torchvision fetch a named data set that is not there."""
-    image_size: int | None = None
-    """Resize images to this many pixels a side."""
     model: str = "tanh-cnn"
     """tanh-cnn, wrn-16-4, any timm name, torchvision:NAME, or module:function."""
     pretrained: bool = False

@@ -6,8 +6,10 @@ import torch
 pytest.importorskip("triton", reason="Triton is for Linux")
 
 from sfumato.ghost import contract
+from sfumato.ghost.clip import Ghost
 from sfumato.ghost.contract import Geometry
 from sfumato.ghost.kernels.convolution import conv_gradients
+from sfumato.nn.wrn import WideResNet
 
 CASES = {
     "3x3": (5, 8, 6, 3, 1, 1, 1, 1, 1),
@@ -46,6 +48,29 @@ def test_gradients_of_a_convolution(case, layout, dtype):
     assert found.dtype == torch.float32
     loose = device == "cuda" and dtype == torch.float32 and torch.backends.cudnn.allow_tf32
     torch.testing.assert_close(found, wanted, rtol=1e-2 if loose else 1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_the_engine_gives_the_same_numbers_with_the_kernel(views, monkeypatch):
+    torch.manual_seed(0)
+    model = WideResNet(10, depth=10, width=1)
+
+    def losses(m, x):
+        return m(x).unflatten(0, (-1, views)).square().mean(dim=(1, 2))
+
+    x, used = torch.randn(3 * views, 3, 8, 8), []
+    wanted = Ghost(model).clip(losses, (x,), 3)
+
+    def everywhere(x, g, weight, geometry):
+        used.append(1)
+        return x.ndim == 4
+
+    monkeypatch.setattr(contract, "_has_kernel", everywhere)
+    found = Ghost(model).clip(losses, (x,), 3)
+    assert used
+    torch.testing.assert_close(found.norms, wanted.norms, rtol=1e-5, atol=1e-6)
+    for name, total in wanted.total.items():
+        torch.testing.assert_close(found.total[name], total, rtol=1e-4, atol=1e-5)
 
 
 def test_the_kernel_is_known_to_the_compiler():

@@ -209,6 +209,8 @@ def test_a_study_has_a_row_for_each_value(tmp_path):
         ({"vary": "class_size=1,2", "stage": "train"}, "study is whole"),
         ({"bound": 0.1, "head": HeadRecipe()}, "--max-norm"),
         ({"images": 15}, "Take 20"),
+        ({"head": HeadRecipe(classes=3)}, "the data has 10"),
+        ({"image_size": 30, "vary": "class_size=1,2"}, "28, 32 or 64"),
         ({"image_size": 30}, "28, 32 or 64"),
         ({"trials": 1}, "--trials"),
         ({"shard": "1/2"}, "--save"),

@@ -1,0 +1,26 @@
+"""Where a recipe's images come from: the settings that all verbs with images have."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSource:
+    """Images by name or path, and their size."""
+
+    data: str = "digits"
+    """Images: a name, an .npz file, or a folder with one folder a class."""
+    data_root: Path = Path("data")
+    """Where named data sets are."""
+    download: bool = False
+    """Let torchvision fetch a named data set that is not there."""
+    image_size: int | None = None
+    """Resize images to this many pixels a side."""
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """What `load_images` and `load_splits` want to know besides the name."""
+        return {
+            "image_size": self.image_size, "data_root": self.data_root, "download": self.download
+        }  # fmt: skip
