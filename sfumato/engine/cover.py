@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from sfumato.config import differences, to_json
 from sfumato.engine.guards import (
@@ -388,27 +388,6 @@ class PrivacyEngine:
     def _epoch_steps(self) -> int:
         """The fewest steps that an epoch of shuffled batches can take: a last part is dropped."""
         return int(1 / self.plan.rate + 1e-6)
-
-
-def make_private(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: DataLoader[Any],
-    *,
-    physical_batch_size: int | None = None,
-    **settings: Any,
-) -> tuple[PrivacyEngine, Iterator[Any]]:
-    """For people who come from Opacus: an attached engine, and a Poisson loader of the same data.
-
-    Batch size and number of examples are those of `loader`; `settings` are the engine's.
-    """
-    if loader.batch_size is None:
-        raise ConfigError("the loader has no batch size to take over.")
-    size = len(loader.dataset)  # pyright: ignore
-    engine = PrivacyEngine(model, batch_size=loader.batch_size, sample_size=size, **settings)
-    engine.attach(optimizer)
-    pieces = physical_batch_size or loader.batch_size
-    return engine, engine.loader(loader.dataset, physical_batch_size=pieces)
 
 
 def _give_back(owner: Any, name: str, before: Any) -> None:

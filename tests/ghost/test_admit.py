@@ -1,0 +1,67 @@
+"""A model is admitted if its per-example gradients are those of autograd; others are named."""
+
+import pytest
+import torch
+from test_clip import data, loss_of, small_net
+from torch import nn
+
+from sfumato.errors import UnsupportedLayer
+from sfumato.ghost.admit import admit
+from sfumato.ghost.clip import Ghost
+
+
+def test_a_sound_model_is_admitted():
+    x, y = data()
+    admit(Ghost(small_net()), loss_of, (x, y), 6)
+
+
+def test_batch_norm_is_refused_with_its_path_and_the_remedy():
+    model = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(320, 5))
+    x, y = data()
+    with pytest.raises(UnsupportedLayer, match=r'"1" is a BatchNorm2d.*--norm group'):
+        admit(Ghost(model), loss_of, (x, y), 6)
+    model[1].eval()
+    admit(Ghost(model), loss_of, (x, y), 6)
+
+
+def test_a_hand_made_mixing_of_examples_is_noticed():
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(192, 5)
+
+        def forward(self, x):
+            x = x.flatten(1)
+            return self.layer(x - x.mean(dim=0))
+
+    x, y = data()
+    with pytest.raises(UnsupportedLayer, match="mixes the examples"):
+        admit(Ghost(Centred()), loss_of, (x, y), 6)
+
+
+def test_a_wrong_rule_is_noticed(monkeypatch):
+    from sfumato.ghost import grams
+
+    x, y = data()
+    monkeypatch.setattr(grams, "ghost_norm", lambda x, *_: x.flatten(1).square().sum(dim=1))
+    with pytest.raises(UnsupportedLayer, match="not those of autograd"):
+        admit(Ghost(small_net(), mode="ghost"), loss_of, (x, y), 6)
+
+
+def test_statistics_in_buffers_are_refused():
+    norm = nn.InstanceNorm2d(3, track_running_stats=True)
+    model = nn.Sequential(norm, nn.Flatten(), nn.Linear(192, 5))
+    with pytest.raises(UnsupportedLayer, match=r'buffer "0.running_mean"'):
+        admit(Ghost(model), loss_of, data(), 6)
+
+
+@pytest.mark.parametrize("kind", ["later", "labels"])
+def test_mixing_is_noticed_wherever_it_comes_from(kind):
+    def loss(model, x, y):
+        each = loss_of(model, x, y)
+        if kind == "labels":
+            return each / torch.bincount(y, minlength=5)[y]
+        return each.flip(0).cumsum(0).flip(0)
+
+    with pytest.raises(UnsupportedLayer, match="mixes the examples"):
+        admit(Ghost(small_net()), loss, data(), 6)
