@@ -4,7 +4,6 @@ The attacker has it too, for it is public. Features may be scaled to one norm, s
 learning rate and norm bound are meant for features of one length.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,16 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from sfumato.attack.fleet import hash_of
-from sfumato.data.augment import Augmentation
 from sfumato.data.images import Images
 from sfumato.data.load import resize
 from sfumato.errors import DataError, RunError
-from sfumato.nn.zoo import head_parameters, pixel_statistics
-from sfumato.privacy.sampling import Batch, Chunk
+from sfumato.nn.zoo import head_parameters
 from sfumato.runs import Run
-from sfumato.train.loop import Learner, fit
-from sfumato.train.reading import Reading
-from sfumato.train.setup import make_optimizer, make_schedule
+from sfumato.train.plain import reading_of, train_plainly
 from sfumato.train.steps import plain_step
 
 
@@ -98,23 +93,10 @@ def pretrain(
     images.require_public("training a base model")
     model = model.to(device)
     reading = reading_of(model, images, device, seed=seed, shift=shift)
-    steps = max(1, round(epochs * len(images) / batch_size))
-    optimizer = make_optimizer(model, "adam", lr=lr, momentum=0.0, weight_decay=0.0)
-    learner = Learner(model, optimizer, make_schedule(optimizer, "cosine", steps))
-    learner.load(run.load_checkpoint())
-    batches = shuffled(len(images), batch_size, learner.step, steps, seed)
-    fit(learner, batches, plain_step(model, reading), run)
-    return learner.best.eval()
-
-
-def shuffled(size: int, batch_size: int, start: int, steps: int, seed: int) -> Iterator[Batch]:
-    """Batches of public images, epoch by epoch in another order; a function of the step."""
-    each = max(1, size // min(batch_size, size))
-    for step in range(start, steps):
-        epoch, place = divmod(step, each)
-        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch))
-        indices = order[place * batch_size : (place + 1) * batch_size]
-        yield Batch(step, (Chunk(indices, torch.ones(len(indices), dtype=torch.bool)),))
+    step = plain_step(model, reading)
+    return train_plainly(
+        model, len(images), step, run, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed
+    )
 
 
 def headless(model: nn.Module) -> nn.Module:
@@ -122,14 +104,6 @@ def headless(model: nn.Module) -> nn.Module:
     (path,) = {name.rpartition(".")[0] for name in head_parameters(model)}
     model.set_submodule(path, nn.Identity())
     return model.eval()
-
-
-def reading_of(
-    model: nn.Module, images: Images, device: torch.device, *, seed: int = 0, shift: int = 0
-) -> Reading:
-    """How a base reads images."""
-    statistics = pixel_statistics(model, images.shape[0])
-    return Reading(images.to(device), device, *statistics, Augmentation(crop=shift), seed=seed)
 
 
 @torch.no_grad()

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
+from sfumato.nn.resnet import SmallResNet, group_cnn
 from sfumato.nn.scatter import scatter_linear
 from sfumato.nn.vgg import VggTiny
 from sfumato.nn.wrn import WideResNet, tanh_cnn
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "tanh-cnn": tanh_cnn,
+    "group-cnn": group_cnn,
+    "resnet18-small": SmallResNet,
     "scatter-linear": scatter_linear,
     "vgg-tiny": VggTiny,
     "wrn-10-2": lambda classes, channels: WideResNet(classes, channels, depth=10, width=2),

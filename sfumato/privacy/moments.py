@@ -35,3 +35,23 @@ def sum_by_group(
     """
     table = torch.zeros(num_groups, vectors.shape[1], dtype=torch.float64, device=vectors.device)
     return table.index_add(0, groups, clip_rows(vectors, max_norm))
+
+
+def with_counter(vectors: Float[Tensor, "n d"], weight: float) -> Float[Tensor, "n d+1"]:
+    """The vectors with one more coordinate, `weight`, in each: it counts them.
+
+    It is clipped with the rest, so a row that is shrunk to a third counts as a third.
+    """
+    return torch.cat([vectors, vectors.new_full((len(vectors), 1), weight)], dim=1)
+
+
+def weighted_means(
+    sums: Float[Tensor, "groups d+1"], weight: float, least: float
+) -> Float[Tensor, "groups d"]:
+    """The mean vector of each group, from sums of vectors that have their counter.
+
+    Each row weighs what clipping left of it, so long rows are outvoted and not cut short. A group
+    with hardly anybody in it counts as `least` (in the unit of `sums`): noise on a count may bring
+    it below zero.
+    """
+    return sums[:, :-1] * (weight / sums[:, -1:].clamp(min=weight * least))

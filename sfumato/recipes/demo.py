@@ -150,20 +150,19 @@ def release_means(
     import torch
 
     from sfumato.privacy.budget import make_plan
-    from sfumato.privacy.moments import sum_by_group
+    from sfumato.privacy.moments import sum_by_group, weighted_means, with_counter
     from sfumato.privacy.noise import privatize
 
     plan = make_plan(
         size=len(images), noise_multiplier=config.means_noise, max_norm=config.max_norm
     )
     pixels = images.pixels.flatten(1).double() / 255
-    counter = torch.full((len(images), 1), config.max_norm / 3, dtype=torch.float64)
-    table = sum_by_group(
-        torch.cat([pixels, counter], dim=1), images.labels, len(images.classes), plan.max_norm
-    )
+    weight = config.max_norm / 3
+    counted = with_counter(pixels, weight)
+    table = sum_by_group(counted, images.labels, len(images.classes), plan.max_norm)
     noisy = privatize({"table": table}, plan, ledger, secret, step=0, stage="means")["table"]
-    count = noisy[:, -1:].clamp(min=1 / len(images)) / counter[0]
-    means = (noisy[:, :-1] / count).reshape(-1, *images.shape).clamp(0, 1).float()
+    means = weighted_means(noisy, weight, least=1 / len(images))
+    means = means.reshape(-1, *images.shape).clamp(0, 1).float()
     run.save_tensors("means.safetensors", {"means": means})
     return means
 

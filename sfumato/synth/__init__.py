@@ -1,0 +1,1 @@
+"""How shareable images are made."""
