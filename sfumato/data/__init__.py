@@ -1,5 +1,5 @@
 """Images in memory and on disk.
 
 `images` is the one container, `load` finds images by name or path, `folder`, `arrays` and `named`
-read the formats, `embedded` the digits that ship with a package, `augment` changes batches.
+read the formats, `embedded` the two sets that ship with packages, `augment` changes batches.
 """

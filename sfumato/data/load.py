@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from sfumato.data.arrays import load_npz
-from sfumato.data.embedded import load_digits
+from sfumato.data.embedded import load_digits, load_patches
 from sfumato.data.folder import load_folder
 from sfumato.data.images import Images
 from sfumato.data.named import SOURCES, load_named
 from sfumato.errors import ConfigError, DataError
 
-NAMES = ("digits", *SOURCES)
+EMBEDDED = {"digits": load_digits, "patches": load_patches}
+NAMES = (*EMBEDDED, *SOURCES)
 
 
 def load_images(
@@ -29,11 +30,12 @@ def load_images(
 ) -> Images:
     """The train or test split of `source`, resized to `image_size` if given.
 
-    `source` is a name (digits, mnist, fashion_mnist, emnist-letters, cifar10, cifar100, svhn,
-    celeba), a path to an .npz file in the Keras layout, or a folder with one folder a class. Images
-    are private unless said otherwise. `people` says who is on each image of a folder: "folder" for
-    class/PERSON/image, or FILE.csv[:COLUMN]; an .npz has arrays for it. Raises `DataError` for data
-    that cannot be trained on: no images, or a single class.
+    `source` is a name (digits and patches, which are embedded; mnist, fashion_mnist,
+    emnist-letters, cifar10, cifar100, svhn, celeba), a path to an .npz file in the Keras layout, or
+    a folder with one folder a class. Images are private unless said otherwise. `people` says who is
+    on each image of a folder: "folder" for class/PERSON/image, or FILE.csv[:COLUMN]; an .npz has
+    arrays for it. Raises `DataError` for data that cannot be trained on: no images, or a single
+    class.
     """
     if split not in ("train", "test"):
         raise ConfigError(f'split="{split}" must be "train" or "test".')
@@ -100,8 +102,8 @@ def _load(
             f'people="{people}" is for folders, and "{source}" is none. An .npz file says who is '
             "on each image by arrays people_train and people_test."
         )
-    if source == "digits":
-        return load_digits(split, private=private)
+    if source in EMBEDDED:
+        return EMBEDDED[source](split, private=private)
     if source.partition(":")[0] in SOURCES:
         return load_named(
             source,
