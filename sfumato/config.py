@@ -71,6 +71,8 @@ def _read(kind: Any, data: Any, name: str) -> Any:
         return _read_union(arguments, data, name)
     if origin is tuple and isinstance(data, list):
         return _read_tuple(arguments, data, name)
+    if origin is dict and isinstance(data, dict):
+        return {key: _read(arguments[1], item, f"{name}.{key}") for key, item in data.items()}
     if origin is Literal:
         if data not in arguments:
             raise _mismatch(name, data, " or ".join(map(repr, arguments)))

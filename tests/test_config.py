@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,10 +23,12 @@ class Training:
     layers: tuple[str, ...] = ("stem", "head")
     compiled: bool = False
     optimizer: Optimizer = Optimizer()
+    others: dict[str, Optimizer] = field(default_factory=dict)
 
 
 CONFIGS = [
     Training(),
+    Training(others={"late": Optimizer(name="adam"), "": Optimizer()}),
     Training(epsilon=math.inf, steps=7, layers=(), compiled=True),
     Training(optimizer=Optimizer(name="adam", momenta=(0.1, 1e-9))),
 ]
@@ -52,6 +54,8 @@ def test_a_config_survives_the_round_trip(config):
         ({"optimizer": {"name": "sgd", "momenta": [1]}}, "2 values"),
         ({"optimizer": {"name": "sgd"}}, '"optimizer.momenta" is missing'),
         ({"optimizer": 3}, "must be an object"),
+        ({"others": {"late": {"name": "sgd"}}}, '"others.late.momenta" is missing'),
+        ({"others": ["late"]}, 'setting "others"'),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(change, message):
