@@ -1,1 +1,1 @@
-"""How shareable images are made."""
+"""How shareable images are made, and handed on with their promise."""
