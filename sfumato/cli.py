@@ -22,12 +22,13 @@ from sfumato.runs import open_run
 VERBS = {
     "demo": "the story on embedded digits: private means, a network, a ledger, a picture",
     "train": "private (or plain) training and fine-tuning of any vision model",
+    "release": "public images that carry a private task, with their ledger and a data card",
     "reconstruct": "training images back from a model's weights, and how sure one can be",
     "account": "budget arithmetic: epsilon of a plan, noise for an epsilon",
 }
 """Verb -> what it does. The recipe of a verb is sfumato.recipes.VERB."""
 
-PLANNED = ("warmup", "release", "invert", "audit", "report")
+PLANNED = ("warmup", "invert", "audit", "report")
 
 Config = TypeVar("Config")
 
@@ -109,8 +110,9 @@ def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":
 
     presets = ", ".join(recipe.PRESETS)
     default = None
-    if words and words[0] in getattr(recipe, "FIRST_WORDS", ()):
-        words = ["--stage", *words]
+    shorthand = getattr(recipe, "FIRST_WORDS", {})
+    if words and words[0] in shorthand:
+        words = [*shorthand[words[0]], *words[1:]]
     name = _value(words, "--preset")
     if name is not None:
         if name not in recipe.PRESETS:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sfumato.data.alike import to_grey
 from sfumato.data.arrays import load_npz
 from sfumato.data.embedded import load_digits, load_patches
 from sfumato.data.folder import load_folder
@@ -27,8 +28,9 @@ def load_images(
     data_root: Path = Path("data"),
     download: bool = False,
     people: str | None = None,
+    grey: bool = False,
 ) -> Images:
-    """The train or test split of `source`, resized to `image_size` if given.
+    """The train or test split of `source`, resized to `image_size` if given, and grey if asked for.
 
     `source` is a name (digits and patches, which are embedded; mnist, fashion_mnist,
     emnist-letters, cifar10, cifar100, svhn, celeba), a path to an .npz file in the Keras layout, or
@@ -44,6 +46,7 @@ def load_images(
     images = _load(str(source), split, private, image_size, data_root, download, people)
     if image_size is not None:
         images = resize(images, image_size)
+    images = to_grey(images) if grey else images
     if len(images) == 0:
         raise DataError(f'"{images.name}" has no images.')
     present = images.labels.unique()

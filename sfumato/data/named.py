@@ -37,7 +37,7 @@ def load_named(
     image_size: int | None = None,
     download: bool = False,
 ) -> Images:
-    """One split of the set called `name`; `celeba:Smiling` picks the attribute that labels it."""
+    """One split of the set called `name`; `celeba:Smiling` picks the label."""
     base, _, variant = name.partition(":")
     prepared = data_root / f"{name.replace(':', '-')}.npz"
     if prepared.exists():
@@ -127,13 +127,43 @@ def _celeba(variant: str) -> Source:
         elif label in attributes:
             labels = dataset.attr.numpy()[:, attributes.index(label)]
             classes = (f"not {label}", label)
+        elif set(label.split("+")) <= set(attributes):
+            labels, classes = _exclusive(dataset, label.split("+"), attributes), label.split("+")
         else:
             known = ", ".join(["identity", *attributes])
-            raise DataError(f'celeba has no label "{label}". There are: {known}.')
+            raise DataError(
+                f'celeba has no label "{label}". There are: {known}; and several with + between '
+                "them, for images that have just one of these."
+            )
         pixels = decode([folder / name for name in dataset.filename], image_size)
-        return pixels.permute(0, 2, 3, 1).numpy(), labels, classes
+        return pixels.permute(0, 2, 3, 1).numpy(), labels, tuple(classes)
 
     return Source(_build_celeba, read)
+
+
+def _exclusive(dataset: Any, names: list[str], attributes: list[str]) -> np.ndarray:
+    """Labels of the images with just one of these attributes; the others leave the data set."""
+    table = dataset.attr.numpy()[:, [attributes.index(name) for name in names]]
+    kept = np.flatnonzero(table.sum(axis=1) == 1)
+    dataset.filename = [dataset.filename[place] for place in kept]
+    dataset.identity = dataset.identity[kept]
+    return table[kept].argmax(axis=1)
+
+
+def _build_imagenette(root: str, split: str, download: bool) -> Any:
+    from torchvision.datasets import Imagenette
+
+    where = {"train": "train", "test": "val"}
+    return Imagenette(root, split=where[split], size="160px", download=download)
+
+
+def _read_imagenette(
+    dataset: Any, image_size: int | None
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    paths, labels = zip(*dataset._samples, strict=True)
+    pixels = decode([Path(path) for path in paths], image_size)
+    names = tuple(words[0] for words in dataset.classes)
+    return pixels.permute(0, 2, 3, 1).numpy(), np.asarray(labels), names
 
 
 SOURCES: dict[str, Callable[[str], Source]] = {
@@ -144,4 +174,5 @@ SOURCES: dict[str, Callable[[str], Source]] = {
     "cifar100": lambda _: Source(_torchvision("CIFAR100"), _read_plain),
     "svhn": lambda _: Source(_build_svhn, _read_svhn),
     "celeba": _celeba,
+    "imagenette": lambda _: Source(_build_imagenette, _read_imagenette),
 }

@@ -58,7 +58,7 @@ def observed(model: nn.Module) -> Iterator[list[Float[Tensor, "2 n c"]]]:
             handle.remove()
 
 
-def moments_of(x: Float[Tensor, "n *positions"], axis: int) -> Float[Tensor, "2 n c"]:
+def moments_of(x: Float[Tensor, "n ..."], axis: int) -> Float[Tensor, "2 n c"]:
     """Mean and mean square of each channel of each image, over all other axes, in float32."""
     flat = x.float().movedim(axis, 1).flatten(2) if x.ndim > 2 else x.float()[:, :, None]
     return torch.stack([flat.mean(2), flat.square().mean(2)])

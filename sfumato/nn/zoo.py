@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
-from sfumato.nn.resnet import SmallResNet, group_cnn
+from sfumato.nn.resnet import SmallResNet, group_cnn, small_group_cnn
 from sfumato.nn.scatter import scatter_linear
 from sfumato.nn.vgg import VggTiny
 from sfumato.nn.wrn import WideResNet, tanh_cnn
@@ -19,6 +19,7 @@ from sfumato.nn.wrn import WideResNet, tanh_cnn
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "tanh-cnn": tanh_cnn,
     "group-cnn": group_cnn,
+    "group-cnn-small": small_group_cnn,
     "resnet18-small": SmallResNet,
     "scatter-linear": scatter_linear,
     "vgg-tiny": VggTiny,

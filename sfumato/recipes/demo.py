@@ -147,7 +147,6 @@ def release_means(
     Every image is one vector: its pixels, and a constant that counts it. So class sizes need not
     be public: the noisy sum is divided by the noisy count.
     """
-    import torch
 
     from sfumato.privacy.budget import make_plan
     from sfumato.privacy.moments import sum_by_group, weighted_means, with_counter

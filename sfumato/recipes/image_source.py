@@ -17,10 +17,13 @@ class ImageSource:
     """Let torchvision fetch a named data set that is not there."""
     image_size: int | None = None
     """Resize images to this many pixels a side."""
+    grey: bool = False
+    """Make colour images grey."""
 
     @property
     def loading(self) -> dict[str, Any]:
         """What `load_images` and `load_splits` want to know besides the name."""
         return {
-            "image_size": self.image_size, "data_root": self.data_root, "download": self.download
+            "image_size": self.image_size, "data_root": self.data_root, "download": self.download,
+            "grey": self.grey,
         }  # fmt: skip

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from sfumato.attack.heads import HeadRecipe
     from sfumato.data.images import Images
 
-FIRST_WORDS = (*STAGES, "merge")
-"""What may stand in the place of --stage."""
+FIRST_WORDS = {stage: ("--stage", stage) for stage in (*STAGES, "merge")}
+"""A first word, and the flags it stands for."""
 
 
 def needs_run(_: Config) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.ghost.clip import Clipped, Ghost
     from sfumato.privacy.budget import Plan
-    from sfumato.privacy.ledger import Ledger
+    from sfumato.privacy.ledger import Header, Ledger
     from sfumato.privacy.sampling import Secret
     from sfumato.train.loop import Learner
     from sfumato.train.reading import Reading
@@ -147,7 +147,7 @@ def promise(
 ) -> "tuple[Plan, Ledger]":
     """The plan that keeps the budget, and the ledger that will show it."""
     from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
-    from sfumato.privacy.ledger import Header, Ledger
+    from sfumato.privacy.ledger import Ledger
 
     size = len(reading)
     delta = default_delta(size) if config.delta is None else config.delta
@@ -159,15 +159,7 @@ def promise(
         noise_multiplier=noise, max_norm=config.max_grad_norm, relation=config.relation,
         noise_decay=config.noise_decay, clip_decay=config.clip_decay,
     )  # fmt: skip
-    count = "the number of examples"
-    if config.unit == "person":
-        count = f"the number of people, up to {config.images_per_person} images of each a step"
-    header = Header(
-        data=reading.images.name, delta=delta, relation=config.relation, unit=config.unit,
-        public=f"settings, {count}, image size and class names",
-        noise="chacha20" if config.secure else "philox", fixed_seed=secret.fixed,
-        secret=secret.commitment,
-    )  # fmt: skip
+    header = header_of(config, reading.images.name, delta, secret)
     if run is None:
         return plan, Ledger(world.agree(None))
     run.write_json("plan.json", plan)
@@ -179,6 +171,21 @@ def promise(
     ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
     world.agree(ledger.header)
     return plan, ledger
+
+
+def header_of(config: Config, data: str, delta: float, secret: "Secret") -> "Header":
+    """What the promise is about."""
+    from sfumato.privacy.ledger import Header
+
+    count = "the number of examples"
+    if config.unit == "person":
+        count = f"the number of people, up to {config.images_per_person} images of each a step"
+    return Header(
+        data=data, delta=delta, relation=config.relation, unit=config.unit,
+        public=f"settings, {count}, image size and class names",
+        noise="chacha20" if config.secure else "philox", fixed_seed=secret.fixed,
+        secret=secret.commitment,
+    )  # fmt: skip
 
 
 def learn(

@@ -63,7 +63,7 @@ class Config(ImageSource):
     """Momentum of sgd."""
     weight_decay: float = 0.0
     """Weight decay."""
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine", "stairs"] = "constant"
     """Learning rate over time."""
     max_grad_norm: float = 1.0
     """Norm bound of one example's gradient."""

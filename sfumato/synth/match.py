@@ -1,21 +1,21 @@
 """Public images, moved until a teacher sees in them what it saw in private ones.
 
 k steps of Adam on the pixels of a batch. What is made small: the distance of the batch's feature
-statistics to the released ones, the teacher's cross-entropy for classes dealt out in turn, roughness
-and size (Yin et al. 2020; from public images: Soufleri et al. 2024). All that is read here is
-public or was released with noise, so the result needs no further privacy. At k = 0 nothing moves.
+statistics to the released ones, the teacher's cross-entropy for classes dealt out in turn,
+roughness and size (Yin et al. 2020; from public images: Soufleri et al. 2024). All that is read
+here is public or was released with noise, so the result needs no further privacy. At k = 0 nothing
+moves.
 """
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from sfumato.data.images import Images
 from sfumato.nn.observe import observed
 from sfumato.runs import Run
 from sfumato.synth.moments import Gauge
@@ -32,7 +32,7 @@ class Matching:
     """Learning rate of their pixels, in units of a normalised input."""
     match_batch: int = 250
     """Images whose statistics are matched together."""
-    statistics_weight: float = 1.0
+    statistics_weight: float = 10.0
     """Weight of the statistics."""
     class_weight: float = 1.0
     """Weight of the cross-entropy."""
@@ -81,7 +81,7 @@ def match(
     state = run.load_checkpoint() or {"done": 0, "pixels": images.pixels.cpu().clone()}
     pixels = state["pixels"]
     by_class = goal is not None and len(goal.means) > 1
-    batches = arrange(targets, matching.match_batch, by_class=by_class)
+    batches = arrange(targets, matching.match_batch, by_class=by_class, seed=reading.seed)
     model.eval().requires_grad_(False)
     for number, places in enumerate(batches):
         if number < state["done"]:
@@ -96,12 +96,13 @@ def match(
 
 
 def arrange(
-    targets: Int[Tensor, " n"], batch: int, *, by_class: bool
+    targets: Int[Tensor, " n"], batch: int, *, by_class: bool, seed: int = 0
 ) -> list[Int[Tensor, " batch"]]:
-    """Batches of places: in order, or class by class. None is much smaller than the others."""
-    places = torch.arange(len(targets))
-    classes = targets.unique() if by_class else [None]
-    rows = [places if label is None else places[targets == label] for label in classes]
+    """Batches of places, drawn at random, or class by class. All are about as large as asked."""
+    places = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
+    rows = [places]
+    if by_class:
+        rows = [places[targets[places] == label] for label in targets.unique()]
     return [part for row in rows for part in row.tensor_split(max(1, round(len(row) / batch)))]
 
 
@@ -159,8 +160,3 @@ def roughness(x: Float[Tensor, "n c h w"]) -> Float[Tensor, ""]:
         x[:, :, 1:, :-1] - x[:, :, :-1, 1:],
     ]
     return torch.stack([way.abs().mean() for way in ways]).sum()
-
-
-def replace_pixels(images: Images, pixels: UInt8[Tensor, "n c h w"], name: str) -> Images:
-    """The images with other pixels, under another name."""
-    return replace(images, pixels=pixels, name=name)

@@ -24,15 +24,15 @@ def cached(logits: Float[Tensor, "images classes"]) -> Answers:
     return lambda x, places: logits[places.to(logits.device)].to(x.device)
 
 
-def live(teacher: nn.Module, reading: Reading) -> Answers:
+def live(teacher: nn.Module, reading: Reading, student: Reading) -> Answers:
     """Answers of the teacher itself, to the very view that the student has.
 
-    Both must read images with the same pixel statistics.
+    Each reads pixels in its own way, so the student's view goes back to pixels first.
     """
 
     @torch.no_grad()
     def answer(x: Tensor, _: Tensor) -> Tensor:
-        return reading.logits(teacher, x)
+        return reading.logits(teacher, reading.normalise(student.restore(x)))
 
     teacher.eval()
     return answer

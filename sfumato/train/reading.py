@@ -68,11 +68,19 @@ class Reading:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Pixels between 0 and 1, centred and scaled by fixed, public numbers."""
-        shape = (1, -1, 1, 1)
-        mean = torch.tensor(self.mean, device=pixels.device).reshape(shape)
-        deviation = torch.tensor(self.deviation, device=pixels.device).reshape(shape)
+        mean, deviation = self._constants(pixels)
         layout = torch.channels_last if pixels.is_cuda else torch.contiguous_format
         return ((pixels - mean) / deviation).contiguous(memory_format=layout)
+
+    def restore(self, x: Tensor) -> Tensor:
+        """Back to pixels between 0 and 1."""
+        mean, deviation = self._constants(x)
+        return x * deviation + mean
+
+    def _constants(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (1, -1, 1, 1)
+        mean = torch.tensor(self.mean, device=like.device).reshape(shape)
+        return mean, torch.tensor(self.deviation, device=like.device).reshape(shape)
 
     def logits(self, model: nn.Module, x: Tensor) -> Tensor:
         """The model's answers, in the precision asked for, as float32."""

@@ -68,10 +68,14 @@ def make_optimizer(
 def make_schedule(
     optimizer: torch.optim.Optimizer, kind: str, steps: int, warmup: int = 0
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """The learning rate over time: constant, or half a cosine down to zero, after a warm-up."""
+    """The learning rate over time: constant, or half a cosine down to zero, after a warm-up.
+
+    Stairs go down to a tenth at 60 % of the way, and to a hundredth at 80 %.
+    """
     factors = {
         "constant": lambda _: 1.0,
         "cosine": lambda step: 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps))),
+        "stairs": lambda step: 0.1 ** ((step >= 0.6 * steps) + (step >= 0.8 * steps)),
     }
     return torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: factors[kind](step) * min(1.0, (step + 1) / (warmup + 1))

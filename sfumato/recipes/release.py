@@ -1,0 +1,111 @@
+"""`sfumato release`: images to share, which carry a private task and not the people.
+
+A teacher learns the private images, with differential privacy. What it sees in them is released as
+noisy averages. Public images are moved until it sees the same in these; they and its answers are
+the bundle. A student that has only the bundle then does the private task.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sfumato.errors import ConfigError, SfumatoError
+from sfumato.recipes import train
+from sfumato.recipes.release_scene import Scene, promise_of, set_scene
+from sfumato.recipes.release_settings import PRESETS as PRESETS
+from sfumato.recipes.release_settings import STAGES
+from sfumato.recipes.release_settings import Config as Config
+from sfumato.runs import Run
+
+FIRST_WORDS = {**{stage: ("--stage", stage) for stage in STAGES}, "verify": ("--verify",)}
+"""A first word, and the flags it stands for."""
+
+
+def needs_run(config: Config) -> bool:
+    """Whether something is kept: a check and an explanation are only printed."""
+    return config.verify is None and not config.explain
+
+
+def asks_more(config: Config) -> bool:
+    """Whether a finished run has something left to do."""
+    return config.stage != "all"
+
+
+def run(config: Config, run: Run | None) -> dict[str, Any]:
+    """Teacher, moments, match, student, evaluate; or the check of a bundle."""
+    if config.verify is not None:
+        return check(config)
+    if config.explain:
+        return train.run(config.training, None)
+    if run is None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "sfumato release is for one process. Train the teacher on several, with torchrun and "
+            "sfumato train, and give it with --teacher RUN."
+        )
+    scene = set_scene(config, run)
+    last = "evaluate" if config.stage == "all" else config.stage
+    summary: dict[str, Any] = {}
+    for name in STAGES[: STAGES.index(last) + 1]:
+        place = run.stage(name)
+        again = name == config.stage == "evaluate"  # with more controls, for example: it is free
+        if not place.finished or again:
+            run.log(f"stage {name}")
+            stages()[name](scene, place)
+        summary = place.summary
+    if config.stage != "all":
+        return {**summary, "stage": config.stage, "run": str(run.path)}
+    return run.finish({**promise_of(scene), **summary, "run": str(run.path)})
+
+
+def stages() -> dict[str, Callable[[Scene, Run], object]]:
+    """What each stage does."""
+    from sfumato.recipes.release_evaluate import evaluate
+    from sfumato.recipes.release_stages import match, moments, teach
+    from sfumato.recipes.release_student import student
+
+    return dict(zip(STAGES, (teach, moments, match, student, evaluate), strict=True))
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """What was promised, and where it is."""
+    if "verdict" in summary:
+        return summary["verdict"]
+    if "explanation" in summary:
+        return train.show(summary)
+    if "stage" in summary:
+        told = [f"  {k}  {v}" for k, v in summary.items() if k not in ("stage", "run")]
+        return "\n".join([f"stage {summary['stage']} of {summary['run']}", *told])
+    promise = "none: epsilon is infinite"
+    if summary["epsilon"] != "inf":
+        promise = f"epsilon {summary['epsilon']:.3g}, delta {summary['delta']:.2g} in all"
+        promise += f", for each {summary['unit']}"
+    lines = [
+        f"{summary['images']} images of {summary['public']}, moved by {summary['k']} steps to "
+        f"carry {summary['data']}:",
+        f"  promise   {promise}",
+        f"  bundle    {summary['run']}/bundle: images, soft labels, ledger, card.md; to share",
+        f"  check it  sfumato release verify {summary['run']}/bundle",
+        f"  pictures  {summary['run']}/pictures.png: public before, released after",
+        f"  private   {summary['run']}/private: do not share; scores.json has the accuracy",
+    ]
+    lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
+    return "\n".join(lines)
+
+
+def check(config: Config) -> dict[str, Any]:
+    """What there is to say against a bundle; an error if there is anything."""
+    from sfumato.synth.bundle import verify_bundle
+
+    assert config.verify is not None
+    verdict = verify_bundle(config.verify)
+    if not verdict.ok:
+        listed = "\n  ".join(verdict.problems)
+        raise SfumatoError(f"{config.verify} does not hold what it promises:\n  {listed}")
+    assert verdict.card is not None
+    card = verdict.card
+    lines = [
+        f"{config.verify} is sound: {card.images} images, epsilon {card.epsilon:.3g} at delta "
+        f"{card.delta:.2g}, as its ledger says.",
+        *(f"  {remark}" for remark in verdict.remarks),
+    ]
+    return {"verdict": "\n".join(lines), "epsilon": card.epsilon, "delta": card.delta}

@@ -1,0 +1,222 @@
+"""How good the images of `sfumato release` are, and what they give away.
+
+All of this compares with private or test images, without noise: it is for the owner's eyes, and
+everything but the pictures of public and released images goes to `private/`.
+"""
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from sfumato.recipes.release_scene import Scene, teacher_of
+from sfumato.recipes.release_stages import pack
+from sfumato.recipes.release_student import distil, new_student, trained_student
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from sfumato.data.images import Images
+
+MOST = 5_000
+"""Images of a set that are compared with others: distances of all pairs are taken."""
+
+
+def evaluate(scene: Scene, stage: Run) -> None:
+    """Score the student, its teacher and controls; compare images; look for near copies."""
+    from sfumato.synth.bundle import read_bundle
+    from sfumato.train.steps import accuracy
+
+    images, logits, _, _ = read_bundle(scene.run.path / "bundle")
+    model, reading = teacher_of(scene)
+    scores: dict[str, Any] = {
+        "test_accuracy": accuracy(*trained_student(scene)),
+        "teacher_accuracy": accuracy(model, replace(reading, images=scene.test.to(scene.device))),
+        "agreement_with_dealt_classes": agreement(logits, len(scene.private.classes)),
+    }
+    if scene.config.controls:
+        scores["controls"] = controls(scene, model)
+    extractor, name = feature_extractor(scene, model)
+    scores["quality"] = {"features": name, **compare_images(scene, images, extractor)}
+    scores["membership"] = membership(scene, images)
+    if scene.config.repeats > 1:
+        scores["repeats"] = repeat(scene, scores["test_accuracy"])
+    scene.run.write_json("private/scores.json", scores)
+    draw(scene, images)
+    if scene.config.card_scores:
+        shown = ("test_accuracy", "teacher_accuracy")
+        pack(scene, {name: scores[name] for name in shown} | scores["membership"])
+    stage.finish({"bundle": str(scene.run.path / "bundle"), "student": scene.config.student})
+
+
+def agreement(logits: "Tensor", classes: int) -> float:
+    """How many images the teacher sees as the class they were moved towards."""
+    from sfumato.synth.match import deal_classes
+
+    return float((logits.argmax(dim=1) == deal_classes(len(logits), classes)).float().mean())
+
+
+def controls(scene: Scene, teacher: "nn.Module") -> dict[str, float]:
+    """Accuracy of students of other material: what did matching, and the teacher, bring?
+
+    k=0 are the public images, unmoved, with the teacher's answers. public has no teacher: its own
+    labels if it has the same classes, else classes dealt out. real are the private images with
+    their labels, without privacy.
+    """
+    import torch
+
+    from sfumato.recipes.release_stages import released
+    from sfumato.synth.match import deal_classes
+    from sfumato.train.distil import cached
+
+    _, reading = teacher_of(scene)
+    untouched, logits = released(scene, teacher, reading, scene.public.pixels)
+    same = scene.public.classes == scene.private.classes
+    dealt = deal_classes(len(untouched), len(untouched.classes))
+    labels = scene.public.labels if same else dealt
+    return {
+        "k=0": score_student(scene, "k0", untouched, cached(logits.to(scene.device))),
+        "public-only": score_student(scene, "public", replace(untouched, labels=labels.to(torch.int64))),
+        "real": score_student(scene, "real", scene.private),
+    }
+
+
+def score_student(scene: Scene, name: str, images: "Images", answers: Any = None) -> float:
+    """Test accuracy of a student of these images, trained once and kept in `private/`."""
+    from sfumato.train.steps import accuracy
+
+    model, reading = side_student(scene, name, images, answers)
+    return accuracy(model, replace(reading, images=scene.test.to(scene.device)))
+
+
+def side_student(scene: Scene, name: str, images: "Images", answers: Any = None) -> Any:
+    """A student that stays in `private/`: for comparison only."""
+    from sfumato.nn.zoo import load_weights
+
+    place = Run(scene.run.private / "students" / name, scene.run.say)
+    place.path.mkdir(parents=True, exist_ok=True)
+    model, reading = new_student(scene, images)
+    if place.finished:
+        load_weights(model, place.path / "model.safetensors")
+    else:
+        scene.run.log(f'a student of other material, "{name}", for comparison')
+        distil(scene, model, reading, answers, place)
+        place.save_tensors("model.safetensors", model.state_dict())
+        place.finish({"images": len(images)})
+    return model.eval(), reading
+
+
+def feature_extractor(scene: Scene, teacher: "nn.Module") -> "tuple[nn.Module, str]":
+    """The network whose features images are compared in, and its name."""
+    from sfumato.attack.features import headless
+
+    if scene.config.extractor == "teacher":
+        return headless(teacher), f"last layer of the teacher, {scene.teacher.model}"
+    model, _ = side_student(scene, "real", scene.private)
+    name = f"last layer of {scene.config.student}, trained on {scene.private.name} without privacy"
+    return headless(model), name
+
+
+def compare_images(scene: Scene, images: "Images", extractor: "nn.Module") -> dict[str, Any]:
+    """Released images beside private ones; and for scale, public and test images beside them."""
+    from sfumato.attack.features import extract
+    from sfumato.report.quality import compare
+
+    def features(some: "Images") -> "Tensor":
+        return extract(extractor, thin(some), scene.device).values
+
+    real = features(scene.private)
+    sets = {"released": images, "public": scene.public, "test": scene.test}
+    return {name: asdict(compare(real, features(some))) for name, some in sets.items()}
+
+
+def membership(scene: Scene, images: "Images") -> dict[str, float]:
+    """Are released images nearer to the private images than to test images, which they never met?
+
+    In pixels, of 0 to 255. An AUC of a half: no. Epsilon proved is what such distances show the
+    release to have spent at least, at 95 %.
+    """
+    import numpy as np
+
+    from sfumato.report.leakage import epsilon_lower_bound, roc
+    from sfumato.report.quality import nearest_distances
+
+    made = pixel_rows(images, scene.device)
+    found = {
+        name: nearest_distances(pixel_rows(thin(some), scene.device), made).cpu().numpy()
+        for name, some in (("private", scene.private), ("test", scene.test))
+    }
+    near, far = found["private"], found["test"]
+    return {
+        "nearest_released_to_private": float(np.median(near)),
+        "nearest_released_to_test": float(np.median(far)),
+        "nearest_released_to_private_at_1_percent": float(np.quantile(near, 0.01)),
+        "nearest_released_to_test_at_1_percent": float(np.quantile(far, 0.01)),
+        "membership_auc": roc(near, far).auc,
+        "epsilon_proved": epsilon_lower_bound(near, far, delta=scene.delta, level=0.95),
+    }
+
+
+def repeat(scene: Scene, first: float) -> dict[str, Any]:
+    """All of it again with other seeds and noise; nothing of it leaves `private/`."""
+    import numpy as np
+
+    from sfumato.files import read_json
+    from sfumato.recipes import release
+
+    found = [first]
+    for number in range(1, scene.config.repeats):
+        place = Run(scene.run.private / "repeats" / str(number), scene.run.say)
+        place.path.mkdir(parents=True, exist_ok=True)
+        if not place.finished:
+            again = replace(
+                scene.config, repeats=1, seed=scene.config.seed + number, controls=False,
+                extractor="teacher",
+            )  # fmt: skip
+            release.run(again, place)
+        found.append(read_json(place.private / "scores.json")["test_accuracy"])
+    return {
+        "test_accuracy": found, "mean": float(np.mean(found)),
+        "deviation": float(np.std(found, ddof=1)),
+    }  # fmt: skip
+
+
+def draw(scene: Scene, images: "Images") -> None:
+    """Public before and released after, a class a column; and, privately, the nearest images."""
+    import torch
+
+    from sfumato.report.figures import save_image_rows
+    from sfumato.synth.match import deal_classes
+
+    classes = scene.private.classes[:10]
+    dealt = deal_classes(len(images), len(scene.private.classes))
+    rows = []
+    for turn in range(4):
+        places = [int(torch.nonzero(dealt == label)[turn]) for label in range(len(classes))]
+        for name, some in (("public", scene.public), ("released", images)):
+            rows.append((name, some.pixels[places].float() / 255))
+    save_image_rows(scene.run.path / "pictures.png", rows, classes)
+    some = thin(scene.private)
+    made = pixel_rows(images, scene.device)
+    places = [int(torch.nonzero(dealt == label)[0]) for label in range(len(classes))]
+    distances = torch.cdist(made[places].float(), pixel_rows(some, scene.device).float())
+    nearest = distances.argmin(dim=1).cpu()
+    pairs = [
+        ("released", images.pixels[places].float() / 255),
+        ("nearest private", some.pixels[nearest].float() / 255),
+    ]
+    save_image_rows(scene.run.private / "nearest.png", pairs, classes)
+
+
+def thin(images: "Images") -> "Images":
+    """At most `MOST` of them, spread evenly."""
+    import torch
+
+    if len(images) <= MOST:
+        return images
+    return images.select(torch.linspace(0, len(images) - 1, MOST).round().long())
+
+
+def pixel_rows(images: "Images", device: "torch.device") -> "Tensor":
+    """Pixels as rows of numbers."""
+    return images.pixels.flatten(1).to(device).double()
