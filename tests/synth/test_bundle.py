@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def images(count=7, channels=3, seed=0, **changes):
     made = Images(
         pixels=torch.randint(0, 256, (count, channels, 4, 5), generator=generator).byte(),
         labels=torch.arange(count) % 3,
-        classes=("ant", 'b"e,e', "naïve\ncat"),
+        classes=("ant", 'b"e,e', "naïve\r\ncat"),
         name="flowers",
         private=False,
     )
@@ -324,20 +325,20 @@ def test_a_damaged_card_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "words"),
     [
-        lambda lines: ["[]\n", *lines[1:]],
-        lambda lines: [*lines[:-1], "{\n"],
-        lambda lines: [*lines, lines[-1]],
-        lambda lines: [*lines[:-1], lines[-1][:-9]],
-        lambda lines: [],
+        (lambda lines: ["{}\n", *lines[1:]], "does not begin with a header"),
+        (lambda lines: [*lines[:-1], "{\n"], "is damaged"),
+        (lambda lines: [*lines, lines[-1]], "holds this line twice"),
+        (lambda lines: [*lines[:-1], lines[-1][:-9]], "cut short"),
+        (lambda lines: [], "cut short"),
     ],
 )
-def test_an_unreadable_ledger_is_named_even_with_fresh_hashes(tmp_path, change):
+def test_an_unreadable_ledger_is_named_even_with_fresh_hashes(tmp_path, change, words):
     write(tmp_path)
     rewrite_ledger(tmp_path, change)
     edit(tmp_path)
-    the_problem(tmp_path, "ledger")
+    the_problem(tmp_path, words)
 
 
 def test_a_dropped_line_of_the_ledger_is_named_even_with_fresh_hashes(tmp_path):
@@ -385,8 +386,9 @@ def test_an_exact_release_is_infinite_and_its_stage_is_named(tmp_path):
 def test_a_fixed_seed_forbids_the_release_even_if_the_card_forgets_it(tmp_path):
     write(tmp_path, ledger=paid("train", "moments", "card", fixed_seed=True))
     the_problem(tmp_path, "not for release", "fixed seed")
-    edit(tmp_path, not_for_release=[])
+    edit(tmp_path, not_for_release=["we asked nobody"])
     the_problem(tmp_path, "not for release", "fixed seed")
+    the_problem(tmp_path, "not for release: we asked nobody")
 
 
 @pytest.mark.parametrize(
@@ -564,3 +566,18 @@ def test_a_killed_writer_never_leaves_what_verifies(tmp_path, format, monkeypatc
             monkeypatch.undo()
     assert survives == 5
     assert verify_bundle(tmp_path).ok
+
+
+def test_a_writer_killed_while_it_clears_leaves_no_bundle(tmp_path, monkeypatch):
+    write(tmp_path)
+    real = Path.unlink
+
+    def dies(path):
+        real(path)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "unlink", dies)
+        write(tmp_path)
+    with pytest.raises(RunError, match="cut short"):
+        verify_bundle(tmp_path)
