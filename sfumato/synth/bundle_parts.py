@@ -124,8 +124,7 @@ def _read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
 def _read_png(folder: Path, card: Card) -> Images:
     path = folder / "labels.csv"
     try:
-        text = path.read_bytes().decode()
-        head, *rows = list(csv.reader(io.StringIO(text, newline="")))
+        head, *rows = list(csv.reader(io.StringIO(path.read_bytes().decode())))
         labels = [int(row[1]) for row in rows]
         wanted = [[_png_name(i), str(n), card.classes[n]] for i, n in enumerate(labels)]
     except (OSError, ValueError, IndexError, csv.Error) as problem:

@@ -56,11 +56,11 @@ def _promise(card: Card) -> list[str]:
         "replace": f"whether {whom} of {private} took part, or another in its place",
     }[card.relation]
     promise = (
-        f"Whoever holds this whole folder, whatever else they know, can tell {told} only within "
-        "differential privacy with these numbers:"
+        f"How much this whole folder tells about {told} is bounded by differential privacy, "
+        "whatever else its reader knows:"
     )
     if math.isinf(card.epsilon):
-        promise = f"Nothing: what is here may tell {told}. The numbers are:"
+        promise = f"Nothing: this folder may tell {told}."
     rows = [
         ("epsilon (PLD accountant)", _at_most(card.epsilon)),
         ("epsilon (RDP accountant, a looser bound)", _at_most(card.epsilon_by_rdp)),
@@ -68,7 +68,7 @@ def _promise(card: Card) -> list[str]:
         ("neighbouring data sets", f"{card.relation}, by {card.unit}"),
         ("noise", card.noise),
     ]
-    return ["## What is promised", promise, _table(("", ""), rows)]
+    return ["## What is promised", promise, _table(("", "value"), rows)]
 
 
 def _near_copies(card: Card) -> list[str]:

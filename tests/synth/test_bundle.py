@@ -576,8 +576,8 @@ def test_a_writer_killed_while_it_clears_leaves_no_bundle(tmp_path, monkeypatch)
         real(path)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "unlink", dies)
+    monkeypatch.setattr(Path, "unlink", dies)
+    with pytest.raises(KeyboardInterrupt):
         write(tmp_path)
     with pytest.raises(RunError, match="cut short"):
         verify_bundle(tmp_path)
