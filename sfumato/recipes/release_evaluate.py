@@ -63,8 +63,6 @@ def controls(scene: Scene, teacher: "nn.Module") -> dict[str, float]:
     labels if it has the same classes, else classes dealt out. real are the private images with
     their labels, without privacy.
     """
-    import torch
-
     from sfumato.recipes.release_stages import released
     from sfumato.synth.match import deal_classes
     from sfumato.train.distil import cached
@@ -73,10 +71,10 @@ def controls(scene: Scene, teacher: "nn.Module") -> dict[str, float]:
     untouched, logits = released(scene, teacher, reading, scene.public.pixels)
     same = scene.public.classes == scene.private.classes
     dealt = deal_classes(len(untouched), len(untouched.classes))
-    labels = scene.public.labels if same else dealt
+    labelled = replace(untouched, labels=scene.public.labels if same else dealt)
     return {
         "k=0": score_student(scene, "k0", untouched, cached(logits.to(scene.device))),
-        "public-only": score_student(scene, "public", replace(untouched, labels=labels.to(torch.int64))),
+        "public-only": score_student(scene, "public-only", labelled),
         "real": score_student(scene, "real", scene.private),
     }
 

@@ -78,7 +78,7 @@ def _near_copies(card: Card) -> list[str]:
     return [
         "## Near copies",
         f"{100 * share:.2f} % of the private images have a released image closer than "
-        f"{threshold:g}, a threshold that is public. The count carries noise, with a standard "
+        f"{threshold:.3g} grey levels of 255 (root mean square), a threshold that is public. The count carries noise, with a standard "
         f'error of {100 * error:.2f} %, and the ledger pays for it under stage "card".',
     ]
 
