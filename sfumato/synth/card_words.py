@@ -78,8 +78,9 @@ def _near_copies(card: Card) -> list[str]:
     return [
         "## Near copies",
         f"{100 * share:.2f} % of the private images have a released image closer than "
-        f"{threshold:.3g} grey levels of 255 (root mean square), a threshold that is public. The count carries noise, with a standard "
-        f'error of {100 * error:.2f} %, and the ledger pays for it under stage "card".',
+        f"{threshold:.3g} grey levels of 255 (root mean square), a threshold that is public. The "
+        f"count carries noise, with a standard error of {100 * error:.2f} %, and the ledger pays "
+        'for it under stage "card".',
     ]
 
 
