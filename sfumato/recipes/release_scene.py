@@ -42,6 +42,13 @@ class Scene:
         return len(self.private) if people is None else len(people)
 
     @property
+    def precision(self) -> "torch.dtype":
+        """What public images are moved and learnt in."""
+        import torch
+
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
+    @property
     def delta(self) -> float:
         """The chance that the promise fails."""
         from sfumato.privacy.budget import default_delta

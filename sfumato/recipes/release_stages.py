@@ -87,6 +87,7 @@ def match(scene: Scene, stage: Run) -> None:
 
     model, reading = teacher_of(scene)
     public = replace(reading, images=scene.public.to(scene.device), people=None)
+    public = replace(public, precision=scene.precision)
     targets = deal_classes(len(scene.public), len(scene.private.classes))
     settings = scene.config.matching
     pixels = move_all(model, public, targets, goal_of(scene), settings, stage, scene.run.log)

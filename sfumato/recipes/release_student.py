@@ -30,7 +30,7 @@ def student(scene: Scene, stage: Run) -> None:
 
 
 def new_student(scene: Scene, images: "Images") -> "tuple[nn.Module, Reading]":
-    """A student at its start, and how it reads images."""
+    """A student at its start, and how it reads images: on a GPU in bf16, for nothing is private."""
     import torch
 
     from sfumato.nn.zoo import build_model
@@ -41,10 +41,9 @@ def new_student(scene: Scene, images: "Images") -> "tuple[nn.Module, Reading]":
     model = build_model(config.student, classes=len(images.classes), shape=images.shape)
     layout = torch.channels_last if scene.device.type == "cuda" else torch.preserve_format
     model = model.to(scene.device).to(memory_format=layout)  # pyright: ignore
-    precision = torch.bfloat16 if config.precision == "bf16" else torch.float32
     return model, reading_of(
         model, images, scene.device, seed=config.seed, shift=config.student_shift,
-        precision=precision,
+        precision=scene.precision,
     )  # fmt: skip
 
 
