@@ -144,12 +144,16 @@ def open_book(scene: Scene) -> "tuple[Ledger, Secret]":
     return ledger, secret
 
 
-def promise_of(scene: Scene) -> dict[str, Any]:
-    """What the ledger says in the end."""
-    from sfumato.files import read_lines
+def finished_book(scene: Scene) -> "Ledger":
+    """The ledger when all is charged. It needs no secret, which a finished run has thrown away."""
     from sfumato.privacy.ledger import Ledger
 
-    ledger = Ledger.from_records(read_lines(scene.run.path / "ledger.jsonl"))
+    return Ledger.from_records(scene.run.ledger_records())
+
+
+def promise_of(scene: Scene) -> dict[str, Any]:
+    """What the ledger says in the end."""
+    ledger = finished_book(scene)
     return {
         "epsilon": ledger.epsilon(), "delta": ledger.header.delta, "unit": ledger.header.unit,
         "relation": ledger.header.relation, "data": scene.private.name,

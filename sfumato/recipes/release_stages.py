@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sfumato.recipes import train
 from sfumato.recipes.release_budget import one_release, teacher_settings
-from sfumato.recipes.release_scene import Scene, open_book, teacher_of
+from sfumato.recipes.release_scene import Scene, finished_book, open_book, teacher_of
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def pack(scene: Scene, scores: dict[str, float] | None = None) -> "Card":
     name = f"{scene.private.name}-from-{scene.public.name}"
     logits = load_file(stage.path / "soft_labels.safetensors")["logits"]
     near = near_copies(scene, images, stage)
-    ledger, _ = open_book(scene)
+    ledger = finished_book(scene)
     promised, spent = scene.config.epsilon, ledger.epsilon()
     if promised is not None and spent > promised * (1 + 1e-6):
         raise PrivacyError(
