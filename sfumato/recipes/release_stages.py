@@ -62,8 +62,9 @@ def moments(scene: Scene, stage: Run) -> None:
     noisy = privatize({"table": kept["table"]}, plan, ledger, secret, step=0, stage="moments")
     means = weighted_means(noisy["table"], gauge.weight, least=1 / scene.units).float()
     stage.save_tensors("moments.safetensors", {"means": means, **gauge.state()})
-    exact.unlink()
     stage.finish({"numbers": means.numel(), "noise_multiplier": noise, "epsilon": ledger.epsilon()})
+    # Last: a run cut before that must not have to add up again, where rounding may not repeat.
+    exact.unlink()
 
 
 def goal_of(scene: Scene) -> "Goal | None":
