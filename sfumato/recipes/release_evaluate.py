@@ -189,7 +189,7 @@ def draw(scene: Scene, images: "Images") -> None:
     classes = scene.private.classes[:10]
     dealt = deal_classes(len(images), len(scene.private.classes))
     rows = []
-    for turn in range(4):
+    for turn in range(min(4, len(images) // len(scene.private.classes))):
         places = [int(torch.nonzero(dealt == label)[turn]) for label in range(len(classes))]
         for name, some in (("public", scene.public), ("released", images)):
             rows.append((name, some.pixels[places].float() / 255))

@@ -55,8 +55,9 @@ class Scene:
         spent = None if self.book is None else self.book.events
         length = len_of_moments(self) if self.config.k else 0
         return share_budget(
-            self.config, size=self.units, delta=self.delta, length=length, spent=spent
-        )
+            self.config, size=self.units, delta=self.delta, length=length,
+            classes=len(self.private.classes), spent=spent,
+        )  # fmt: skip
 
 
 def set_scene(config: Config, run: Run) -> Scene:
