@@ -168,8 +168,8 @@ def repeat(scene: Scene, first: float) -> dict[str, Any]:
         place.path.mkdir(parents=True, exist_ok=True)
         if not place.finished:
             again = replace(
-                scene.config, repeats=1, seed=scene.config.seed + number, controls=False,
-                extractor="teacher",
+                scene.config, stage="all", repeats=1, seed=scene.config.seed + number,
+                controls=False, extractor="teacher",
             )  # fmt: skip
             release.run(again, place)
         found.append(read_json(place.private / "scores.json")["test_accuracy"])
