@@ -122,12 +122,12 @@ def pack(scene: Scene, scores: dict[str, float] | None = None) -> "Card":
     """Write the bundle, with what its card needs to say."""
     from safetensors.torch import load_file
 
-    from sfumato.data.load import load_images
+    from sfumato.data.arrays import load_npz
     from sfumato.errors import PrivacyError
     from sfumato.synth.bundle import write_bundle
 
     stage = scene.run.stage("match")
-    images = load_images(stage.path / "images.npz", "train", private=False)
+    images = load_npz(stage.path / "images.npz", "train", private=False)
     name = f"{scene.private.name}-from-{scene.public.name}"
     logits = load_file(stage.path / "soft_labels.safetensors")["logits"]
     near = near_copies(scene, images, stage)
