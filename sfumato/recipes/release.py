@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sfumato.errors import ConfigError, SfumatoError
+from sfumato.errors import ConfigError, DataError, SfumatoError
 from sfumato.recipes import train
 from sfumato.recipes.release_scene import Scene, promise_of, set_scene
 from sfumato.recipes.release_settings import PRESETS as PRESETS
@@ -43,6 +43,8 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
             "sfumato train, and give it with --teacher RUN."
         )
     scene = set_scene(config, run)
+    if not (run.path / "stages").exists():
+        check_early(scene)
     last = "evaluate" if config.stage == "all" else config.stage
     summary: dict[str, Any] = {}
     for name in STAGES[: STAGES.index(last) + 1]:
@@ -55,6 +57,21 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     if config.stage != "all":
         return {**summary, "stage": config.stage, "run": str(run.path)}
     return run.finish({**promise_of(scene), **summary, "run": str(run.path)})
+
+
+def check_early(scene: Scene) -> None:
+    """Refuse now what would otherwise fail when the budget is spent."""
+    from sfumato.recipes.release_student import new_student
+
+    fewest = max(6, len(scene.private.classes))
+    for images in (scene.public, scene.private, scene.test):
+        if len(images) < fewest:
+            raise DataError(
+                f'"{images.name}" has {len(images)} images, and at least {fewest} are needed: one '
+                "for each class, and neighbours to compare with. Give more."
+            )
+    new_student(scene, scene.public)
+    scene.run.log(f"noise multipliers: {scene.shares.words}")
 
 
 def stages() -> dict[str, Callable[[Scene, Run], object]]:

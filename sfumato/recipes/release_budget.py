@@ -33,28 +33,36 @@ class Shares:
     teacher: float | None
     """None: the teacher is there already."""
 
+    @property
+    def words(self) -> str:
+        """Who gets what."""
+        each = {"teacher": self.teacher, "statistics": self.moments, "card": self.card}
+        return ", ".join(f"{who} {noise:.3g}" for who, noise in each.items() if noise is not None)
+
 
 def share_budget(
-    config: Config, *, size: int, delta: float, length: int, spent: "Sequence[Event] | None" = None
-) -> Shares:
+    config: Config, *, size: int, delta: float, length: int, classes: int,
+    spent: "Sequence[Event] | None" = None,
+) -> Shares:  # fmt: skip
     """How the budget is shared, for `size` images (or people) and statistics of `length` numbers.
 
     Guarantee: with --epsilon, all three together cost at most that, `spent` included: the events of
-    a teacher that is there already.
+    a teacher that is there already. A budget that cannot be kept is refused here.
     """
-    from sfumato.privacy.budget import Budget
+    from sfumato.privacy.budget import Budget, check_delta
 
+    check_delta(delta, size)
     if config.mode == "non-private" or config.epsilon == math.inf:
         return Shares(None if config.k == 0 else 0.0, 0.0, None if spent is not None else 0.0)
     if config.epsilon is None:
         moments = USUAL_MOMENTS_NOISE if config.moments_noise is None else config.moments_noise
         return Shares(moments if config.k else None, USUAL_CARD_NOISE, config.noise_multiplier)
     budget = Budget(epsilon=config.epsilon, delta=delta)
-    budget.check_against(size)
     whole = least_noise_of(budget, size, config)
     card = whole / math.sqrt(CARD_SHARE)
     if spent is not None:
         before = [*spent, one_release(config, size, card).event("card", 0)]
+        require_room(config, before, delta, "the teacher")
         left = least_noise_of(budget, size, config, before) if config.k else None
         chosen = config.moments_noise
         if left is not None and chosen is not None and chosen < left:
@@ -63,9 +71,24 @@ def share_budget(
                 f"teacher at least {left:.3g} is needed. Leave one of the two out."
             )
         return Shares(left if chosen is None or left is None else chosen, card, None)
-    moments = moments_noise(config, size, whole, length) if config.k else None
-    before = [one_release(config, size, noise) for noise in (card, moments) if noise is not None]
+    rows = size / (classes if config.per_class else 1)
+    moments = moments_noise(config, whole, length, rows) if config.k else None
+    plans = [one_release(config, size, noise) for noise in (card, moments) if noise is not None]
+    before = [plan.event(f"other {number}", 0) for number, plan in enumerate(plans)]
+    require_room(config, before, delta, "--moments-noise or --moments-share")
     return Shares(moments, card, teacher_noise(config, size, budget, before))
+
+
+def require_room(config: Config, events: "Sequence[Event]", delta: float, what: str) -> None:
+    """Refuse a budget that is spent before all have their share."""
+    from sfumato.privacy.accounting import epsilon
+
+    cost = epsilon(events, delta, config.relation)
+    if config.epsilon is not None and cost >= config.epsilon:
+        raise ConfigError(
+            f"--epsilon {config.epsilon:g} is for teacher, statistics and card together, and with "
+            f"{what} {cost:.3g} is spent before the rest has a share. Raise it, or spend less."
+        )
 
 
 def one_release(config: Config, size: int, noise: float, max_norm: float = 1.0) -> "Plan":
@@ -84,13 +107,12 @@ def least_noise_of(
     return make_plan(budget, size=size, relation=config.relation, spent=spent).noise_multiplier
 
 
-def moments_noise(config: Config, size: int, whole: float, length: int) -> float:
+def moments_noise(config: Config, whole: float, length: int, rows: float) -> float:
     """The noise of the statistics: by hand, by their share, or by the best share."""
     if config.moments_noise is not None:
         return config.moments_noise
     share = config.moments_share
     if share == "auto":
-        rows = size / (10 if config.per_class else 1)
         share = best_share(config.moments_slack * whole * math.sqrt(length) / rows)
     return whole / math.sqrt(share)
 
@@ -112,12 +134,11 @@ def best_share(error: float) -> float:
     return math.exp(found.x)  # pyright: ignore
 
 
-def teacher_noise(config: Config, size: int, budget: "Budget", before: "Sequence[Plan]") -> float:
+def teacher_noise(config: Config, size: int, budget: "Budget", spent: "Sequence[Event]") -> float:
     """The least noise that training needs when the other releases are paid for."""
     from sfumato.privacy.budget import make_plan
     from sfumato.recipes.train import number_of_steps
 
-    spent = [plan.event(f"other {number}", 0) for number, plan in enumerate(before)]
     plan = make_plan(
         budget, size=size, batch_size=config.batch_size, steps=number_of_steps(config, size),
         max_norm=config.max_grad_norm, relation=config.relation, spent=spent,

@@ -168,8 +168,8 @@ def repeat(scene: Scene, first: float) -> dict[str, Any]:
         place.path.mkdir(parents=True, exist_ok=True)
         if not place.finished:
             again = replace(
-                scene.config, repeats=1, seed=scene.config.seed + number, controls=False,
-                extractor="teacher",
+                scene.config, stage="all", repeats=1, seed=scene.config.seed + number,
+                controls=False, extractor="teacher",
             )  # fmt: skip
             release.run(again, place)
         found.append(read_json(place.private / "scores.json")["test_accuracy"])
@@ -189,7 +189,7 @@ def draw(scene: Scene, images: "Images") -> None:
     classes = scene.private.classes[:10]
     dealt = deal_classes(len(images), len(scene.private.classes))
     rows = []
-    for turn in range(4):
+    for turn in range(min(4, len(images) // len(scene.private.classes))):
         places = [int(torch.nonzero(dealt == label)[turn]) for label in range(len(classes))]
         for name, some in (("public", scene.public), ("released", images)):
             rows.append((name, some.pixels[places].float() / 255))

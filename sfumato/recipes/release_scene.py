@@ -53,7 +53,9 @@ class Scene:
         """The chance that the promise fails."""
         from sfumato.privacy.budget import default_delta
 
-        given = self.config.delta if self.book is None else self.book.header.delta
+        given = self.config.delta
+        if given is None and self.book is not None:
+            given = self.book.header.delta
         return default_delta(self.units) if given is None else given
 
     @cached_property
@@ -62,8 +64,9 @@ class Scene:
         spent = None if self.book is None else self.book.events
         length = len_of_moments(self) if self.config.k else 0
         return share_budget(
-            self.config, size=self.units, delta=self.delta, length=length, spent=spent
-        )
+            self.config, size=self.units, delta=self.delta, length=length,
+            classes=len(self.private.classes), spent=spent,
+        )  # fmt: skip
 
 
 def set_scene(config: Config, run: Run) -> Scene:
@@ -73,8 +76,15 @@ def set_scene(config: Config, run: Run) -> Scene:
     from sfumato.train.setup import pick_device
 
     settings, book = given_teacher(config) if config.teacher else (config.training, None)
+    if book is not None:  # one promise: the one that the teacher was trained under
+        config = replace(
+            config, relation=book.header.relation, unit=settings.unit, people=settings.people,
+            images_per_person=settings.images_per_person,
+        )  # fmt: skip
     private, test = load_splits(settings.data, people=settings.people, **settings.loading)
-    public = load_images(config.public, "train", private=False, **settings.loading)
+    image_size, grey = config.image_size or settings.image_size, config.grey or settings.grey
+    loading = {**settings.loading, "image_size": image_size, "grey": grey}
+    public = load_images(config.public, "train", private=False, **loading)
     public = replace(public, people=None)
     if config.public_images is not None and config.public_images < len(public):
         public, _ = public.split(config.public_images / len(public), seed=config.seed)
@@ -109,8 +119,28 @@ def given_teacher(config: Config) -> "tuple[train.Config, Ledger]":
     if found["verb"] != "train":
         raise RunError(f"{config.teacher} is a run of sfumato {found['verb']}, not of train.")
     settings = from_json(train.Config, found["config"])
+    if config.data not in (settings.data, Config.data):
+        raise ConfigError(
+            f'{config.teacher} learnt "{settings.data}", and --data is "{config.data}": a teacher '
+            "has statistics of what it learnt. Leave --data out, or give another teacher."
+        )
     ledger = Ledger.from_records(read_lines(config.teacher / "ledger.jsonl"))
+    check_book(config, ledger, float(read_json(config.teacher / "done.json")["epsilon"]))
     return replace(settings, data_root=config.data_root, device=config.device), ledger
+
+
+def check_book(config: Config, ledger: "Ledger", stated: float) -> None:
+    """Refuse a teacher's ledger that tells less than it cost, or noise worse than is asked for."""
+    if ledger.epsilon() < stated * (1 - 1e-6):
+        raise PrivacyError(
+            f"{config.teacher} was finished at epsilon {stated:.4g}, and its ledger.jsonl adds up "
+            f"to {ledger.epsilon():.4g}: lines are gone. It cannot be released from."
+        )
+    if config.secure and ledger.header.noise != "chacha20":
+        raise ConfigError(
+            f"--secure, and the noise of {config.teacher} came from {ledger.header.noise}. Train "
+            "it with --secure too, or leave that out."
+        )
 
 
 def teacher_of(scene: Scene) -> "tuple[nn.Module, Reading]":
@@ -143,20 +173,22 @@ def open_book(scene: Scene) -> "tuple[Ledger, Secret]":
 
     secret = train.draw_secret(scene.config, scene.run, World())
     header = train.header_of(scene.config, scene.private.name, scene.delta, secret)
-    if scene.book is not None:
-        header = replace(header, relation=scene.book.header.relation, unit=scene.book.header.unit)
     ledger = Ledger.resume(scene.run.ledger_records(), header, scene.run.write_ledger)
     path = scene.run.stage("teacher").path / "ledger.jsonl"
     ledger.inherit(scene.book or Ledger.from_records(read_lines(path)))
     return ledger, secret
 
 
-def promise_of(scene: Scene) -> dict[str, Any]:
-    """What the ledger says in the end."""
-    from sfumato.files import read_lines
+def finished_book(scene: Scene) -> "Ledger":
+    """The ledger when all is charged. It needs no secret, which a finished run has thrown away."""
     from sfumato.privacy.ledger import Ledger
 
-    ledger = Ledger.from_records(read_lines(scene.run.path / "ledger.jsonl"))
+    return Ledger.from_records(scene.run.ledger_records())
+
+
+def promise_of(scene: Scene) -> dict[str, Any]:
+    """What the ledger says in the end."""
+    ledger = finished_book(scene)
     return {
         "epsilon": ledger.epsilon(), "delta": ledger.header.delta, "unit": ledger.header.unit,
         "relation": ledger.header.relation, "data": scene.private.name,

@@ -102,6 +102,8 @@ class Config(train_settings.Config):
         share = self.moments_share
         if share != "auto" and not 0 < share < 1:
             raise ConfigError(f"moments_share={share:g} must lie between 0 and 1, or be auto.")
+        if self.moments_noise is not None and not self.moments_noise >= 0:
+            raise ConfigError(f"moments_noise={self.moments_noise:g} must be 0 or more.")
         if self.moments_noise is not None and share != "auto":
             raise ConfigError(
                 "--moments-noise and --moments-share both choose the noise: give one."

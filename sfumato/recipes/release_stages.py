@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sfumato.recipes import train
 from sfumato.recipes.release_budget import one_release, teacher_settings
-from sfumato.recipes.release_scene import Scene, open_book, teacher_of
+from sfumato.recipes.release_scene import Scene, finished_book, open_book, teacher_of
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ def moments(scene: Scene, stage: Run) -> None:
     noisy = privatize({"table": kept["table"]}, plan, ledger, secret, step=0, stage="moments")
     means = weighted_means(noisy["table"], gauge.weight, least=1 / scene.units).float()
     stage.save_tensors("moments.safetensors", {"means": means, **gauge.state()})
-    exact.unlink()
     stage.finish({"numbers": means.numel(), "noise_multiplier": noise, "epsilon": ledger.epsilon()})
+    # Last: a run cut before that must not have to add up again, where rounding may not repeat.
+    exact.unlink()
 
 
 def goal_of(scene: Scene) -> "Goal | None":
@@ -122,16 +123,16 @@ def pack(scene: Scene, scores: dict[str, float] | None = None) -> "Card":
     """Write the bundle, with what its card needs to say."""
     from safetensors.torch import load_file
 
-    from sfumato.data.load import load_images
+    from sfumato.data.arrays import load_npz
     from sfumato.errors import PrivacyError
     from sfumato.synth.bundle import write_bundle
 
     stage = scene.run.stage("match")
-    images = load_images(stage.path / "images.npz", "train", private=False)
+    images = load_npz(stage.path / "images.npz", "train", private=False)
     name = f"{scene.private.name}-from-{scene.public.name}"
     logits = load_file(stage.path / "soft_labels.safetensors")["logits"]
     near = near_copies(scene, images, stage)
-    ledger, _ = open_book(scene)
+    ledger = finished_book(scene)
     promised, spent = scene.config.epsilon, ledger.epsilon()
     if promised is not None and spent > promised * (1 + 1e-6):
         raise PrivacyError(

@@ -7,6 +7,7 @@ here is public or was released with noise, so the result needs no further privac
 moves.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from sfumato.errors import ConfigError
 from sfumato.nn.observe import observed
 from sfumato.runs import Run
 from sfumato.synth.moments import Gauge
@@ -40,6 +42,14 @@ class Matching:
     """Weight of the roughness (total variation)."""
     l2_weight: float = 3e-8
     """Weight of the size of pixels."""
+
+    def __post_init__(self) -> None:
+        if self.k < 0:
+            raise ConfigError(f"k={self.k} must be 0 or more: at 0 no image is moved.")
+        if self.match_batch < 1:
+            raise ConfigError(f"match_batch={self.match_batch} must be at least 1.")
+        if not (self.match_lr > 0 and math.isfinite(self.match_lr)):
+            raise ConfigError(f"match_lr={self.match_lr:g} must be above 0 and finite.")
 
 
 @dataclass(frozen=True)
