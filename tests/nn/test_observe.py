@@ -47,6 +47,8 @@ NETWORKS = {
     "instance": lambda: convolutions(nn.InstanceNorm2d),
     "layer": lambda: Tokens(nn.LayerNorm),
     "rms": lambda: Tokens(nn.RMSNorm),
+    "timm's rms": lambda: Tokens(timm.layers.RmsNorm),
+    "timm's rms2d": lambda: convolutions(timm.layers.RmsNorm2d),
     "vit": small_vit,
     "convnext": small_convnext,
 }
