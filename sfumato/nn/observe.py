@@ -30,7 +30,7 @@ def normalisation_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def observed(model: nn.Module) -> Iterator[list[Float[Tensor, "2 n c"]]]:
+def observed(model: nn.Module) -> Iterator[list[Float[Tensor, "2 n _"]]]:
     """Within this, every forward pass adds to the list: mean and mean square at each layer.
 
     Guarantee: row i of each depends on image i alone, if the model itself treats images one by one.

@@ -46,8 +46,8 @@ def with_counter(vectors: Float[Tensor, "n d"], weight: float) -> Float[Tensor, 
 
 
 def weighted_means(
-    sums: Float[Tensor, "groups d+1"], weight: float, least: float
-) -> Float[Tensor, "groups d"]:
+    sums: Float[Tensor, "groups d"], weight: float, least: float
+) -> Float[Tensor, "groups d-1"]:
     """The mean vector of each group, from sums of vectors that have their counter.
 
     Each row weighs what clipping left of it, so long rows are outvoted and not cut short. A group

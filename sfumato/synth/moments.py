@@ -49,7 +49,7 @@ class Gauge:
         """Lengths of the blocks."""
         return [count for count in self.channels for _ in range(2)]
 
-    def vectors(self, found: Sequence[Float[Tensor, "2 n c"]]) -> Float[Tensor, "n d"]:
+    def vectors(self, found: Sequence[Float[Tensor, "2 n _"]]) -> Float[Tensor, "n d"]:
         """One vector an image, of what was observed in a forward pass."""
         blocks = [block for pair in found for block in pair]
         return torch.cat([b / u for b, u in zip(blocks, self.units, strict=True)], dim=1)
@@ -63,7 +63,7 @@ class Gauge:
         factors = (self.max_norm / counted.detach().norm(dim=1)).clamp(max=1.0)
         return weighted_means((factors @ counted)[None], self.weight, least=1e-6)[0]
 
-    def statistics(self, mean: Float[Tensor, " d"]) -> list[Float[Tensor, " c"]]:
+    def statistics(self, mean: Float[Tensor, " d"]) -> list[Float[Tensor, " _"]]:
         """Mean and variance of every channel, from mean moments; in units of their blocks."""
         found, start = [], 0
         pieces = mean.split(self.blocks)
@@ -114,7 +114,7 @@ def make_gauge(model: nn.Module, public: Reading, slack: float) -> Gauge:
 def sum_moments(
     model: nn.Module, reading: Reading, gauge: Gauge, groups: Int[Tensor, " units"] | None = None,
     num_groups: int = 1, batch_size: int = 512,
-) -> Float[Tensor, "groups d+1"]:  # fmt: skip
+) -> Float[Tensor, "groups d"]:  # fmt: skip
     """The sum of clipped vectors over all images (or people: each has one, the mean of theirs).
 
     Guarantee: one image (or person) more or less changes the table by at most `gauge.max_norm`. It
@@ -133,7 +133,7 @@ def sum_moments(
 
 def look(
     model: nn.Module, reading: Reading, batch_size: int = 512
-) -> Iterator[tuple[Int[Tensor, " units"], list[Float[Tensor, "2 rows c"]]]]:
+) -> Iterator[tuple[Int[Tensor, " units"], list[Float[Tensor, "2 rows _"]]]]:
     """Run the model, in evaluation mode and float32, over all units; what each pass observed."""
     was_training = model.training
     model.eval()
