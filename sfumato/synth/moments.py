@@ -120,6 +120,11 @@ def sum_moments(
     Guarantee: one image (or person) more or less changes the table by at most `gauge.max_norm`. It
     is exact, and private: only `privatize` may release it.
     """
+    if groups is not None and reading.people is not None:
+        raise ConfigError(
+            "statistics of each class are for images: a person may be in several. Leave "
+            "--per-class out, or take a teacher whose unit is an image."
+        )
     total: Tensor | float = 0.0
     for units, found in look(model, reading, batch_size):
         vectors = gauge.vectors(found).unflatten(0, (-1, reading.rows)).mean(dim=1)
