@@ -140,12 +140,15 @@ def look(
     model: nn.Module, reading: Reading, batch_size: int = 512
 ) -> Iterator[tuple[Int[Tensor, " units"], list[Float[Tensor, "2 rows _"]]]]:
     """Run the model, in evaluation mode and float32, over all units; what each pass observed."""
-    was_training = model.training
+    was_training = [module for module in model.modules() if module.training]
     model.eval()
-    with observed(model) as found:
-        for units in torch.arange(len(reading)).split(batch_size):
-            chunk = Chunk(units, torch.ones(len(units), dtype=torch.bool))
-            found.clear()
-            model(reading.normalise(reading.scale(reading.places(chunk, 0))))
-            yield units, list(found)
-    model.train(was_training)
+    try:
+        with observed(model) as found:
+            for units in torch.arange(len(reading)).split(batch_size):
+                chunk = Chunk(units, torch.ones(len(units), dtype=torch.bool))
+                found.clear()
+                model(reading.normalise(reading.scale(reading.places(chunk, 0))))
+                yield units, list(found)
+    finally:
+        for module in was_training:
+            module.training = True
