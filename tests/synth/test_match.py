@@ -63,6 +63,16 @@ def test_k_steps_move_pixels_by_about_k_learning_rates_at_most(tmp_path):
     assert 0.1 < float(change.max()) <= 1.1 * 4 * 0.05
 
 
+def test_images_are_pixels_in_every_step(tmp_path):
+    model, seen = teacher(), []
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().abs().max()))
+    goal = goal_of(model)
+    seen.clear()
+    moved(tmp_path, model, goal, Matching(k=5, match_lr=0.5))
+    assert len(seen) == 5
+    assert max(seen) <= 1
+
+
 def by_hand(model, x, y, goal, matching):
     """The loss as the paper has it, of activations that are taken out by hand."""
     first = model[1](x)
@@ -123,6 +133,9 @@ def test_the_distance_is_none_where_the_batch_is_the_goal():
     goal = Goal(gauge, gauge.mean(vectors)[None])
     assert float(goal.distance(vectors, 0)) == pytest.approx(0.0, abs=1e-5)
     assert float(goal.distance(vectors[:12], 0)) > 0.01
+    two = Goal(gauge, torch.stack([gauge.mean(vectors), gauge.mean(vectors[:12])]))
+    assert float(two.distance(vectors[:12], 1)) == pytest.approx(0.0, abs=1e-5)
+    assert float(two.distance(vectors, 1)) > 0.01
 
 
 def test_a_goal_for_each_class_is_met_by_images_of_that_class(tmp_path, monkeypatch):
