@@ -159,8 +159,9 @@ class Cut(Exception):
 @pytest.mark.parametrize("kind", ["distil", "plain"])
 def test_a_student_that_was_cut_ends_with_the_same_weights(tmp_path, kind):
     # Dropout and BatchNorm as well: what is drawn depends on the step, what is averaged is kept.
-    kept = logits(2, n=50, classes=3)
+    kept, taken = logits(2, n=50, classes=3), []
     reading = plain_reading_of(linear(), PUBLIC.images, torch.device("cpu"), seed=3, shift=2)
+    assert reading.augmentation == Augmentation(crop=2)
 
     def train(path, cut_at=None):
         torch.manual_seed(0)
@@ -173,6 +174,7 @@ def test_a_student_that_was_cut_ends_with_the_same_weights(tmp_path, kind):
         def cut(batch):
             if batch.step == cut_at:
                 raise Cut
+            taken.append(batch.step)
             return step(batch)
 
         train_plainly(student, 50, cut, run_at(path), epochs=3, lr=0.01, batch_size=10)
@@ -182,6 +184,7 @@ def test_a_student_that_was_cut_ends_with_the_same_weights(tmp_path, kind):
     with pytest.raises(Cut):
         train(tmp_path / "cut", cut_at=7)
     again = train(tmp_path / "cut")
+    assert taken == [*range(15), *range(15)], "no step is taken twice"
     for name, tensor in whole.items():
         torch.testing.assert_close(again[name], tensor, rtol=0, atol=0, msg=name)
 
