@@ -76,9 +76,11 @@ class Gauge:
 
     def state(self) -> dict[str, Tensor]:
         """As tensors for a file."""
+        # The bound in full: rounded to float32 it may be less than what vectors were clipped to.
+        max_norm = torch.tensor(self.max_norm, dtype=torch.float64)
         return {
-            "channels": torch.tensor(self.channels), "units": self.units,
-            "max_norm": torch.tensor(self.max_norm), "variances": self.variances,
+            "channels": torch.tensor(self.channels), "units": self.units, "max_norm": max_norm,
+            "variances": self.variances,
         }  # fmt: skip
 
     @staticmethod

@@ -200,7 +200,7 @@ def test_a_gauge_comes_back_from_a_file_as_it_was():
     gauge = gauge_of(teacher())
     again = Gauge.load(load(save(gauge.state())), torch.device("cpu"))
     assert again.channels == gauge.channels == (4, 6)
-    assert again.max_norm == pytest.approx(gauge.max_norm, rel=1e-7)
+    assert again.max_norm == gauge.max_norm, "the noise is for the very bound of the sums"
     assert torch.equal(again.units, gauge.units)
     assert torch.equal(again.variances, gauge.variances)
     assert len(normalisation_layers(teacher())) == len(again.channels)
