@@ -33,11 +33,11 @@ def load_images(
     """The train or test split of `source`, resized to `image_size` if given, and grey if asked for.
 
     `source` is a name (digits and patches, which are embedded; mnist, fashion_mnist,
-    emnist-letters, cifar10, cifar100, svhn, celeba), a path to an .npz file in the Keras layout, or
-    a folder with one folder a class. Images are private unless said otherwise. `people` says who is
-    on each image of a folder: "folder" for class/PERSON/image, or FILE.csv[:COLUMN]; an .npz has
-    arrays for it. Raises `DataError` for data that cannot be trained on: no images, or a single
-    class.
+    emnist-letters, cifar10, cifar100, svhn, celeba, imagenette), a path to an .npz file in the
+    Keras layout, or a folder with one folder a class. Images are private unless said otherwise.
+    `people` says who is on each image of a folder: "folder" for class/PERSON/image, or
+    FILE.csv[:COLUMN]; an .npz has arrays for it. Raises `DataError` for data that cannot be trained
+    on: no images, or a single class.
     """
     if split not in ("train", "test"):
         raise ConfigError(f'split="{split}" must be "train" or "test".')

@@ -37,7 +37,11 @@ def load_named(
     image_size: int | None = None,
     download: bool = False,
 ) -> Images:
-    """One split of the set called `name`; `celeba:Smiling` picks the label."""
+    """One split of the set called `name`.
+
+    `celeba:Smiling` picks the label; `celeba:Black_Hair+Blond_Hair` has a class for each, of the
+    images with just one of these.
+    """
     base, _, variant = name.partition(":")
     prepared = data_root / f"{name.replace(':', '-')}.npz"
     if prepared.exists():

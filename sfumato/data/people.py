@@ -37,13 +37,17 @@ class People:
     def pick(self, people: Int[Tensor, " k"], seed: int, step: int) -> Int[Tensor, " picked"]:
         """Places of `most` images of each of these people, drawn without repetition.
 
-        Who has fewer images gives each of them more than once. What is drawn of one person in a
-        step does not depend on any other, nor on who else is asked for.
+        Who has fewer images gives each of them more than once.
+
+        Guarantee: what is drawn of one person depends on the seed, the step and how many images
+        that person has. It stays the same when others are asked for, join the data, or leave.
         """
         picked = [torch.empty(0, dtype=torch.int64)]
         for person in people.tolist():
             own = self._images[self._ends[person] : self._ends[person + 1]]
-            order = own[Dice.of(seed, step, own).throw(1)[0].argsort()]
+            # Not by their places in the data: these move when somebody else leaves.
+            turn = torch.arange(len(own))
+            order = own[Dice.of(seed, step, turn).throw(1)[0].argsort()]
             picked.append(order[torch.arange(self.most) % len(order)])
         return torch.cat(picked)
 

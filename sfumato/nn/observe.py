@@ -16,13 +16,17 @@ from sfumato.errors import UnsupportedLayer
 from sfumato.nn.normalise import BatchNorm
 
 CHANNELS_FIRST = (nn.GroupNorm, BatchNorm, nn.modules.instancenorm._InstanceNorm)
-CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm)
 
 
 def normalisation_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The normalisation layers by their path; empty where a network has none."""
-    kinds = (*CHANNELS_FIRST, *CHANNELS_LAST)
-    return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
+    """The normalisation layers by their path; empty where a network has none.
+
+    LayerNorm and all that are built like it (RMSNorm, timm's own too) name a normalised shape.
+    """
+    named = model.named_modules()
+    return {
+        n: m for n, m in named if isinstance(m, CHANNELS_FIRST) or hasattr(m, "normalized_shape")
+    }
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Residual networks for small images.
 
 `resnet18-small` is the usual ResNet-18 (He et al. 2016) with a 3 x 3 stem and no pooling before
-the blocks: 11 million parameters. `group-cnn` has four convolutions and 80,000 parameters: what
+the blocks: 11 million parameters. `group-cnn` has four convolutions and 71,000 parameters: what
 private training from scratch on small grey images likes, with normalisation layers to look into.
 """
 

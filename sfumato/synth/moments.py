@@ -76,9 +76,11 @@ class Gauge:
 
     def state(self) -> dict[str, Tensor]:
         """As tensors for a file."""
+        # The bound in full: rounded to float32 it may be less than what vectors were clipped to.
+        max_norm = torch.tensor(self.max_norm, dtype=torch.float64)
         return {
-            "channels": torch.tensor(self.channels), "units": self.units,
-            "max_norm": torch.tensor(self.max_norm), "variances": self.variances,
+            "channels": torch.tensor(self.channels), "units": self.units, "max_norm": max_norm,
+            "variances": self.variances,
         }  # fmt: skip
 
     @staticmethod
@@ -120,6 +122,11 @@ def sum_moments(
     Guarantee: one image (or person) more or less changes the table by at most `gauge.max_norm`. It
     is exact, and private: only `privatize` may release it.
     """
+    if groups is not None and reading.people is not None:
+        raise ConfigError(
+            "statistics of each class are for images: a person may be in several. Leave "
+            "--per-class out, or take a teacher whose unit is an image."
+        )
     total: Tensor | float = 0.0
     for units, found in look(model, reading, batch_size):
         vectors = gauge.vectors(found).unflatten(0, (-1, reading.rows)).mean(dim=1)
@@ -135,12 +142,15 @@ def look(
     model: nn.Module, reading: Reading, batch_size: int = 512
 ) -> Iterator[tuple[Int[Tensor, " units"], list[Float[Tensor, "2 rows _"]]]]:
     """Run the model, in evaluation mode and float32, over all units; what each pass observed."""
-    was_training = model.training
+    was_training = [module for module in model.modules() if module.training]
     model.eval()
-    with observed(model) as found:
-        for units in torch.arange(len(reading)).split(batch_size):
-            chunk = Chunk(units, torch.ones(len(units), dtype=torch.bool))
-            found.clear()
-            model(reading.normalise(reading.scale(reading.places(chunk, 0))))
-            yield units, list(found)
-    model.train(was_training)
+    try:
+        with observed(model) as found:
+            for units in torch.arange(len(reading)).split(batch_size):
+                chunk = Chunk(units, torch.ones(len(units), dtype=torch.bool))
+                found.clear()
+                model(reading.normalise(reading.scale(reading.places(chunk, 0))))
+                yield units, list(found)
+    finally:
+        for module in was_training:
+            module.training = True

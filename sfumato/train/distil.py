@@ -47,6 +47,8 @@ def distil_step(
         (chunk,) = batch.chunks
         x, _ = reading.inputs(chunk, batch.step)
         wanted = answers(x, chunk.indices)
+        # Dropout is a function of the step, so that a run that was cut ends with the same weights.
+        torch.manual_seed(hash((reading.seed, batch.step)))
         loss = distillation_loss(reading.logits(student, x), wanted, temperature)
         student.zero_grad(set_to_none=True)
         loss.backward()

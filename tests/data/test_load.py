@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from sfumato.data.load import load_images, load_splits
+from sfumato.data.named import SOURCES
 from sfumato.errors import ConfigError, DataError
 
 
@@ -369,9 +370,7 @@ def test_a_prepared_file_in_the_data_root_is_used(tmp_path):
     assert images.name == "cifar10-train"
 
 
-@pytest.mark.parametrize(
-    "name", ["mnist", "emnist-letters", "cifar10", "cifar100", "svhn", "celeba"]
-)
+@pytest.mark.parametrize("name", SOURCES)
 def test_a_missing_set_says_where_it_should_be(tmp_path, name):
     with pytest.raises(DataError, match=rf'"{name}" is not under .*--download'):
         load_images(name, data_root=tmp_path)
@@ -410,29 +409,3 @@ def test_letters_are_turned_upright_and_counted_from_zero(tmp_path):
     images = load_images("emnist-letters", "train", data_root=tmp_path)
     assert images.pixels[0, 0, 0].tolist() == [200] * 28
     assert [images.classes[label] for label in images.labels] == ["a", "z"]
-
-
-def test_celeba_files_are_read_with_the_label_asked_for(tmp_path, monkeypatch):
-    root = tmp_path / "celeba"
-    (root / "img_align_celeba").mkdir(parents=True)
-    names = [f"{i:06d}.jpg" for i in range(1, 5)]
-    for i, name in enumerate(names):
-        Image.new("RGB", (20, 24), (40 * i, 0, 0)).save(root / "img_align_celeba" / name)
-    (root / "list_eval_partition.txt").write_text("".join(f"{name} 0\n" for name in names))
-    (root / "identity_CelebA.txt").write_text(
-        "".join(f"{name} {person}\n" for name, person in zip(names, (7, 9, 7, 8), strict=True))
-    )
-    attributes = "".join(f"{name} {-1 if i % 2 else 1} -1\n" for i, name in enumerate(names))
-    (root / "list_attr_celeba.txt").write_text(f"4\nMale Smiling\n{attributes}")
-    for name in ("list_bbox_celeba.txt", "list_landmarks_align_celeba.txt"):
-        rows = "".join(f"{n} 1 1 1 1\n" for n in names)
-        (root / name).write_text(f"4\na b c d\n{rows}")
-    monkeypatch.setattr("torchvision.datasets.CelebA._check_integrity", lambda self: True)
-    images = load_images("celeba", data_root=tmp_path, image_size=16)
-    assert images.labels.tolist() == [1, 0, 1, 0]
-    assert images.classes == ("not Male", "Male")
-    assert images.shape == (3, 16, 16)
-    people = load_images("celeba:identity", data_root=tmp_path, image_size=16)
-    assert people.labels.tolist() == [0, 2, 0, 1]
-    with pytest.raises(DataError, match='no label "Beard"'):
-        load_images("celeba:Beard", data_root=tmp_path, image_size=16)

@@ -38,6 +38,15 @@ def test_up_to_k_different_images_of_a_person_are_taken():
     assert len(set(second)) == 3
 
 
+def test_the_images_taken_of_a_person_stay_the_same_when_another_leaves():
+    images = portraits()
+    for step in range(4):
+        before = images.pixels[People(images.people, 3).pick(torch.arange(1, 12), 0, step)]
+        rest = images.select(torch.nonzero(images.people != 0).flatten())
+        after = rest.pixels[People(rest.people, 3).pick(torch.arange(11), 0, step)]
+        assert torch.equal(before, after)
+
+
 def test_what_is_clipped_is_all_that_a_person_adds():
     images = portraits()
     reading = reading_of(images, most=3, views=2)

@@ -15,7 +15,7 @@ from sfumato.nn.wrn import tanh_cnn
 from sfumato.nn.zoo import build_model, head_parameters, pixel_statistics
 from sfumato.train import memory
 from sfumato.train.reading import Reading
-from sfumato.train.setup import choose_parameters, pick_device
+from sfumato.train.setup import choose_parameters, make_optimizer, make_schedule, pick_device
 from sfumato.train.world import World
 
 
@@ -88,6 +88,30 @@ def test_the_average_forgets_the_first_weights_of_a_short_training():
     assert 15 < average.module.weight.item() < 19
     with pytest.raises(ConfigError, match="below 1"):
         new_average(model, 1.5)
+
+
+def rates(kind, steps, warmup=0):
+    """The learning rate of every step, in units of the one asked for."""
+    optimizer = make_optimizer(small_net(), "sgd", lr=0.3, momentum=0.0, weight_decay=0.0)
+    schedule = make_schedule(optimizer, kind, steps, warmup)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"] / 0.3)
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize("steps", [5, 10, 35, 385])
+def test_stairs_go_down_to_a_tenth_and_a_hundredth(steps):
+    wanted = [1.0] * (3 * steps // 5) + [0.1] * (steps // 5) + [0.01] * (steps // 5)
+    assert rates("stairs", steps) == pytest.approx(wanted)
+
+
+def test_a_warm_up_leads_into_every_schedule():
+    assert rates("stairs", 10, warmup=1) == pytest.approx([0.5, *rates("stairs", 10)[1:]])
+    assert rates("constant", 4, warmup=3) == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert rates("cosine", 4) == pytest.approx([1.0, 0.853553, 0.5, 0.146447], abs=1e-5)
 
 
 def test_auto_takes_what_fits_and_no_more_than_the_batch(monkeypatch):

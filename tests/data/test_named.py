@@ -1,0 +1,101 @@
+"""CelebA and Imagenette in torchvision's own layout, in miniature."""
+
+import pytest
+import torch
+from PIL import Image
+
+from sfumato.data.load import load_images, load_splits
+from sfumato.errors import DataError
+
+HAIR = ("Black_Hair", "Blond_Hair", "Male")
+
+
+@pytest.fixture
+def celeba(tmp_path, monkeypatch):
+    """A function that writes images with the attributes given, 1 or -1, and their people."""
+
+    def write(rows, people, names=HAIR):
+        root = tmp_path / "celeba"
+        (root / "img_align_celeba").mkdir(parents=True)
+        files = [f"{i:06d}.jpg" for i in range(1, len(rows) + 1)]
+        for i, file in enumerate(files):
+            Image.new("RGB", (20, 24), (40 * i, 0, 0)).save(root / "img_align_celeba" / file)
+
+        def table(name, columns, head=()):
+            lines = [
+                f"{file} {' '.join(map(str, row))}"
+                for file, row in zip(files, columns, strict=True)
+            ]
+            (root / name).write_text("\n".join([*head, *lines, ""]))
+
+        table("list_eval_partition.txt", [(0,)] * len(rows))
+        table("identity_CelebA.txt", [(person,) for person in people])
+        table("list_attr_celeba.txt", rows, (str(len(rows)), " ".join(names)))
+        for name in ("list_bbox_celeba.txt", "list_landmarks_align_celeba.txt"):
+            table(name, [(1, 1, 1, 1)] * len(rows), (str(len(rows)), "a b c d"))
+        monkeypatch.setattr("torchvision.datasets.CelebA._check_integrity", lambda self: True)
+        return tmp_path
+
+    return write
+
+
+def test_celeba_files_are_read_with_the_label_asked_for(celeba):
+    root = celeba([(1, -1), (-1, -1), (1, -1), (-1, -1)], (7, 9, 7, 8), ("Male", "Smiling"))
+    images = load_images("celeba", data_root=root, image_size=16)
+    assert images.labels.tolist() == [1, 0, 1, 0]
+    assert images.classes == ("not Male", "Male")
+    assert images.shape == (3, 16, 16)
+    people = load_images("celeba:identity", data_root=root, image_size=16)
+    assert people.labels.tolist() == [0, 2, 0, 1]
+    with pytest.raises(DataError, match='no label "Beard"'):
+        load_images("celeba:Beard", data_root=root, image_size=16)
+
+
+def test_celeba_images_with_just_one_of_several_attributes_are_taken(celeba):
+    # Of five images, one has neither colour and one has both; who is on the rest stays known.
+    rows = [(-1, 1, 1), (1, 1, -1), (1, -1, 1), (-1, -1, 1), (-1, 1, -1)]
+    root = celeba(rows, (7, 3, 9, 9, 7))
+    images = load_images("celeba:Black_Hair+Blond_Hair", data_root=root, image_size=16)
+    assert images.classes == ("Black_Hair", "Blond_Hair")
+    assert images.labels.tolist() == [1, 0, 1]
+    assert images.people.tolist() == [0, 1, 0]
+    red = images.pixels[:, 0].float().mean(dim=(1, 2))
+    torch.testing.assert_close(red, torch.tensor([0.0, 80.0, 160.0]), rtol=0, atol=2)
+    turned = load_images("celeba:Blond_Hair+Black_Hair", data_root=root, image_size=16)
+    assert turned.labels.tolist() == [0, 1, 0]
+
+
+def test_a_celeba_attribute_that_is_not_there_is_named(celeba):
+    root = celeba([(1, -1, 1), (-1, 1, 1)], (1, 2))
+    with pytest.raises(DataError, match=r'no label "Male\+Beard".*Black_Hair.*with \+ between'):
+        load_images("celeba:Male+Beard", data_root=root, image_size=16)
+    with pytest.raises(DataError, match='"svhn" has no variants'):
+        load_images("svhn:Male", data_root=root)
+
+
+def write_imagenette(root):
+    """Images that are not square and of several sizes; in train there are grey ones as well."""
+    classes = {"n01440764": (200, 0, 0), "n03888257": (0, 0, 200)}
+    for part in ("train", "val"):
+        for i, (folder, colour) in enumerate(classes.items()):
+            place = root / "imagenette2-160" / part / folder
+            place.mkdir(parents=True)
+            Image.new("RGB", (160, 200 + i), colour).save(place / "a.JPEG")
+            if part == "train":
+                Image.new("L", (213, 160), 90).save(place / "b.JPEG")
+    return root
+
+
+def test_imagenette_files_are_read_by_their_first_name(tmp_path):
+    train, test = load_splits("imagenette", data_root=write_imagenette(tmp_path), image_size=32)
+    assert train.classes == test.classes == ("tench", "parachute")
+    assert (train.labels.tolist(), test.labels.tolist()) == ([0, 0, 1, 1], [0, 1])
+    assert (train.shape, test.name) == ((3, 32, 32), "imagenette-test")
+    colours = train.pixels.float().mean(dim=(2, 3))
+    wanted = torch.tensor([[200.0, 0, 0], [90, 90, 90], [0, 0, 200], [90, 90, 90]])
+    torch.testing.assert_close(colours, wanted, rtol=0, atol=3)
+
+
+def test_imagenette_needs_one_size(tmp_path):
+    with pytest.raises(DataError, match=r"differ in size.*--image-size"):
+        load_images("imagenette", data_root=write_imagenette(tmp_path))
