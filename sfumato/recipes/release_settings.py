@@ -130,7 +130,7 @@ class Config(train_settings.Config):
 
 
 def digits_cpu() -> Config:
-    """Epsilon 3 on 4,000 digits, from pieces of two photographs."""
+    """Epsilon 3 on 4,000 digits, from pieces of two photographs: 0.87, 43 s on 2 cores."""
     return Config(
         public="patches", grey=True, image_size=28, model="group-cnn-small", epsilon=3.0,
         batch_size=500, epochs=20, lr=2.0, clip="automatic", physical_batch_size=500,
@@ -154,27 +154,27 @@ FAR = Matching(k=30, match_batch=1000)
 
 
 def fashion_eps1() -> Config:
-    """Fashion-MNIST, epsilon 1, from MNIST, which looks nothing like it."""
+    """Fashion-MNIST, epsilon 1, from MNIST, which looks nothing like it: 0.813 (k=0: 0.65)."""
     return small_grey("fashion_mnist", "mnist", 1.0, matching=FAR)
 
 
 def fashion_eps10() -> Config:
-    """Fashion-MNIST, epsilon 10, from MNIST."""
+    """Fashion-MNIST, epsilon 10, from MNIST: 0.823."""
     return small_grey("fashion_mnist", "mnist", 10.0, epochs=40, matching=FAR)
 
 
 def mnist_eps1() -> Config:
-    """MNIST, epsilon 1, from Fashion-MNIST."""
+    """MNIST, epsilon 1, from Fashion-MNIST: 0.953; about two minutes on an H200, as all these."""
     return small_grey("mnist", "fashion_mnist", 1.0)
 
 
 def mnist_eps10() -> Config:
-    """MNIST, epsilon 10, from Fashion-MNIST."""
+    """MNIST, epsilon 10, from Fashion-MNIST: 0.965."""
     return small_grey("mnist", "fashion_mnist", 10.0, epochs=40)
 
 
 def fashion_cifar_eps1() -> Config:
-    """Fashion-MNIST, epsilon 1, from grey CIFAR-10."""
+    """Fashion-MNIST, epsilon 1, from grey CIFAR-10: 0.818."""
     return small_grey("fashion_mnist", "cifar10", 1.0)
 
 
