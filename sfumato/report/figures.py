@@ -1,6 +1,7 @@
 """Pictures for people: grids of images, and epsilon as a run spends it. The door to matplotlib."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from sfumato.report.leakage import Roc
 
 INK, ACCENT, GREY = "#222222", "#b3541e", "#999999"
+Point = tuple[float, float, float, float]
+"""Where a mark stands, and the lower and upper end of its interval: x, y, low, high."""
 
 
 def save_image_rows(
@@ -100,6 +103,55 @@ def save_study(path: Path, name: str, rows: Mapping[str, Mapping[str, Any]]) -> 
     axis.grid(color=GREY, alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, frameon=False)
+    return _save(figure, path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One axis of `save_panels`: points by series, in the same order in all panels."""
+
+    name: str
+    series: Mapping[str, Sequence[Point]]
+    ticks: Mapping[float, str] | None = None
+    """Names of places on a logarithmic axis; without them it is linear, with numbers."""
+
+
+def save_panels(
+    path: Path,
+    panels: Sequence[Panel],
+    *,
+    name: str,
+    hollow: Collection[str],
+    floor: tuple[str, float],
+) -> Path:
+    """Rates with their intervals over several quantities, side by side, a mark for each series.
+
+    Marks of the series in `hollow` are empty, and a dashed line has the name and height of `floor`:
+    what the other marks are compared with.
+    """
+    figure, axes = _subplots(1, len(panels), cell=(5.0, 3.8))
+    for axis, panel in zip(axes[0], panels, strict=True):
+        for number, (series, points) in enumerate(panel.series.items()):
+            x, y, low, high = zip(*points, strict=True)
+            ends = [
+                (max(0.0, b - a), max(0.0, c - b)) for a, b, c in zip(low, y, high, strict=True)
+            ]
+            colour, fill = (GREY, "none") if series in hollow else (ACCENT, None)
+            axis.errorbar(
+                x, y, list(zip(*ends, strict=True)), color=colour, markerfacecolor=fill,
+                marker="osD^v"[number % 5], ls="", capsize=3, label=series,
+            )  # fmt: skip
+        axis.axhline(floor[1], color=INK, linewidth=1, ls="--", label=floor[0])
+        if panel.ticks is not None:
+            axis.set_xscale("log")
+            axis.minorticks_off()
+            axis.set_xticks(list(panel.ticks), list(panel.ticks.values()))
+        axis.set(ylim=(-0.02, 1.02))
+        axis.set_xlabel(panel.name)
+        axis.set_ylabel(name)
+        axis.grid(color=GREY, alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     return _save(figure, path)
 
 
