@@ -46,12 +46,7 @@ def build_model(
     starts at zero: no step is spent on unlearning it.
     """
     model = _build(name, classes, shape[0], pretrained)
-    missing = load_weights(model, weights) if weights is not None else []
-    own_classes = (getattr(model, "pretrained_cfg", None) or {}).get("num_classes", 0)
-    head = head_parameters(model)
-    if not head.isdisjoint(missing) or (pretrained and own_classes != classes):
-        for parameter_name in head:
-            nn.init.zeros_(model.get_parameter(parameter_name))
+    # First of all: layers whose size follows from that of the images get it here.
     try:
         with torch.no_grad():
             out = model.eval()(torch.zeros(2, *shape))
@@ -63,6 +58,12 @@ def build_model(
     if not isinstance(out, Tensor) or out.shape != (2, classes):
         found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ConfigError(f'"{name}" gives {found} for two images, not 2 x {classes} classes.')
+    missing = load_weights(model, weights) if weights is not None else []
+    own_classes = (getattr(model, "pretrained_cfg", None) or {}).get("num_classes", 0)
+    head = head_parameters(model)
+    if not head.isdisjoint(missing) or (pretrained and own_classes != classes):
+        for parameter_name in head:
+            nn.init.zeros_(model.get_parameter(parameter_name))
     return model.train()
 
 
