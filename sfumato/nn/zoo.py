@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
+from sfumato.nn.faces import IrNet, VggFace, mcnn, scnn
 from sfumato.nn.resnet import SmallResNet, group_cnn, small_group_cnn
 from sfumato.nn.scatter import scatter_linear
 from sfumato.nn.vgg import VggTiny
@@ -20,9 +21,14 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "tanh-cnn": tanh_cnn,
     "group-cnn": group_cnn,
     "group-cnn-small": small_group_cnn,
+    "ir-50": IrNet,
+    "ir-152": lambda classes, channels: IrNet(classes, channels, units=(3, 8, 36, 3)),
+    "mcnn": mcnn,
     "resnet18-small": SmallResNet,
     "scatter-linear": scatter_linear,
+    "scnn": scnn,
     "vgg-tiny": VggTiny,
+    "vgg16-face": VggFace,
     "wrn-10-2": lambda classes, channels: WideResNet(classes, channels, depth=10, width=2),
     "wrn-16-4": WideResNet,
     "wrn-40-4": lambda classes, channels: WideResNet(classes, channels, depth=40),
