@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from sfumato.attack.fleet import hash_of
+from sfumato.data.framing import resize
 from sfumato.data.images import Images
-from sfumato.data.load import resize
 from sfumato.errors import DataError, RunError
 from sfumato.nn.zoo import head_parameters
 from sfumato.runs import Run

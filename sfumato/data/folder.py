@@ -13,9 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from sfumato.data.framing import Framing
 from sfumato.data.images import Images
 from sfumato.data.people import number, people_by_csv, people_by_folder
 from sfumato.errors import DataError
@@ -31,7 +33,7 @@ def load_folder(
     split: str,
     *,
     private: bool,
-    image_size: int | None = None,
+    framing: Framing,
     people: str | None = None,
 ) -> Images:
     """One split of a folder tree. Classes are the folders of train, in alphabetical order.
@@ -43,7 +45,7 @@ def load_folder(
     classes = _class_names(path if ours else path / "train")
     files, labels = _find(root, classes)
     images = Images(
-        pixels=decode(files, image_size),
+        pixels=decode(files, framing),
         labels=torch.tensor(labels),
         classes=classes,
         name=f"{path.name}-{split}",
@@ -64,14 +66,13 @@ def _people(files: list[Path], path: Path, root: Path, source: str | None) -> Te
     return number(people_by_csv(files, path, source))
 
 
-def decode(files: Sequence[Path], image_size: int | None) -> Tensor:
+def decode(files: Sequence[Path], framing: Framing) -> UInt8[Tensor, "n c h w"]:
     """Pixels of all files, n c h w; grey when every file is grey.
 
-    With `image_size` the shorter side is resized to it and the middle is cut out; without, all
-    files must have one size already.
+    Unless the framing gives all files one size, they must have one already.
     """
     with ThreadPoolExecutor() as pool:
-        arrays = list(pool.map(lambda file: _decode_one(file, image_size), files))
+        arrays = list(pool.map(lambda file: _decode_one(file, framing), files))
     if len({array.shape[:2] for array in arrays}) > 1:
         first = arrays[0].shape[:2]
         other = next(i for i, array in enumerate(arrays) if array.shape[:2] != first)
@@ -84,7 +85,7 @@ def decode(files: Sequence[Path], image_size: int | None) -> Tensor:
     return torch.from_numpy(np.stack(same)).permute(0, 3, 1, 2).contiguous()
 
 
-def _decode_one(file: Path, image_size: int | None) -> np.ndarray:
+def _decode_one(file: Path, framing: Framing) -> np.ndarray:
     try:
         with Image.open(file) as opened:
             picture = ImageOps.exif_transpose(opened)
@@ -93,10 +94,7 @@ def _decode_one(file: Path, image_size: int | None) -> np.ndarray:
         raise DataError(
             f"{file} cannot be read as an image ({problem}). Replace it or take it away."
         ) from problem
-    if image_size is not None and picture.size != (image_size, image_size):
-        # ImageOps.fit cuts to the target's shape and antialiases while it resizes.
-        picture = ImageOps.fit(picture, (image_size, image_size), Image.Resampling.BICUBIC)
-    array = np.asarray(picture)
+    array = np.asarray(framing.picture(picture, str(file)))
     return array[..., None] if array.ndim == 2 else array
 
 

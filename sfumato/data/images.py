@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from sfumato.data.classes import distinct, find_classes
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.files import atomic
 
@@ -77,6 +78,30 @@ class Images:
         where = torch.as_tensor(indices, dtype=torch.int64)
         people = None if self.people is None else self.people[where].unique(return_inverse=True)[1]
         return replace(self, pixels=self.pixels[where], labels=self.labels[where], people=people)
+
+    def only(self, classes: str | Sequence[int]) -> "Images":
+        """The images of these classes alone, which are numbered anew, from 0, as they are listed.
+
+        `classes` is a list as after the @ of a source ("cat,deer", "0-4,7"; see `find_classes`), or
+        places in `classes`. Images stay in their order; names, people and privacy go with them.
+        """
+        if isinstance(classes, str):
+            listed, places = classes, find_classes(classes, self.classes, self.name)
+        else:
+            places = distinct(classes, self.classes, self.name)
+            listed = ",".join(map(str, places))
+        anew = torch.full((len(self.classes),), -1)
+        anew[places] = torch.arange(len(places))
+        labels = anew[self.labels]
+        kept = self.select(torch.nonzero(labels >= 0).flatten())
+        stem, dash, split = self.name.rpartition("-")
+        known = dash and split in ("train", "test")
+        return replace(
+            kept,
+            labels=labels[labels >= 0],
+            classes=tuple(self.classes[place] for place in places),
+            name=f"{stem}@{listed}-{split}" if known else f"{self.name}@{listed}",
+        )
 
     def split(self, share: float, seed: int = 0) -> tuple["Images", "Images"]:
         """Two parts: `share` of every class, drawn by `seed`, and the rest.

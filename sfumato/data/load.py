@@ -1,16 +1,15 @@
 """`load_images`: a name or a path, and the images are here, marked private or public for good."""
 
-from dataclasses import replace
 from difflib import get_close_matches
+from os.path import exists, expanduser
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from sfumato.data.alike import to_grey
 from sfumato.data.arrays import load_npz
 from sfumato.data.embedded import load_digits, load_patches
 from sfumato.data.folder import load_folder
+from sfumato.data.framing import Framing
 from sfumato.data.images import Images
 from sfumato.data.named import SOURCES, load_named
 from sfumato.errors import ConfigError, DataError
@@ -25,27 +24,31 @@ def load_images(
     private: bool = True,
     *,
     image_size: int | None = None,
+    centre_crop: int | None = None,
     data_root: Path = Path("data"),
     download: bool = False,
     people: str | None = None,
     grey: bool = False,
 ) -> Images:
-    """The train or test split of `source`, resized to `image_size` if given, and grey if asked for.
+    """The train or test split of `source`, framed as asked for, and grey if asked for.
 
     `source` is a name (digits and patches, which are embedded; mnist, fashion_mnist,
     emnist-letters, cifar10, cifar100, svhn, celeba, imagenette), a path to an .npz file in the
-    Keras layout, or a folder with one folder a class. Images are private unless said otherwise.
-    `people` says who is on each image of a folder: "folder" for class/PERSON/image, or
-    FILE.csv[:COLUMN]; an .npz has arrays for it. Raises `DataError` for data that cannot be trained
-    on: no images, or a single class.
+    Keras layout, or a folder with one folder a class. SOURCE@CLASSES keeps the classes listed
+    (mnist@0-4, cifar10@cat,deer), numbered from 0 in that order; a path that is there with an @ in
+    its name is that path. Images are private unless said otherwise.
+
+    The middle `centre_crop` pixels are cut out, then resized to `image_size`. `people` says who is
+    on each image of a folder: "folder" for class/PERSON/image, or FILE.csv[:COLUMN]; an .npz has
+    arrays for it. Raises `DataError` for data that cannot be trained on: no images, or a single
+    class.
     """
     if split not in ("train", "test"):
         raise ConfigError(f'split="{split}" must be "train" or "test".')
-    if image_size is not None and image_size < 1:
-        raise ConfigError(f"image_size={image_size} must be at least 1.")
-    images = _load(str(source), split, private, image_size, data_root, download, people)
-    if image_size is not None:
-        images = resize(images, image_size)
+    framing = Framing(centre_crop=centre_crop, image_size=image_size)
+    whole, listed = part_source(str(source))
+    images = _load(whole, split, private, framing, data_root, download, people)
+    images = images if listed is None else images.only(listed)
     images = to_grey(images) if grey else images
     if len(images) == 0:
         raise DataError(f'"{images.name}" has no images.')
@@ -70,6 +73,11 @@ def load_splits(source: str | Path, private: bool = True, **options: Any) -> tup
             f'"{train.name}" has images of {train.shape} (channels, height, width) and '
             f'"{test.name}" of {test.shape}. Give --image-size, or make them alike.'
         )
+    if train.classes != test.classes:
+        raise DataError(
+            f'the classes of "{train.name}" are {_few(train)}, and those of "{test.name}" '
+            f"{_few(test)}: what is learnt of the former cannot be tested on the latter."
+        )
     unseen = set(test.labels.tolist()) - set(train.labels.tolist())
     if unseen:
         name = train.classes[min(unseen)]
@@ -77,25 +85,32 @@ def load_splits(source: str | Path, private: bool = True, **options: Any) -> tup
     return train, test
 
 
-def resize(images: Images, image_size: int) -> Images:
-    """The same images, square with sides of `image_size` pixels, antialiased."""
-    if images.shape[1:] == (image_size, image_size):
-        return images
-    from torchvision.transforms.v2.functional import center_crop, resize
+def _few(images: Images) -> str:
+    return ", ".join(images.classes[:3]) + (", …" if len(images.classes) > 3 else "")
 
-    # In pieces, so that the float copy stays small beside the images.
-    pieces = [
-        center_crop(resize(piece, [image_size], antialias=True), [image_size])
-        for piece in images.pixels.split(4096)
-    ]
-    return replace(images, pixels=torch.cat(pieces))
+
+def part_source(source: str) -> tuple[str, str | None]:
+    """The name or path in SOURCE@CLASSES, and its list of classes; None where there is no list.
+
+    Of all the @ there may be, in paths as in class names, the last counts whose left side is known
+    or exists. If there is none, the source is taken as it stands.
+    """
+    ends = [len(source), *(i for i in range(len(source) - 1, 0, -1) if source[i] == "@")]
+    for end in ends:
+        if _is_name(source[:end]) or exists(expanduser(source[:end])):
+            return source[:end], None if end == len(source) else source[end + 1 :]
+    return source, None
+
+
+def _is_name(source: str) -> bool:
+    return source in EMBEDDED or (source.partition(":")[0] in SOURCES and "@" not in source)
 
 
 def _load(
     source: str,
     split: str,
     private: bool,
-    image_size: int | None,
+    framing: Framing,
     data_root: Path,
     download: bool,
     people: str | None,
@@ -106,22 +121,17 @@ def _load(
             "on each image by arrays people_train and people_test."
         )
     if source in EMBEDDED:
-        return EMBEDDED[source](split, private=private)
-    if source.partition(":")[0] in SOURCES:
+        return framing.images(EMBEDDED[source](split, private=private))
+    if _is_name(source):
         return load_named(
-            source,
-            split,
-            private=private,
-            data_root=data_root,
-            image_size=image_size,
-            download=download,
+            source, split, private=private, data_root=data_root, framing=framing, download=download
         )
     path = Path(source).expanduser()
     if path.suffix == ".npz":
-        return load_npz(path, split, private=private)
-    if path.exists():
-        return load_folder(path, split, private=private, image_size=image_size, people=people)
-    near = get_close_matches(source, NAMES, n=1)
+        return framing.images(load_npz(path, split, private=private))
+    if exists(path):
+        return load_folder(path, split, private=private, framing=framing, people=people)
+    near = get_close_matches(source.partition("@")[0], NAMES, n=1)
     hint = f' Did you mean "{near[0]}"?' if near else ""
     raise DataError(
         f'"{source}" is neither a file, a folder nor a known name ({", ".join(NAMES)}).{hint}'

@@ -11,21 +11,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import UInt8
 
 from sfumato.data.arrays import load_npz
 from sfumato.data.folder import decode
+from sfumato.data.framing import Framing
 from sfumato.data.images import Images
 from sfumato.errors import DataError
+
+Contents = tuple[np.ndarray | list[Path], np.ndarray, tuple[str, ...]]
+"""Pixels n h w [c] or the files that hold them, labels, class names."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """How torchvision builds a set, and how its files become arrays."""
+    """How torchvision builds a set, and what is in it."""
 
     build: Callable[..., Any]
     """(root, split, download) -> torchvision data set"""
-    read: Callable[..., tuple[np.ndarray, np.ndarray, tuple[str, ...]]]
-    """(data set, image size) -> pixels n h w [c], labels, class names"""
+    read: Callable[[Any], Contents]
+    """data set -> its contents"""
 
 
 def load_named(
@@ -34,7 +39,7 @@ def load_named(
     *,
     private: bool,
     data_root: Path,
-    image_size: int | None = None,
+    framing: Framing,
     download: bool = False,
 ) -> Images:
     """One split of the set called `name`.
@@ -45,7 +50,7 @@ def load_named(
     base, _, variant = name.partition(":")
     prepared = data_root / f"{name.replace(':', '-')}.npz"
     if prepared.exists():
-        return load_npz(prepared, split, private=private, name=name)
+        return framing.images(load_npz(prepared, split, private=private, name=name))
     if variant and base != "celeba":
         raise DataError(f'"{base}" has no variants: "{variant}" is not known.')
     source = SOURCES[base](variant)
@@ -58,16 +63,22 @@ def load_named(
             f'"{name}" is not under {data_root}, neither as {prepared.name} nor in torchvision\'s '
             "own layout. Put it there, name the right --data-root, or fetch it with --download."
         ) from problem
-    pixels, labels, classes = source.read(dataset, image_size)
-    pixels = pixels[..., None] if pixels.ndim == 3 else pixels
-    return Images(
-        pixels=torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))),
+    found, labels, classes = source.read(dataset)
+    in_files = isinstance(found, list)
+    images = Images(
+        pixels=decode(found, framing) if in_files else _channels_first(found),
         labels=torch.from_numpy(np.asarray(labels, dtype=np.int64)),
         classes=classes,
         name=f"{name}-{split}",
         private=private,
         people=_identities(dataset),
     )
+    return images if in_files else framing.images(images)
+
+
+def _channels_first(pixels: np.ndarray) -> UInt8[torch.Tensor, "n c h w"]:
+    pixels = pixels[..., None] if pixels.ndim == 3 else pixels
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
 
 
 def _identities(dataset: Any) -> torch.Tensor | None:
@@ -89,11 +100,11 @@ def _torchvision(kind: str, **options: Any) -> Callable[..., Any]:
     return build
 
 
-def _read_plain(dataset: Any, _: int | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _read_plain(dataset: Any) -> Contents:
     return np.asarray(dataset.data), np.asarray(dataset.targets), tuple(dataset.classes)
 
 
-def _read_letters(dataset: Any, _: int | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _read_letters(dataset: Any) -> Contents:
     # EMNIST stores its pictures transposed, and counts letters from 1.
     pixels = np.asarray(dataset.data).transpose(0, 2, 1)
     letters = tuple(chr(ord("a") + i) for i in range(26))
@@ -106,7 +117,7 @@ def _build_svhn(root: str, split: str, download: bool) -> Any:
     return SVHN(root, split=split, download=download)
 
 
-def _read_svhn(dataset: Any, _: int | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _read_svhn(dataset: Any) -> Contents:
     classes = tuple(str(digit) for digit in range(10))
     return np.asarray(dataset.data).transpose(0, 2, 3, 1), np.asarray(dataset.labels), classes
 
@@ -120,9 +131,7 @@ def _build_celeba(root: str, split: str, download: bool) -> Any:
 def _celeba(variant: str) -> Source:
     label = variant or "Male"
 
-    def read(
-        dataset: Any, image_size: int | None
-    ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    def read(dataset: Any) -> Contents:
         attributes = [name for name in dataset.attr_names if name]
         folder = Path(dataset.root) / dataset.base_folder / "img_align_celeba"
         if label == "identity":
@@ -139,8 +148,7 @@ def _celeba(variant: str) -> Source:
                 f'celeba has no label "{label}". There are: {known}; and several with + between '
                 "them, for images that have just one of these."
             )
-        pixels = decode([folder / name for name in dataset.filename], image_size)
-        return pixels.permute(0, 2, 3, 1).numpy(), labels, tuple(classes)
+        return [folder / name for name in dataset.filename], labels, tuple(classes)
 
     return Source(_build_celeba, read)
 
@@ -161,13 +169,10 @@ def _build_imagenette(root: str, split: str, download: bool) -> Any:
     return Imagenette(root, split=where[split], size="160px", download=download)
 
 
-def _read_imagenette(
-    dataset: Any, image_size: int | None
-) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _read_imagenette(dataset: Any) -> Contents:
     paths, labels = zip(*dataset._samples, strict=True)
-    pixels = decode([Path(path) for path in paths], image_size)
     names = tuple(words[0] for words in dataset.classes)
-    return pixels.permute(0, 2, 3, 1).numpy(), np.asarray(labels), names
+    return [Path(path) for path in paths], np.asarray(labels), names
 
 
 SOURCES: dict[str, Callable[[str], Source]] = {

@@ -59,8 +59,9 @@ def replace_batch_norm(model: nn.Module) -> nn.Module:
 def group_norm_like(norm: BatchNorm) -> nn.Module:
     """A GroupNorm with the scale and shift of a BatchNorm, and its fused activation if it has one.
 
-    At most 32 groups, and at least 8 channels in each where there are so many: on a map of one
-    pixel, a group of one channel would normalise a single number to nothing.
+    A scale or shift that does not learn goes on not learning. At most 32 groups, and at least 8
+    channels in each where there are so many: on a map of one pixel, a group of one channel would
+    normalise a single number to nothing.
     """
     channels = norm.num_features
     groups = gcd(32, channels)
@@ -75,4 +76,6 @@ def group_norm_like(norm: BatchNorm) -> nn.Module:
         with torch.no_grad():
             made.weight.copy_(norm.weight)
             made.bias.copy_(norm.bias)
+        made.weight.requires_grad_(norm.weight.requires_grad)
+        made.bias.requires_grad_(norm.bias.requires_grad)
     return made

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
+from sfumato.nn.faces import IrNet, VggFace, mcnn, scnn
 from sfumato.nn.resnet import SmallResNet, group_cnn, small_group_cnn
 from sfumato.nn.scatter import scatter_linear
 from sfumato.nn.vgg import VggTiny
@@ -20,9 +21,14 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "tanh-cnn": tanh_cnn,
     "group-cnn": group_cnn,
     "group-cnn-small": small_group_cnn,
+    "ir-50": IrNet,
+    "ir-152": lambda classes, channels: IrNet(classes, channels, units=(3, 8, 36, 3)),
+    "mcnn": mcnn,
     "resnet18-small": SmallResNet,
     "scatter-linear": scatter_linear,
+    "scnn": scnn,
     "vgg-tiny": VggTiny,
+    "vgg16-face": VggFace,
     "wrn-10-2": lambda classes, channels: WideResNet(classes, channels, depth=10, width=2),
     "wrn-16-4": WideResNet,
     "wrn-40-4": lambda classes, channels: WideResNet(classes, channels, depth=40),
@@ -46,12 +52,7 @@ def build_model(
     starts at zero: no step is spent on unlearning it.
     """
     model = _build(name, classes, shape[0], pretrained)
-    missing = load_weights(model, weights) if weights is not None else []
-    own_classes = (getattr(model, "pretrained_cfg", None) or {}).get("num_classes", 0)
-    head = head_parameters(model)
-    if not head.isdisjoint(missing) or (pretrained and own_classes != classes):
-        for parameter_name in head:
-            nn.init.zeros_(model.get_parameter(parameter_name))
+    # First of all: layers whose size follows from that of the images get it here.
     try:
         with torch.no_grad():
             out = model.eval()(torch.zeros(2, *shape))
@@ -63,6 +64,12 @@ def build_model(
     if not isinstance(out, Tensor) or out.shape != (2, classes):
         found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ConfigError(f'"{name}" gives {found} for two images, not 2 x {classes} classes.')
+    missing = load_weights(model, weights) if weights is not None else []
+    own_classes = (getattr(model, "pretrained_cfg", None) or {}).get("num_classes", 0)
+    head = head_parameters(model)
+    if not head.isdisjoint(missing) or (pretrained and own_classes != classes):
+        for parameter_name in head:
+            nn.init.zeros_(model.get_parameter(parameter_name))
     return model.train()
 
 

@@ -82,9 +82,9 @@ def set_scene(config: Config, run: Run) -> Scene:
             images_per_person=settings.images_per_person,
         )  # fmt: skip
     private, test = load_splits(settings.data, people=settings.people, **settings.loading)
-    image_size, grey = config.image_size or settings.image_size, config.grey or settings.grey
-    loading = {**settings.loading, "image_size": image_size, "grey": grey}
-    public = load_images(config.public, "train", private=False, **loading)
+    # What is said here goes before what a given teacher was told.
+    own = {name: value for name, value in config.loading.items() if value}
+    public = load_images(config.public, "train", private=False, **{**settings.loading, **own})
     public = replace(public, people=None)
     if config.public_images is not None and config.public_images < len(public):
         public, _ = public.split(config.public_images / len(public), seed=config.seed)

@@ -65,6 +65,17 @@ def test_celeba_images_with_just_one_of_several_attributes_are_taken(celeba):
     assert turned.labels.tolist() == [0, 1, 0]
 
 
+def test_some_people_of_celeba_are_taken_and_cut_out_of_their_pictures(celeba):
+    root = celeba([(1, -1, 1)] * 5, (7, 30, 9, 9, 7))
+    images = load_images("celeba:identity@9,7", data_root=root, centre_crop=20, image_size=16)
+    assert images.classes == ("9", "7")
+    assert images.labels.tolist() == [1, 0, 0, 1]
+    assert images.people.tolist() == [0, 1, 1, 0]
+    assert images.shape == (3, 16, 16)
+    with pytest.raises(DataError, match=r"000001.jpg is 20x24: there are no 21 pixels"):
+        load_images("celeba", data_root=root, centre_crop=21)
+
+
 def test_a_celeba_attribute_that_is_not_there_is_named(celeba):
     root = celeba([(1, -1, 1), (-1, 1, 1)], (1, 2))
     with pytest.raises(DataError, match=r'no label "Male\+Beard".*Black_Hair.*with \+ between'):

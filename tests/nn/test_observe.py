@@ -221,9 +221,9 @@ def test_the_answers_of_a_model_are_the_same_while_it_is_observed():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_our_own_models_can_be_looked_into_or_have_no_layer(name):
-    model = build_model(name, classes=3, shape=(1, 28, 28)).eval()
+    model = build_model(name, classes=3, shape=(1, 32, 32)).eval()
     with observed(model) as found, torch.no_grad():
-        model(torch.randn(2, 1, 28, 28))
+        model(torch.randn(2, 1, 32, 32))
     assert len(found) == len(normalisation_layers(model))
     assert bool(found) == (name not in ("tanh-cnn", "scatter-linear", "vgg-tiny"))
 

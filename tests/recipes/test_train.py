@@ -43,6 +43,14 @@ def test_a_run_leaves_a_model_a_ledger_and_private_scores(tmp_path):
     assert "test_accuracy" in json.loads((tmp_path / "run/private/scores.json").read_text())
 
 
+def test_some_classes_and_the_middle_of_images_are_trained_on(tmp_path):
+    config = replace(SMALL, data="digits@3,1,4", centre_crop=24, batch_size=100, steps=2)
+    assert run_train(tmp_path / "run", config)["data"] == "digits@3,1,4-train"
+    shapes = {len(value) for value in weights(tmp_path / "run").values()}
+    assert 3 in shapes
+    assert 10 not in shapes
+
+
 @pytest.mark.parametrize("mode", ["ghost", "non-ghost"])
 def test_all_private_modes_train_the_same_model(tmp_path, mode):
     run_train(tmp_path / "mixed")

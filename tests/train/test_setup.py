@@ -79,6 +79,15 @@ def test_a_fresh_head_starts_at_zero(tmp_path):
     torch.testing.assert_close(same.fc.weight, donor.fc.weight)
 
 
+def test_weights_fit_a_layer_whose_size_follows_from_the_images(tmp_path):
+    shape, weights = (1, 28, 28), tmp_path / "weights.pt"
+    donor = build_model("tanh-cnn", classes=7, shape=shape)
+    torch.save(donor.state_dict(), weights)
+    same = build_model("tanh-cnn", classes=7, shape=shape, weights=weights)
+    for name, value in donor.state_dict().items():
+        assert torch.equal(same.state_dict()[name], value)
+
+
 def test_the_average_forgets_the_first_weights_of_a_short_training():
     model = nn.Linear(1, 1, bias=False)
     average = new_average(model, 0.999)
