@@ -117,6 +117,12 @@ class Config(train_settings.Config):
     def _check_promise(self) -> None:
         if self.teacher is None:
             super()._check_promise()
+        elif self.mode == "non-private":
+            # Whatever --epsilon says, the statistics would be exact.
+            raise ConfigError(
+                "--mode says how a teacher is trained, and --teacher is there already: leave "
+                "--mode out."
+            )
         elif self.noise_multiplier is not None:
             raise ConfigError(
                 "--teacher brings its own noise: leave --noise-multiplier out. For the statistics "

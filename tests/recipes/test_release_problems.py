@@ -151,6 +151,7 @@ def test_what_cannot_be_done_is_named_before_anything_is_spent(
         ({"mode": "non-private"}, "leave --epsilon out"),
         ({"teacher": Path("run"), "epsilon": None}, "what may the statistics cost"),
         ({"teacher": Path("run"), "noise_multiplier": 1.0}, "brings its own noise"),
+        ({"teacher": Path("run"), "mode": "non-private"}, "leave --mode out"),
     ],
 )
 def test_settings_that_contradict_themselves_are_refused(changes, message):
