@@ -1,5 +1,6 @@
 """What `sfumato release` can be asked for, and presets with the score that each reached."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -97,13 +98,13 @@ class Config(train_settings.Config):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
         for name in ("student_epochs", "student_lr", "temperature", "moments_slack"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name):g} must be above 0.")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name):g} must be above 0 and finite.")
         share = self.moments_share
         if share != "auto" and not 0 < share < 1:
             raise ConfigError(f"moments_share={share:g} must lie between 0 and 1, or be auto.")
-        if self.moments_noise is not None and not self.moments_noise >= 0:
-            raise ConfigError(f"moments_noise={self.moments_noise:g} must be 0 or more.")
+        if self.moments_noise is not None and not 0 <= self.moments_noise < math.inf:
+            raise ConfigError(f"moments_noise={self.moments_noise:g} must be 0 or more, finite.")
         if self.moments_noise is not None and share != "auto":
             raise ConfigError(
                 "--moments-noise and --moments-share both choose the noise: give one."
