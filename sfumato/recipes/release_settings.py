@@ -109,6 +109,17 @@ class Config(train_settings.Config):
             raise ConfigError(
                 "--moments-noise and --moments-share both choose the noise: give one."
             )
+        if share != "auto" and (self.teacher is not None or self.epsilon in (None, math.inf)):
+            raise ConfigError(
+                "--moments-share divides --epsilon between a teacher to be trained and the "
+                "statistics. After --teacher these get all that is left; without a budget, give "
+                "--moments-noise."
+            )
+        if self.moments_noise and (self.mode == "non-private" or self.epsilon == math.inf):
+            raise ConfigError(
+                "with no promise the statistics are exact: leave --moments-noise out, or give "
+                "--epsilon or --noise-multiplier."
+            )
         if self.per_class and self.unit == "person":
             raise ConfigError(
                 "statistics of each class are for images: a person may be in several. Leave "
