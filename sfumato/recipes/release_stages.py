@@ -183,7 +183,7 @@ def near_copies(scene: Scene, images: "Images", stage: Run) -> dict[str, float]:
     total = {"count": torch.tensor([count], dtype=torch.float64)}
     noisy = privatize(total, plan, ledger, secret, step=0, stage="card")["count"]
     found = {
-        "share": max(0.0, float(noisy)), "threshold": threshold,
+        "share": min(1.0, max(0.0, float(noisy))), "threshold": threshold,
         "standard_error": plan.noise_deviation / scene.units,
     }  # fmt: skip
     stage.write_json("near_copies.json", found)

@@ -189,6 +189,7 @@ def test_people_are_counted_once_each_whatever_they_have_of_images(settings, tmp
     assert {e.divisor for e in ledger.events if e.stage != "train"} == {30}
     near = read_json(tmp_path / "run/stages/match/near_copies.json")
     assert near["standard_error"] == USUAL_CARD_NOISE / 30
+    assert 0 <= near["share"] <= 1
     assert "all images of one person" in (tmp_path / "run/bundle/card.md").read_text()
     with pytest.raises(ConfigError, match="a person may be in several"):
         replace(config, per_class=True)
