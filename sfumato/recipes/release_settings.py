@@ -100,6 +100,14 @@ class Config(train_settings.Config):
         for name in ("student_epochs", "student_lr", "temperature", "moments_slack"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name):g} must be above 0 and finite.")
+        self._check_moments()
+        if self.per_class and self.unit == "person":
+            raise ConfigError(
+                "statistics of each class are for images: a person may be in several. Leave "
+                "--per-class out, or --unit person."
+            )
+
+    def _check_moments(self) -> None:
         share = self.moments_share
         if share != "auto" and not 0 < share < 1:
             raise ConfigError(f"moments_share={share:g} must lie between 0 and 1, or be auto.")
@@ -119,11 +127,6 @@ class Config(train_settings.Config):
             raise ConfigError(
                 "with no promise the statistics are exact: leave --moments-noise out, or give "
                 "--epsilon or --noise-multiplier."
-            )
-        if self.per_class and self.unit == "person":
-            raise ConfigError(
-                "statistics of each class are for images: a person may be in several. Leave "
-                "--per-class out, or --unit person."
             )
 
     def _check_promise(self) -> None:

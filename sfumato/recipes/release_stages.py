@@ -152,8 +152,9 @@ def pack(scene: Scene, scores: dict[str, float] | None = None) -> "Card":
 def near_copies(scene: Scene, images: "Images", stage: Run) -> dict[str, float]:
     """The share of private images that have a released image very close to them, with noise.
 
-    Very close: closer than 99 of 100 public images are to the nearest that is not their double. Each private
-    image (or person) counts once or not at all, so one more or less changes the count by one.
+    Very close: closer than 99 of 100 public images are to the nearest that is not their double.
+    Each private image (or person) counts once or not at all, so one more or less changes the count
+    by one.
     """
     import torch
 
