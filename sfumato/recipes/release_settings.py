@@ -30,7 +30,7 @@ class Config(train_settings.Config):
     """Settings of one command, which a run does not remember."""
 
     stage: Literal["all", "teacher", "moments", "match", "student", "evaluate"] = "all"
-    """One stage alone (also as the first word: sfumato release moments ...)."""
+    """Stop after this stage (also as the first word: sfumato release moments ...)."""
     verify: Path | None = None
     """Check a bundle that somebody gave you (also: sfumato release verify BUNDLE)."""
     model: str = "group-cnn"
@@ -71,7 +71,7 @@ class Config(train_settings.Config):
     format: Literal["npz", "png"] = "npz"
     """The bundle's images: one file, or a folder of PNGs with labels.csv."""
     extractor: Literal["real", "teacher"] = "real"
-    """Features that images are compared in: of a student trained on the private images, or his."""
+    """Features to compare images in: of a student of the private images, or of the teacher."""
     controls: bool = False
     """Score also: k = 0, public labels alone, and a student of the private images."""
     repeats: int = 1
