@@ -54,9 +54,12 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
             run.log(f"stage {name}")
             stages()[name](scene, place)
         summary = place.summary
+    done: dict[str, Any] = {}
+    if last == "evaluate":  # also stage by stage: a finished run throws its secret away
+        done = run.finish({**promise_of(scene), **summary, "run": str(run.path)})
     if config.stage != "all":
         return {**summary, "stage": config.stage, "run": str(run.path)}
-    return run.finish({**promise_of(scene), **summary, "run": str(run.path)})
+    return done
 
 
 def check_early(scene: Scene) -> None:

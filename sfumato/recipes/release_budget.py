@@ -49,6 +49,7 @@ def share_budget(
     Guarantee: with --epsilon, all three together cost at most that, `spent` included: the events of
     a teacher that is there already. A budget that cannot be kept is refused here.
     """
+    from sfumato.privacy.accounting import epsilon
     from sfumato.privacy.budget import Budget, check_delta
 
     check_delta(delta, size)
@@ -56,6 +57,8 @@ def share_budget(
         return Shares(None if config.k == 0 else 0.0, 0.0, None if spent is not None else 0.0)
     if config.epsilon is None:
         moments = USUAL_MOMENTS_NOISE if config.moments_noise is None else config.moments_noise
+        # Priced before anything is spent: noise that has no price is refused here.
+        epsilon([one_release(config, size, moments).event("moments", 0)], delta, config.relation)
         return Shares(moments if config.k else None, USUAL_CARD_NOISE, config.noise_multiplier)
     budget = Budget(epsilon=config.epsilon, delta=delta)
     whole = least_noise_of(budget, size, config)

@@ -169,9 +169,11 @@ def repeat(scene: Scene, first: float) -> dict[str, Any]:
         place = Run(scene.run.private / "repeats" / str(number), scene.run.say)
         place.path.mkdir(parents=True, exist_ok=True)
         if not place.finished:
+            fixed = scene.config.noise_seed
             again = replace(
                 scene.config, stage="all", repeats=1, seed=scene.config.seed + number,
                 controls=False, extractor="teacher",
+                noise_seed=None if fixed is None else fixed + number,
             )  # fmt: skip
             release.run(again, place)
         found.append(read_json(place.private / "scores.json")["test_accuracy"])

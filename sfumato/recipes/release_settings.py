@@ -1,5 +1,6 @@
 """What `sfumato release` can be asked for, and presets with the score that each reached."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ class Config(train_settings.Config):
     """Settings of one command, which a run does not remember."""
 
     stage: Literal["all", "teacher", "moments", "match", "student", "evaluate"] = "all"
-    """One stage alone (also as the first word: sfumato release moments ...)."""
+    """Stop after this stage (also as the first word: sfumato release moments ...)."""
     verify: Path | None = None
     """Check a bundle that somebody gave you (also: sfumato release verify BUNDLE)."""
     model: str = "group-cnn"
@@ -70,7 +71,7 @@ class Config(train_settings.Config):
     format: Literal["npz", "png"] = "npz"
     """The bundle's images: one file, or a folder of PNGs with labels.csv."""
     extractor: Literal["real", "teacher"] = "real"
-    """Features that images are compared in: of a student trained on the private images, or his."""
+    """Features to compare images in: of a student of the private images, or of the teacher."""
     controls: bool = False
     """Score also: k = 0, public labels alone, and a student of the private images."""
     repeats: int = 1
@@ -97,26 +98,46 @@ class Config(train_settings.Config):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
         for name in ("student_epochs", "student_lr", "temperature", "moments_slack"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name):g} must be above 0.")
-        share = self.moments_share
-        if share != "auto" and not 0 < share < 1:
-            raise ConfigError(f"moments_share={share:g} must lie between 0 and 1, or be auto.")
-        if self.moments_noise is not None and not self.moments_noise >= 0:
-            raise ConfigError(f"moments_noise={self.moments_noise:g} must be 0 or more.")
-        if self.moments_noise is not None and share != "auto":
-            raise ConfigError(
-                "--moments-noise and --moments-share both choose the noise: give one."
-            )
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name):g} must be above 0 and finite.")
+        self._check_moments()
         if self.per_class and self.unit == "person":
             raise ConfigError(
                 "statistics of each class are for images: a person may be in several. Leave "
                 "--per-class out, or --unit person."
             )
 
+    def _check_moments(self) -> None:
+        share = self.moments_share
+        if share != "auto" and not 0 < share < 1:
+            raise ConfigError(f"moments_share={share:g} must lie between 0 and 1, or be auto.")
+        if self.moments_noise is not None and not 0 <= self.moments_noise < math.inf:
+            raise ConfigError(f"moments_noise={self.moments_noise:g} must be 0 or more, finite.")
+        if self.moments_noise is not None and share != "auto":
+            raise ConfigError(
+                "--moments-noise and --moments-share both choose the noise: give one."
+            )
+        if share != "auto" and (self.teacher is not None or self.epsilon in (None, math.inf)):
+            raise ConfigError(
+                "--moments-share divides --epsilon between a teacher to be trained and the "
+                "statistics. After --teacher these get all that is left; without a budget, give "
+                "--moments-noise."
+            )
+        if self.moments_noise and (self.mode == "non-private" or self.epsilon == math.inf):
+            raise ConfigError(
+                "with no promise the statistics are exact: leave --moments-noise out, or give "
+                "--epsilon or --noise-multiplier."
+            )
+
     def _check_promise(self) -> None:
         if self.teacher is None:
             super()._check_promise()
+        elif self.mode == "non-private":
+            # Whatever --epsilon says, the statistics would be exact.
+            raise ConfigError(
+                "--mode says how a teacher is trained, and --teacher is there already: leave "
+                "--mode out."
+            )
         elif self.noise_multiplier is not None:
             raise ConfigError(
                 "--teacher brings its own noise: leave --noise-multiplier out. For the statistics "

@@ -152,8 +152,9 @@ def pack(scene: Scene, scores: dict[str, float] | None = None) -> "Card":
 def near_copies(scene: Scene, images: "Images", stage: Run) -> dict[str, float]:
     """The share of private images that have a released image very close to them, with noise.
 
-    Very close: closer than 99 of 100 public images are to their nearest other one. Each private
-    image (or person) counts once or not at all, so one more or less changes the count by one.
+    Very close: closer than 99 of 100 public images are to the nearest that is not their double.
+    Each private image (or person) counts once or not at all, so one more or less changes the count
+    by one.
     """
     import torch
 
@@ -168,7 +169,8 @@ def near_copies(scene: Scene, images: "Images", stage: Run) -> dict[str, float]:
         return some.pixels.flatten(1).to(scene.device).double()
 
     usual = nearest_distances(rows(scene.public), rows(scene.public), itself=True)
-    threshold = float(usual.sort().values[len(usual) // 100])
+    usual = usual[usual > 0]  # doubles among public images say nothing of how far others are apart
+    threshold = float(usual.sort().values[len(usual) // 100]) if len(usual) else 0.0
     if not (stage.path / "private" / "count.json").exists():
         near = (nearest_distances(rows(scene.private), rows(images)) < threshold).cpu()
         people = train.group_by_person(scene.teacher, scene.private)
@@ -183,7 +185,7 @@ def near_copies(scene: Scene, images: "Images", stage: Run) -> dict[str, float]:
     total = {"count": torch.tensor([count], dtype=torch.float64)}
     noisy = privatize(total, plan, ledger, secret, step=0, stage="card")["count"]
     found = {
-        "share": max(0.0, float(noisy)), "threshold": threshold,
+        "share": min(1.0, max(0.0, float(noisy))), "threshold": threshold,
         "standard_error": plan.noise_deviation / scene.units,
     }  # fmt: skip
     stage.write_json("near_copies.json", found)

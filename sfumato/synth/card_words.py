@@ -75,12 +75,15 @@ def _near_copies(card: Card) -> list[str]:
     if card.near_copies is None:
         return []
     share, threshold, error = (card.near_copies[name] for name in NEAR_COPIES)
+    whose = {"example": "of the private images", "person": "of the people on private images"}
+    found = f"{100 * share:.2f} % {whose[card.unit]} have a released image"
+    if share < 2 * error:
+        found = f"No more than the noise can explain: {found}"
     return [
         "## Near copies",
-        f"{100 * share:.2f} % of the private images have a released image closer than "
-        f"{threshold:.3g} grey levels of 255 (root mean square), a threshold that is public. The "
-        f"count carries noise, with a standard error of {100 * error:.2f} %, and the ledger pays "
-        'for it under stage "card".',
+        f"{found} closer than {threshold:.3g} grey levels of 255 (root mean square), a threshold "
+        "that is public. The count carries noise, with a standard error of "
+        f'{100 * error:.2f} %, and the ledger pays for it under stage "card".',
     ]
 
 

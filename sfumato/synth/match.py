@@ -50,6 +50,9 @@ class Matching:
             raise ConfigError(f"match_batch={self.match_batch} must be at least 1.")
         if not (self.match_lr > 0 and math.isfinite(self.match_lr)):
             raise ConfigError(f"match_lr={self.match_lr:g} must be above 0 and finite.")
+        for name in ("statistics_weight", "class_weight", "tv_weight", "l2_weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name):g} must be 0 or more, and finite.")
 
 
 @dataclass(frozen=True)

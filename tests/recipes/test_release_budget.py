@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from people import portraits
 from releases import clouds, ledger_of, make, moved, promising, stages_of, tiny
 
@@ -189,6 +190,16 @@ def test_people_are_counted_once_each_whatever_they_have_of_images(settings, tmp
     assert {e.divisor for e in ledger.events if e.stage != "train"} == {30}
     near = read_json(tmp_path / "run/stages/match/near_copies.json")
     assert near["standard_error"] == USUAL_CARD_NOISE / 30
+    assert 0 <= near["share"] <= 1
     assert "all images of one person" in (tmp_path / "run/bundle/card.md").read_text()
     with pytest.raises(ConfigError, match="a person may be in several"):
         replace(config, per_class=True)
+
+
+def test_doubles_among_public_images_do_not_make_near_copies_impossible(settings, tmp_path):
+    some = clouds()
+    twice = replace(some, pixels=some.pixels[torch.arange(60) % 50])
+    twice.save_npz(tmp_path / "clouds.npz", clouds(9, seed=1))
+    config = moved(settings, 0, public=str(tmp_path / "clouds.npz"), stage="match")
+    make(config, tmp_path / "run")
+    assert read_json(tmp_path / "run/stages/match/near_copies.json")["threshold"] > 1

@@ -120,6 +120,7 @@ def test_too_few_images_to_compare_are_refused(settings, tmp_path):
         ({"delta": 0.1}, "not below 1/240"),
         ({"batch_size": 300, "epsilon": 2.0, "noise_multiplier": None}, "at most 240"),
         ({"epsilon": 1.0, "noise_multiplier": None, "moments_noise": 0.1}, "Raise it, or spend"),
+        ({"moments_noise": 0.01}, "cannot be priced"),
         ({"unit": "person"}, "nobody knows who"),
         ({"teacher": Path("nowhere"), "noise_multiplier": None, "epsilon": 1.0}, "no finished run"),
     ],
@@ -138,9 +139,18 @@ def test_what_cannot_be_done_is_named_before_anything_is_spent(
         ({"moments_share": 0.0}, "between 0 and 1"),
         ({"moments_share": 1.0}, "between 0 and 1"),
         ({"moments_share": 0.1, "moments_noise": 9.0}, "give one"),
+        ({"moments_share": 0.1, "teacher": Path("run")}, "all that is left"),
+        ({"moments_share": 0.1, "epsilon": None, "noise_multiplier": 1.0}, "--moments-share div"),
+        ({"moments_noise": 9.0, "epsilon": math.inf}, "statistics are exact"),
+        ({"moments_noise": 9.0, "epsilon": None, "mode": "non-private"}, "statistics are exact"),
         ({"moments_noise": -1.0}, "0 or more"),
         ({"moments_noise": math.nan}, "0 or more"),
+        ({"moments_noise": math.inf}, "finite"),
         ({"moments_slack": 0.0}, "above 0"),
+        ({"moments_slack": math.inf}, "finite"),
+        ({"temperature": math.inf}, "finite"),
+        ({"student_epochs": math.inf}, "finite"),
+        ({"student_lr": math.inf}, "finite"),
         ({"temperature": 0.0}, "above 0"),
         ({"student_epochs": 0.0}, "above 0"),
         ({"student_batch": 0}, "at least 1"),
@@ -151,6 +161,7 @@ def test_what_cannot_be_done_is_named_before_anything_is_spent(
         ({"mode": "non-private"}, "leave --epsilon out"),
         ({"teacher": Path("run"), "epsilon": None}, "what may the statistics cost"),
         ({"teacher": Path("run"), "noise_multiplier": 1.0}, "brings its own noise"),
+        ({"teacher": Path("run"), "mode": "non-private"}, "leave --mode out"),
     ],
 )
 def test_settings_that_contradict_themselves_are_refused(changes, message):
@@ -165,6 +176,8 @@ def test_settings_that_contradict_themselves_are_refused(changes, message):
         ({"match_batch": 0}, "at least 1"),
         ({"match_lr": 0.0}, "above 0"),
         ({"match_lr": math.inf}, "finite"),
+        ({"statistics_weight": math.nan}, "statistics_weight=nan must be 0 or more"),
+        ({"tv_weight": -1.0}, "tv_weight=-1 must be 0 or more"),
     ],
 )
 def test_matching_that_means_nothing_is_refused(changes, message):

@@ -93,6 +93,22 @@ def test_the_card_says_what_people_must_know(tmp_path):
     assert "NOT FOR RELEASE" not in text
 
 
+@pytest.mark.parametrize(
+    ("unit", "whose"),
+    [("example", "private images have"), ("person", "people on private images have")],
+)
+def test_near_copies_are_of_images_or_of_people(tmp_path, unit, whose):
+    write(tmp_path, ledger=paid("train", "moments", "card", unit=unit))
+    assert f"% of the {whose} a released image" in (tmp_path / "card.md").read_text()
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.01, True), (0.03, False)])
+def test_a_count_that_noise_alone_would_give_says_so(tmp_path, share, said):
+    copies = {"share": share, "threshold": 12.0, "standard_error": 0.01}
+    write(tmp_path, near_copies=copies)
+    assert ("No more than the noise can explain" in (tmp_path / "card.md").read_text()) == said
+
+
 def test_the_card_says_when_it_must_not_be_released(tmp_path):
     write(tmp_path, ledger=paid("train", "moments", "card", fixed_seed=True))
     assert "**NOT FOR RELEASE**" in (tmp_path / "card.md").read_text()
