@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -101,6 +102,8 @@ def _execute(recipe: Any, verb: str, order: "Order[Any]") -> dict[str, Any]:
         more = hasattr(recipe, "asks_more") and recipe.asks_more(order.config)
         if run.finished and not more and int(os.environ.get("WORLD_SIZE", "1")) == 1:
             _say(f"{run.path} is finished already; this is what it found.")
+            if hasattr(recipe, "AGAIN"):
+                _say(f"(sfumato {verb} {recipe.AGAIN} --out {run.path} looks again.)")
             return {**run.summary, "run": str(run.path)}
         return recipe.run(order.config, run)
 
@@ -113,6 +116,10 @@ def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":
     shorthand = getattr(recipe, "FIRST_WORDS", {})
     if words and words[0] in shorthand:
         words = [*shorthand[words[0]], *words[1:]]
+    elif words and shorthand and not words[0].startswith("-"):
+        near = get_close_matches(words[0], shorthand, n=1)
+        hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(shorthand)}."
+        raise ConfigError(f'sfumato {verb} has no "{words[0]}".{hint}')
     name = _value(words, "--preset")
     if name is not None:
         if name not in recipe.PRESETS:
@@ -125,7 +132,7 @@ def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":
         args=words,
         default=default,
         prog=f"sfumato {verb}",
-        description=f"{recipe.Config.__doc__} Presets: {presets}.",
+        description=f"{cleandoc(recipe.Config.__doc__)}\n\nPresets: {presets}.",
     )
     return order
 

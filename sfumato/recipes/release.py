@@ -26,6 +26,10 @@ def needs_run(config: Config) -> bool:
     return config.verify is None and not config.explain
 
 
+AGAIN = "evaluate"
+"""The stage that a finished run may take again, with other controls."""
+
+
 def asks_more(config: Config) -> bool:
     """Whether a finished run has something left to do."""
     return config.stage != "all"
@@ -128,4 +132,9 @@ def check(config: Config) -> dict[str, Any]:
         f"{card.delta:.2g}, as its ledger says.",
         *(f"  {remark}" for remark in verdict.remarks),
     ]
-    return {"verdict": "\n".join(lines), "epsilon": card.epsilon, "delta": card.delta}
+    return {
+        "verdict": "\n".join(lines),
+        "sound": True,
+        "epsilon": card.epsilon,
+        "delta": card.delta,
+    }

@@ -42,6 +42,11 @@ class Scene:
         return len(self.private) if people is None else len(people)
 
     @property
+    def student(self) -> str:
+        """The student's model."""
+        return self.config.student or self.teacher.model
+
+    @property
     def precision(self) -> "torch.dtype":
         """What public images are moved and learnt in."""
         import torch
@@ -88,7 +93,8 @@ def set_scene(config: Config, run: Run) -> Scene:
     public = replace(public, people=None)
     if config.public_images is not None and config.public_images < len(public):
         public, _ = public.split(config.public_images / len(public), seed=config.seed)
-    require_alike(private, public)
+    for own in (private, test):  # public images that are test images would flatter every score
+        require_alike(own, public)
     scene = Scene(config, run, pick_device(config.device), private, test, public, settings, book)
     if config.k and not len_of_moments(scene):
         raise ConfigError(
@@ -105,6 +111,12 @@ def given_teacher(config: Config) -> "tuple[train.Config, Ledger]":
     from sfumato.privacy.ledger import Ledger
 
     assert config.teacher is not None
+    record = config.teacher / "config.json"
+    verb = read_json(record)["verb"] if record.exists() else "train"
+    if verb != "train":
+        raise RunError(
+            f"{config.teacher} is a run of sfumato {verb}. A teacher comes from sfumato train."
+        )
     for name in ("config.json", "done.json", "model.safetensors"):
         if not (config.teacher / name).exists():
             raise RunError(
@@ -115,10 +127,7 @@ def given_teacher(config: Config) -> "tuple[train.Config, Ledger]":
             f"{config.teacher} has no ledger.jsonl, so nobody knows what its model gives away. A "
             "teacher without a ledger cannot be released from."
         )
-    found = read_json(config.teacher / "config.json")
-    if found["verb"] != "train":
-        raise RunError(f"{config.teacher} is a run of sfumato {found['verb']}, not of train.")
-    settings = from_json(train.Config, found["config"])
+    settings = from_json(train.Config, read_json(record)["config"])
     if config.data not in (settings.data, Config.data):
         raise ConfigError(
             f'{config.teacher} learnt "{settings.data}", and --data is "{config.data}": a teacher '

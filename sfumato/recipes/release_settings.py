@@ -53,8 +53,8 @@ class Config(train_settings.Config):
     matching: Matching = field(default_factory=Matching)
     """How public images are moved."""
 
-    student: str = "resnet18-small"
-    """The student, which sees the released images alone: any model name."""
+    student: str | None = None
+    """The student, which sees the released images alone: the teacher's model if left out."""
     student_epochs: float = 20
     """Epochs of its training."""
     student_lr: float = 4e-3
@@ -70,7 +70,7 @@ class Config(train_settings.Config):
 
     format: Literal["npz", "png"] = "npz"
     """The bundle's images: one file, or a folder of PNGs with labels.csv."""
-    extractor: Literal["real", "teacher"] = "real"
+    extractor: Literal["teacher", "real"] = "teacher"
     """Features to compare images in: of a student of the private images, or of the teacher."""
     controls: bool = False
     """Score also: k = 0, public labels alone, and a student of the private images."""
@@ -155,8 +155,8 @@ def digits_cpu() -> Config:
     return Config(
         public="patches", grey=True, image_size=28, model="group-cnn-small", epsilon=3.0,
         batch_size=500, epochs=20, lr=2.0, clip="automatic", physical_batch_size=500,
-        student="group-cnn-small", student_epochs=25, student_lr=1e-2, student_batch=64,
-        matching=Matching(k=5), extractor="teacher",
+        student_epochs=25, student_lr=1e-2, student_batch=64,
+        matching=Matching(k=5),
     )  # fmt: skip
 
 
@@ -165,7 +165,8 @@ def small_grey(data: str, public: str, epsilon: float, **others: Any) -> Config:
     base = Config(
         data=data, public=public, grey=True, image_size=28, epsilon=epsilon, delta=1e-5,
         batch_size=4096, epochs=30, lr=4.0, clip="automatic", physical_batch_size=2048,
-        matching=Matching(match_batch=1000), student_epochs=12, student_batch=512,
+        matching=Matching(match_batch=1000), student="resnet18-small", student_epochs=12,
+        student_batch=512,
     )  # fmt: skip
     return replace(base, **others)
 
@@ -212,10 +213,12 @@ def published(
         )  # fmt: skip
         return replace(base, **others)
 
-    preset.__doc__ = f"{data}, epsilon {epsilon:g}, with the published teacher's settings."
+    preset.__doc__ = f"{data}, epsilon {epsilon:g}, with the published settings of the teacher."
     return preset
 
 
+ONE_STEP = {"image_size": 64, "matching": Matching(k=1)}
+"""Rows that were published with one step, from sets (LSUN, Places) that you bring: --public."""
 HAIR = "celeba:Black_Hair+Blond_Hair+Brown_Hair"
 
 PRESETS: dict[str, Callable[[], Config]] = {
@@ -229,10 +232,10 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "published-mnist-eps10": published("mnist", 10, 14, 128, 0.01, 1.0, public="fashion_mnist"),
     "published-fashion-eps1": published("fashion_mnist", 1, 30, 50, 0.01, 1.2, public="mnist"),
     "published-fashion-eps10": published("fashion_mnist", 10, 20, 128, 0.01, 1.2, public="mnist"),
-    "published-hair-eps1": published(HAIR, 1, 18, 128, 1e-3, 1.0, image_size=64),
-    "published-hair-eps10": published(HAIR, 10, 22, 128, 1e-3, 1.0, image_size=64),
-    "published-gender-eps1": published("celeba:Male", 1, 18, 128, 1e-3, 1.0, image_size=64),
-    "published-gender-eps10": published("celeba:Male", 10, 22, 128, 1e-3, 1.0, image_size=64),
+    "published-hair-eps1": published(HAIR, 1, 18, 128, 1e-3, 1.0, **ONE_STEP),
+    "published-hair-eps10": published(HAIR, 10, 22, 128, 1e-3, 1.0, **ONE_STEP),
+    "published-gender-eps1": published("celeba:Male", 1, 18, 128, 1e-3, 1.0, **ONE_STEP),
+    "published-gender-eps10": published("celeba:Male", 10, 22, 128, 1e-3, 1.0, **ONE_STEP),
     "published-cifar10-eps10": published("cifar10", 10, 12, 128, 1e-3, 1.0, crop=4, flip=True),
-    "published-imagenette-eps105": published("imagenette", 105, 57, 8, 1e-3, 1.0, image_size=64),
+    "published-imagenette-eps105": published("imagenette", 105, 57, 8, 1e-3, 1.0, **ONE_STEP),
 }

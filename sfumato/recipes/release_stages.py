@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sfumato.recipes import train
-from sfumato.recipes.release_budget import one_release, teacher_settings
+from sfumato.recipes.release_budget import one_release, require_within, teacher_settings
 from sfumato.recipes.release_scene import Scene, finished_book, open_book, teacher_of
 from sfumato.runs import Run
 
@@ -59,6 +59,9 @@ def moments(scene: Scene, stage: Run) -> None:
     gauge = type(gauge).load(kept, torch.device("cpu"))
     plan = one_release(scene.config, scene.units, noise, gauge.max_norm)
     ledger, secret = open_book(scene)
+    before = [event for event in ledger.events if event.stage not in ("moments", "card")]
+    card = one_release(scene.config, scene.units, scene.shares.card)
+    require_within(scene.config, [*before, plan.event("moments", 0), card.event("card", 0)], ledger)
     noisy = privatize({"table": kept["table"]}, plan, ledger, secret, step=0, stage="moments")
     means = weighted_means(noisy["table"], gauge.weight, least=1 / scene.units).float()
     stage.save_tensors("moments.safetensors", {"means": means, **gauge.state()})
@@ -124,7 +127,6 @@ def pack(scene: Scene, scores: dict[str, float] | None = None) -> "Card":
     from safetensors.torch import load_file
 
     from sfumato.data.arrays import load_npz
-    from sfumato.errors import PrivacyError
     from sfumato.synth.bundle import write_bundle
 
     stage = scene.run.stage("match")
@@ -133,12 +135,7 @@ def pack(scene: Scene, scores: dict[str, float] | None = None) -> "Card":
     logits = load_file(stage.path / "soft_labels.safetensors")["logits"]
     near = near_copies(scene, images, stage)
     ledger = finished_book(scene)
-    promised, spent = scene.config.epsilon, ledger.epsilon()
-    if promised is not None and spent > promised * (1 + 1e-6):
-        raise PrivacyError(
-            f"the ledger adds up to epsilon {spent:.4g}, above the {promised:g} that was promised: "
-            "nothing is released. A stage that was charged twice after a crash can do that."
-        )
+    require_within(scene.config, ledger.events, ledger)
     change = (images.pixels.int() - scene.public.pixels.int()).abs().float()
     moved = {"mean": float(change.mean()), "largest": float(change.max())}
     return write_bundle(

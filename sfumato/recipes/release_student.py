@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from sfumato.train.distil import Answers
     from sfumato.train.reading import Reading
 
+FEW_STEPS = 300
+"""Below this a student is warned of: batches are too large for so few images."""
+
 
 def student(scene: Scene, stage: Run) -> None:
     """Train it on the bundle, as anybody could who was handed it."""
@@ -26,7 +29,7 @@ def student(scene: Scene, stage: Run) -> None:
         answers = live(*teacher_of(scene), reading)
     distil(scene, model, reading, answers, stage)
     stage.save_tensors("model.safetensors", model.state_dict())
-    stage.finish({"student": scene.config.student, "images": len(images)})
+    stage.finish({"student": scene.student, "images": len(images)})
 
 
 def new_student(scene: Scene, images: "Images") -> "tuple[nn.Module, Reading]":
@@ -38,7 +41,7 @@ def new_student(scene: Scene, images: "Images") -> "tuple[nn.Module, Reading]":
 
     config = scene.config
     torch.manual_seed(config.seed)
-    model = build_model(config.student, classes=len(images.classes), shape=images.shape)
+    model = build_model(scene.student, classes=len(images.classes), shape=images.shape)
     layout = torch.channels_last if scene.device.type == "cuda" else torch.preserve_format
     model = model.to(scene.device).to(memory_format=layout)  # pyright: ignore
     return model, reading_of(
@@ -56,6 +59,12 @@ def distil(
     from sfumato.train.steps import plain_step
 
     config = scene.config
+    steps = round(config.student_epochs * len(reading.images) / config.student_batch)
+    if steps < FEW_STEPS:
+        scene.run.log(
+            f"a student of {steps} steps learns little: lower --student-batch, or raise "
+            "--student-epochs"
+        )
     if answers is None:
         step = plain_step(model, reading)
     else:

@@ -209,6 +209,8 @@ def learn(
     from sfumato.train.steps import plain_step, private_step
 
     learner.load(world.agree(run and run.load_checkpoint()))
+    if run is not None and learner.step:
+        run.log(f"going on after step {learner.step}: what was paid is not paid again")
     clipping = Clipping(
         max_norm=config.max_grad_norm, style=config.clip, per_layer=config.per_layer
     )

@@ -136,6 +136,10 @@ MEND = "Get the bundle anew, or write it again."
 
 
 def _require_card(folder: Path) -> None:
+    if not folder.is_dir():
+        raise RunError(f"there is no folder {folder}.")
+    if (folder / "bundle" / "card.json").is_file():
+        raise RunError(f"{folder} is a run, and its bundle is {folder / 'bundle'}: give that.")
     if not (folder / "card.json").is_file():
         raise RunError(
             f"{folder} is no bundle: it has no card.json, which is written last. Give the folder "

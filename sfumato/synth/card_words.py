@@ -68,7 +68,11 @@ def _promise(card: Card) -> list[str]:
         ("neighbouring data sets", f"{card.relation}, by {card.unit}"),
         ("noise", card.noise),
     ]
-    return ["## What is promised", promise, _table(("", "value"), rows)]
+    rest = (
+        "It covers what was released, and not how settings were chosen: whoever tries many of them "
+        "on private images and keeps the best has learnt a little more."
+    )
+    return ["## What is promised", promise, _table(("", "value"), rows), rest]
 
 
 def _near_copies(card: Card) -> list[str]:

@@ -99,7 +99,7 @@ def test_verify_passes_a_bundle_and_names_the_file_that_was_touched(finished, tm
     assert "images.npz has changed" in err
     code, _, err = call(capsys, "release", "verify", tmp_path)
     assert code == 2
-    assert "no card.json" in err
+    assert "its bundle is" in err
 
 
 def test_a_finished_run_says_so_and_stays_as_it_is(finished, capsys):

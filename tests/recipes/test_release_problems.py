@@ -191,7 +191,7 @@ def test_matching_that_means_nothing_is_refused(changes, message):
         (["--epsilon", "3", "--k", "-1"], "k=-1"),
         (["wander", "--epsilon", "3"], "wander"),
         (["--stage", "wander", "--epsilon", "3"], "wander"),
-        (["verify", "nowhere"], "nowhere is no bundle"),
+        (["verify", "nowhere"], "there is no folder nowhere"),
         (["verify"], "--verify"),
     ],
 )
@@ -224,3 +224,18 @@ def test_a_ledger_that_costs_more_than_was_promised_releases_nothing(
     with pytest.raises(PrivacyError, match="above the 2 that was promised"):
         make(config, tmp_path / "run")
     assert not (tmp_path / "run" / "bundle").exists()
+
+
+def test_a_mistyped_stage_is_told_what_there_is(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["release", "matching", "--epsilon", "3"])
+    assert end.value.code == 2
+    assert 'has no "matching". Did you mean "match"?' in capsys.readouterr().err
+
+
+def test_public_images_that_are_test_images_are_refused(tmp_path, settings):
+    train, test = digits("train"), digits("test")
+    train.save_npz(tmp_path / "private.npz", test)
+    test.save_npz(tmp_path / "public.npz")
+    files = {"data": str(tmp_path / "private.npz"), "public": str(tmp_path / "public.npz")}
+    refused(replace(settings, **files), tmp_path / "run", PrivacyError, "are both in")

@@ -170,8 +170,16 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("read", [read_bundle, verify_bundle])
 def test_a_folder_that_is_no_bundle_says_what_to_do(tmp_path, read):
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(RunError, match=r"no bundle.* Give the folder"):
+    run = tmp_path / "run"
+    (run / "bundle").mkdir(parents=True)
+    (run / "bundle" / "card.json").write_text("{}")
+    cases = {
+        tmp_path: r"no bundle.* Give the folder",
+        tmp_path / "nowhere": "there is no folder",
+        run: "its bundle is .*bundle: give that",
+    }
+    for folder, words in cases.items():
+        with pytest.raises(RunError, match=words):
             read(folder)
 
 
