@@ -24,12 +24,13 @@ VERBS = {
     "demo": "the story on embedded digits: private means, a network, a ledger, a picture",
     "train": "private (or plain) training and fine-tuning of any vision model",
     "release": "public images that carry a private task, with their ledger and a data card",
+    "invert": "what a model thinks a class looks like, from its answers alone",
     "reconstruct": "training images back from a model's weights, and how sure one can be",
     "account": "budget arithmetic: epsilon of a plan, noise for an epsilon",
 }
 """Verb -> what it does. The recipe of a verb is sfumato.recipes.VERB."""
 
-PLANNED = ("warmup", "invert", "audit", "report")
+PLANNED = ("warmup", "audit", "report")
 
 Config = TypeVar("Config")
 

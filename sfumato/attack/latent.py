@@ -1,0 +1,82 @@
+"""The second half of an inversion: in what a generator can draw, find what the target names.
+
+All classes and all restarts are one batch (in pieces that fit memory). Every image that was begun
+counts in the end: nothing is chosen by how it looks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sfumato.attack.access import Access
+from sfumato.attack.inversion import Wish, margins
+from sfumato.attack.views import Views
+
+Draw = Callable[[Tensor, Int[Tensor, " n"]], Float[Tensor, "n c h w"]]
+"""Images of codes and classes, between 0 and 1."""
+Extra = Callable[[Tensor, Float[Tensor, "n c h w"]], Float[Tensor, ""]]
+"""What else a code and its images should make small: a prior, roughness."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How codes are searched."""
+
+    restarts: int = 20
+    """Images of each class."""
+    z_steps: int = 200
+    """Steps of Adam on the code of each."""
+    z_lr: float = 0.1
+    """Their learning rate."""
+    z_batch: int = 1000
+    """Codes at once."""
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What the attacker got: images by class, and by how much the target is convinced."""
+
+    images: Float[Tensor, "n c h w"]
+    labels: Int[Tensor, " n"]
+    margins: Float[Tensor, " n"]
+
+
+def search_codes(
+    draw: Draw,
+    begin: Callable[[int, torch.Generator], Tensor],
+    access: Access,
+    wish: Wish,
+    views: Views,
+    search: Search,
+    *,
+    extra: Extra | None = None,
+    seed: int = 0,
+) -> Guesses:
+    """Restarts of every class, each from its own code, moved until the target names the class.
+
+    The loss is summed over two independent views of each image.
+    """
+    labels = torch.arange(len(access.classes)).repeat_interleave(search.restarts)
+    found = []
+    for number, part in enumerate(labels.to(access.device).split(search.z_batch)):
+        generator = torch.Generator(access.device).manual_seed(seed + number)
+        codes = begin(len(part), generator).requires_grad_(True)
+        optimizer = torch.optim.Adam([codes], lr=search.z_lr)
+        for _ in range(search.z_steps):
+            optimizer.zero_grad()
+            images = draw(codes, part)
+            loss = sum(wish(access.logits(views(images, generator)), part) for _ in range(2))
+            loss = loss if extra is None else loss + extra(codes, images)
+            # A sum over images, so that none waits for others.
+            (loss * len(part)).backward()  # pyright: ignore
+            optimizer.step()
+        with torch.no_grad():
+            images = draw(codes, part)
+            lead = margins(access.logits(images) / wish.scale, part)
+        found.append((images.cpu(), lead.cpu()))
+    return Guesses(
+        torch.cat([images for images, _ in found]), labels, torch.cat([lead for _, lead in found])
+    )

@@ -1,0 +1,134 @@
+"""Who has what in `sfumato invert`: the target's images, the judges', those nobody saw, the public.
+
+The attack itself gets an `Access` to the target and the public images. All else is the owner's.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sfumato.errors import ConfigError, DataError, RunError
+from sfumato.recipes import train
+from sfumato.recipes.invert_settings import Config
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    import torch
+
+    from sfumato.attack.access import Access
+    from sfumato.data.images import Images
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Four sets of images, and the settings of the target."""
+
+    config: Config
+    run: Run
+    shared: Run
+    """The run that has the judges: targets of a sweep have the same."""
+    device: "torch.device"
+    members: "Images"
+    """What the target learnt."""
+    others: "Images"
+    """Of the same classes, for judges."""
+    held_out: "Images"
+    """Of the same classes, seen by nobody."""
+    public: "Images"
+    target: train.Config
+    weights: Path
+    """Where the target's weights are, or will be."""
+
+    @property
+    def precision(self) -> "torch.dtype":
+        """What generators are trained in."""
+        import torch
+
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
+
+def set_scene(config: Config, run: Run, shared: Run | None = None) -> Scene:
+    """Load images, part them, and refuse at once what cannot be attacked or judged."""
+    from sfumato.data.load import load_images, load_splits
+    from sfumato.train.setup import pick_device
+
+    settings, weights = given_target(config) if config.target else (config.training, None)
+    train_images, test = load_splits(settings.data, people=settings.people, **settings.loading)
+    public = load_images(config.public, "train", private=False, **settings.loading)
+    if weights is None:
+        others, members = train_images.split(config.judge_share, seed=0)
+        settings = replace(settings, data=str(run.path / "private" / "members.npz"), people=None)
+        weights, held_out = run.path / "stages" / "target" / "model.safetensors", test
+    else:
+        members = train_images
+        others, held_out = test.split(config.judge_share, seed=0)
+    check_sets(config, members, public)
+    return Scene(
+        config, run, shared or run, pick_device(config.device), members, others, held_out, public,
+        settings, weights,
+    )  # fmt: skip
+
+
+def check_sets(config: Config, members: "Images", public: "Images") -> None:
+    """Public images must fit the target, be enough, and show other classes."""
+    from sfumato.data.alike import require_alike
+
+    require_alike(members, public)
+    if config.n > len(public):
+        raise DataError(
+            f'"{public.name}" has {len(public)} images, and --n {config.n} are wanted for each '
+            "class. Lower --n, or bring more public images."
+        )
+    shared = set(members.classes) & set(public.classes)
+    if shared and not config.shared_classes:
+        raise DataError(
+            f"public and private images share classes: {', '.join(sorted(shared))}. An attacker "
+            "who has images of a class need not invert it. Give other classes (--public "
+            "NAME@5-9), or say --shared-classes if the names mean other things."
+        )
+
+
+def given_target(config: Config) -> tuple[train.Config, Path]:
+    """Settings and weights of a target that is there already."""
+    assert config.target is not None
+    if not Path(config.target).is_dir():
+        if config.weights is None:
+            raise ConfigError(
+                f'--target "{config.target}" is no folder of a run. For a model by name, or '
+                "module:function, give --weights FILE too."
+            )
+        settings = replace(config, target=None, mode="non-private", model=config.target).training
+        return replace(settings, weights=None), config.weights
+    return given_run(Path(config.target), config)
+
+
+def given_run(folder: Path, config: Config) -> tuple[train.Config, Path]:
+    """Settings and weights of a finished run of `sfumato train`."""
+    from sfumato.config import from_json
+    from sfumato.files import read_json
+
+    if not (folder / "config.json").exists() or not (folder / "model.safetensors").exists():
+        raise RunError(f"{folder} is no finished run of sfumato train.")
+    found = read_json(folder / "config.json")
+    if found["verb"] != "train":
+        raise RunError(f"{folder} is a run of sfumato {found['verb']}, not of train.")
+    settings = from_json(train.Config, found["config"])
+    settings = replace(settings, data_root=config.data_root, device=config.device)
+    return settings, folder / "model.safetensors"
+
+
+def open_access(scene: Scene) -> "Access":
+    """The target, as the attacker has it."""
+    import torch
+
+    from sfumato.attack.access import access_to
+    from sfumato.nn.zoo import load_weights
+
+    learner, reading = train.prepare(scene.target, scene.members, scene.device)
+    missing = load_weights(learner.model, scene.weights)
+    if missing:
+        raise ConfigError(
+            f"{scene.weights} does not have the head of this target: it was made for other "
+            f"classes than the {len(scene.members.classes)} of {scene.members.name}."
+        )
+    return access_to(learner.model, replace(reading, precision=torch.float32, views=1))

@@ -1,0 +1,154 @@
+"""How good the guesses of `sfumato invert` are, in the eyes of judges.
+
+It compares with the images that the target learnt: the owner's part, not the attacker's. All of it
+goes to `private/`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from sfumato.errors import ConfigError, DataError
+from sfumato.recipes.invert_scene import Scene, given_run, open_access
+from sfumato.recipes.invert_stages import guesses_of, judging_images, new_judge, selection_of
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from sfumato.data.images import Images
+    from sfumato.report.judges import Judge, Judged, Sets
+    from sfumato.train.reading import Reading
+
+EACH = 500
+"""Images of a class that guesses are compared with, at most."""
+
+
+def score(scene: Scene, stage: Run) -> None:
+    """Let judges look at guesses, at members, at images nobody saw, and at the public ones."""
+    from sfumato.report.inversion import score as count
+    from sfumato.report.inversion_figures import contact_sheet
+
+    pixels, labels = four_sets(scene)
+    judged_by = judgements(scene, pixels)
+    found = count(labels, judged_by)
+    access = open_access(scene)
+    answers = access.answers(scene.held_out.pixels).argmax(dim=1).cpu()
+    found["target_test_accuracy"] = float((answers == scene.held_out.labels).float().mean())
+    found["attack_accuracy"] = found["majority"]["top1"]["mean"]
+    found["method"] = scene.config.method
+    scene.run.write_json("private/scores.json", found)
+    contact_sheet(
+        scene.run.private / "guesses.png", pixels.members, pixels.guesses, labels, judged_by,
+        scene.members.classes,
+    )  # fmt: skip
+    scene.run.say(headline(found))
+    stage.finish({"text": tell(scene), "data": scene.members.name, "public": scene.public.name})
+
+
+def four_sets(scene: Scene) -> "tuple[Sets[Tensor], Sets[Tensor]]":
+    """Pixels between 0 and 1, and labels, of guesses, members, held-out and public images."""
+    import torch
+
+    from sfumato.report.judges import Sets
+
+    guesses, chosen = guesses_of(scene), selection_of(scene)
+    members, held_out = (thin(some, EACH) for some in (scene.members, scene.held_out))
+    each = [places[:EACH] for places in chosen.places]
+    public = [scene.public.pixels[places] for places in each]
+
+    def real(pixels: "Tensor") -> "Tensor":
+        return (pixels.float() / 255).to(scene.device)
+
+    pixels = Sets(
+        guesses.images.clamp(0, 1).to(scene.device), real(members.pixels), real(held_out.pixels),
+        real(torch.cat(public)),
+    )  # fmt: skip
+    pseudo = torch.arange(len(each)).repeat_interleave(len(each[0]))
+    return pixels, Sets(guesses.labels, members.labels, held_out.labels, pseudo)
+
+
+def thin(images: "Images", each: int) -> "Images":
+    """At most so many of each class: the first."""
+    import torch
+
+    classes = range(len(images.classes))
+    places = [torch.nonzero(images.labels == label).flatten()[:each] for label in classes]
+    return images.select(torch.cat(places))
+
+
+def judgements(scene: Scene, pixels: "Sets[Tensor]") -> "dict[str, Judged]":
+    """What every judge says of every set."""
+    from sfumato.nn.zoo import load_weights
+    from sfumato.report.judges import look
+    from sfumato.train.plain import reading_of
+
+    images, found = judging_images(scene), {}
+    for name in scene.config.judges:
+        model = new_judge(scene, name, images)
+        load_weights(model, scene.shared.private / "judges" / name / "model.safetensors")
+        found[name] = look(as_judge(model, reading_of(model, images, scene.device)), pixels)
+    for path in scene.config.judge:
+        settings, weights = given_run(path, scene.config)
+        require_stranger(scene, path, settings.data)
+        model = new_judge(scene, settings.model, images)
+        if load_weights(model, weights):
+            raise ConfigError(
+                f"{path} does not know the classes {', '.join(images.classes)}, private and public "
+                "ones, in this order. Train it on them, or use --judges."
+            )
+        found[path.name] = look(as_judge(model, reading_of(model, images, scene.device)), pixels)
+    return found
+
+
+def require_stranger(scene: Scene, path: Any, source: str) -> None:
+    """Refuse a judge that learnt what the target learnt: it would know more than the class."""
+    from sfumato.data.alike import overlap
+    from sfumato.data.load import load_images
+
+    lessons = load_images(source, "train", **scene.target.loading)
+    shared = len(overlap(scene.members, lessons)) if lessons.shape == scene.members.shape else 0
+    if shared and not scene.config.force:
+        raise DataError(
+            f"judge {path} learnt {shared} of the images that the target learnt, so it cannot tell "
+            "the class from its training images. Take another judge, or say --force."
+        )
+
+
+def as_judge(model: "nn.Module", reading: "Reading") -> "Judge":
+    """The model's answers, and what goes into its last layer."""
+    from sfumato.nn.zoo import head_parameters
+
+    (path,) = {name.rpartition(".")[0] for name in head_parameters(model)}
+    seen: list[Tensor] = []
+    model.eval().get_submodule(path).register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0])
+    )
+
+    def ask(pixels: "Tensor") -> "tuple[Tensor, Tensor]":
+        seen.clear()
+        return model(reading.normalise(pixels)).float(), seen[-1].float()
+
+    return ask
+
+
+def headline(found: dict[str, Any]) -> str:
+    """One line for the screen; nothing else may keep it."""
+    top, floor = found["majority"]["top1"], found["majority"]["floor_top1"]
+    between = "" if top["interval"] is None else " ({:.2f} to {:.2f})".format(*top["interval"])
+    return (
+        f"attack accuracy, for your eyes: {top['mean']:.2f}{between}; of public images that the "
+        f"target takes for these classes {floor['mean']:.2f}; test accuracy of the target "
+        f"{found['target_test_accuracy']:.3f}"
+    )
+
+
+def tell(scene: Scene) -> str:
+    """For people: what was attacked, and where to look."""
+    folder = scene.run.private
+    return "\n".join(
+        [
+            f"{len(scene.members.classes)} classes of {scene.members.name} asked of "
+            f"{scene.target.model}, with public images of {scene.public.name}:",
+            f"  pictures  {folder}/guesses.png: training images above, guesses below",
+            f"  scores    {folder}/scores.json: do not share",
+        ]
+    )

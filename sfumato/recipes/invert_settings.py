@@ -1,0 +1,150 @@
+"""What `sfumato invert` can be asked for, and presets with the score that each reached."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from sfumato.attack.latent import Search
+from sfumato.attack.prior import GanSettings, Method
+from sfumato.attack.views import Views
+from sfumato.errors import ConfigError
+from sfumato.recipes import train_settings
+
+STAGES = ("target", "judge", "select", "prior", "latent", "score")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(train_settings.Config):
+    """What does a model think that a class looks like? Images back from its answers.
+
+    All settings of `sfumato train` are here too: they are those of the target, if it is trained
+    here (--mode non-private, or --epsilon).
+    """
+
+    MAY_CHANGE: ClassVar = (*train_settings.Config.MAY_CHANGE, "stage")
+    """Settings that say how, not what: a run may go on with others."""
+    PASSING: ClassVar = {"stage": "all"}
+    """Settings of one command, which a run does not remember."""
+
+    stage: Literal["all", "target", "judge", "select", "prior", "latent", "score"] = "all"
+    """One stage alone (also as the first word: sfumato invert select ...)."""
+    data: str = "digits@0-4"
+    """The private images that the target learnt: for judges and scores, not for the attack."""
+    target: str | None = None
+    """A run of sfumato train, or module:function with --weights, in place of training one."""
+    public: str = "digits@5-9"
+    """The attacker's own images, of other classes."""
+    shared_classes: bool = False
+    """Public images may show private classes."""
+
+    judges: tuple[str, ...] = ("scnn", "resnet18-small")
+    """Networks that judge guesses: trained on other images, and on the public classes too."""
+    judge: tuple[Path, ...] = ()
+    """Judges that are there already: runs of sfumato train."""
+    judge_share: float = 0.5
+    """The part of the private images that judges learn and the target does not."""
+    judge_epochs: float = 4.0
+    """Epochs of their training."""
+    force: bool = False
+    """Take a judge that has seen what the target has."""
+
+    n: int = 1000
+    """Public images for each class, by the target's confidence."""
+    method: Method = "plg"
+    """plg; or a baseline: gmi (no labels), ked (soft labels), pixels (no generator)."""
+    loss: Literal["margin", "cross-entropy", "poincare", "logit"] = "margin"
+    """What the target's answers should make small."""
+    own_unit: bool = True
+    """Count logits in the target's own unit, its usual margin on public images."""
+    views: Views = field(default_factory=Views)
+    """How guesses are looked at."""
+    gan: GanSettings = field(default_factory=GanSettings)
+    """How the generator is trained."""
+    search: Search = field(default_factory=Search)
+    """How codes are searched."""
+
+    sweep: bool = False
+    """Attack targets at several epsilons (also: sfumato invert sweep)."""
+    epsilons: tuple[str, ...] = ("inf", "clip", "50", "8", "3", "1")
+    """Their epsilons; inf is not private, clip is clipped and not noised."""
+    units: tuple[Literal["example", "person"], ...] = ("example",)
+    """Whose privacy, in turn."""
+    seeds: int = 3
+    """Targets of each kind."""
+    private_lr: float = 2.0
+    """Learning rate of the private ones, which are clipped automatically."""
+
+    @property
+    def training(self) -> train_settings.Config:
+        """The target's settings."""
+        names = [item.name for item in fields(train_settings.Config)]
+        return train_settings.Config(**{name: getattr(self, name) for name in names})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.judge_share < 1:
+            raise ConfigError(f"judge_share={self.judge_share:g} must lie between 0 and 1.")
+        if self.n < 1 or self.seeds < 1:
+            raise ConfigError("n and seeds must be at least 1.")
+        if not self.judges and not self.judge:
+            raise ConfigError("who judges? Give --judges NAME, or --judge RUN.")
+        for text in self.epsilons:
+            if text not in ("inf", "clip") and not _is_positive(text):
+                raise ConfigError(f'--epsilons "{text}": numbers above 0, inf, or clip.')
+
+    def _check_promise(self) -> None:
+        if self.target is None and not self.sweep:
+            super()._check_promise()
+        elif self.epsilon is not None or self.noise_multiplier is not None:
+            what = "a sweep chooses it" if self.sweep else "the target has its own"
+            raise ConfigError(f"--epsilon and --noise-multiplier: {what}. Leave them out.")
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return float(text) > 0
+    except ValueError:
+        return False
+
+
+DIGITS = Views(mirror=False, degrees=8.0)
+TINY = GanSettings(
+    iterations=500, gan_batch=32, d_steps=2, alpha=0.3, gan_lr=2e-3, gan_width=8, latent=64,
+    look_every=50, patience=0,
+)  # fmt: skip
+
+
+def digits_cpu() -> Config:
+    """Digits 0 to 4 of 16 pixels, from 5 to 9: half a minute on 2 cores."""
+    return Config(
+        image_size=16, model="group-cnn-small", mode="non-private", batch_size=64, epochs=20,
+        optimizer="adam", lr=3e-3, crop=1, judges=("group-cnn", "vgg-tiny"), judge_epochs=12, n=300,
+        views=DIGITS, gan=TINY, search=Search(restarts=10, z_steps=60),
+    )  # fmt: skip
+
+
+def small(data: str, public: str, **others: Any) -> Callable[[], Config]:
+    """A protocol on small images: half of the private images for the target, half for judges."""
+
+    def preset() -> Config:
+        base = Config(
+            data=data, public=public, image_size=32, model="mcnn", mode="non-private",
+            batch_size=256, epochs=5, lr=0.05, momentum=0.9, views=DIGITS,
+            gan=GanSettings(gan_width=32), search=Search(restarts=100),
+        )  # fmt: skip
+        return replace(base, **others)
+
+    preset.__doc__ = f"{data}, from {public}."
+    return preset
+
+
+NEAR = "cat,deer,truck,ship,bird", "dog,horse,automobile,airplane,frog"
+
+PRESETS: dict[str, Callable[[], Config]] = {
+    "digits-cpu": digits_cpu,
+    "m1": small("mnist@0-4", "mnist@5-9"),
+    "m1-mirror": small("mnist@5-9", "mnist@0-4"),
+    "f1": small("fashion_mnist@0-4", "fashion_mnist@5-9"),
+    "c1": small(f"cifar10@{NEAR[0]}", f"cifar10@{NEAR[1]}", model="wrn-16-4", views=Views()),
+}

@@ -1,0 +1,140 @@
+"""`sfumato invert sweep`: the same attack on targets that keep different promises.
+
+Each target is attacked anew, with its own selection, generator and search, in its own unit of
+logits. Beside each private target stands a control: a target without privacy that was stopped when
+it was as accurate. Only what lies between the two is the merit of privacy; the rest is lost
+usefulness. Example-level privacy bounds what one image changes, and promises nothing about what all
+images of a class have in common: person-level privacy does, where a class is a person.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sfumato.recipes import train
+from sfumato.recipes.invert_scene import Scene, set_scene
+from sfumato.recipes.invert_settings import Config
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from sfumato.report.inversion_figures import SweepRow
+
+LADDER = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Steps at which a control may be stopped."""
+CAUTION = (
+    "Example-level privacy hides one image. It does not promise to hide what all images of a class "
+    "share, which is what inversion finds: compare each private target with its control, not with "
+    "the first row. What the promise speaks of is the member gap."
+)
+
+
+def sweep(config: Config, run: Run) -> dict[str, Any]:
+    """Attack every target, then one table and two plots."""
+    from sfumato.report.inversion_figures import sweep_plots, sweep_table
+
+    rows: list[SweepRow] = []
+    for name, settings in targets(config):
+        rows.append(attack(name, settings, run))
+        if math.isfinite(rows[-1].epsilon):
+            stopped = matched(settings, rows[-1].test_accuracy, run)
+            rows.append(attack(f"{name}-control", stopped, run, twin=rows[-1].epsilon))
+    table = sweep_table(rows)
+    run.write_json("private/scores.json", {"rows": [row_numbers(row) for row in rows]})
+    (run.private / "sweep.md").write_text(f"{table}\n\n{CAUTION}\n")
+    sweep_plots(run.private / "sweep.png", rows)
+    text = (
+        f"{len(rows)} targets attacked: {run.private}/sweep.md and sweep.png (do not share).\n"
+        f"{CAUTION}"
+    )
+    return run.finish({"text": text, "run": str(run.path), "targets": len(rows)})
+
+
+def targets(config: Config) -> Iterator[tuple[str, Config]]:
+    """A name and the settings of every target of the sweep."""
+    for unit in config.units:
+        for epsilon in config.epsilons:
+            for seed in range(config.seeds):
+                base = replace(
+                    config, sweep=False, seed=config.seed + seed, **promise(config, epsilon)
+                )
+                name = f"{epsilon}-{seed}" if unit == "example" else f"{epsilon}-person-{seed}"
+                yield name, replace(base, unit=unit)
+
+
+def promise(config: Config, epsilon: str) -> dict[str, Any]:
+    """What of a target's settings depends on its promise."""
+    if epsilon == "inf":
+        return {"mode": "non-private"}
+    private = {
+        "mode": "ghost_mixed" if config.mode == "non-private" else config.mode,
+        "lr": config.private_lr, "momentum": 0.0, "clip": "automatic",
+    }  # fmt: skip
+    if epsilon == "clip":
+        return {**private, "noise_multiplier": 0.0}
+    return {**private, "epsilon": float(epsilon)}
+
+
+def attack(name: str, config: Config, run: Run, twin: float | None = None) -> "SweepRow":
+    """The whole attack on one target; all of it stays in `private/`, and is done once."""
+    from sfumato.files import read_json
+    from sfumato.recipes.invert import follow
+    from sfumato.report.inversion_figures import SweepRow
+
+    place = Run(run.private / "sweep" / name, run.say)
+    place.path.mkdir(parents=True, exist_ok=True)
+    scene = set_scene(config, place, shared=run)
+    if not (place.path / "private" / "scores.json").exists():
+        run.log(f"target {name}")
+        follow(scene, "score")
+    found = read_json(place.path / "private" / "scores.json")
+    judge = next(iter(found["judges"].values()))
+    spent = float(read_json(place.path / "stages" / "target" / "done.json")["epsilon"])
+    kind = "control" if twin is not None else f"{config.unit}-level"
+    return SweepRow(
+        target=kind, epsilon=spent if twin is None else twin, control=twin is not None,
+        seed=config.seed, test_accuracy=found["target_test_accuracy"],
+        attack=found["majority"]["top1"], floor=found["majority"]["floor_top1"],
+        gap=judge["member_gap"],
+    )  # fmt: skip
+
+
+def matched(config: Config, wanted: float, run: Run) -> Config:
+    """Settings of a target without privacy that stops early, about as accurate as `wanted`."""
+    from sfumato.files import read_json
+
+    tried: dict[int, float] = {}
+    for steps in LADDER:
+        tried[steps] = read_json(ladder(config, steps, run).private / "scores.json")[
+            "test_accuracy"
+        ]
+        if tried[steps] >= wanted:
+            break
+    best = min(tried, key=lambda steps: abs(tried[steps] - wanted))
+    return plainly(config, best)
+
+
+def plainly(config: Config, steps: int) -> Config:
+    """The settings without privacy, for so many steps, with batches that repeat."""
+    return replace(
+        config, mode="non-private", epsilon=None, noise_multiplier=None, steps=steps, epochs=None,
+        noise_seed=config.seed, clip="vanilla", unit="example",
+    )  # fmt: skip
+
+
+def ladder(config: Config, steps: int, run: Run) -> Run:
+    """A target of so many steps, trained once."""
+    place = Run(run.private / "ladder" / f"{config.seed}-{steps}", run.say)
+    place.path.mkdir(parents=True, exist_ok=True)
+    if not place.finished:
+        scene: Scene = set_scene(plainly(config, steps), place)
+        scene.members.save_npz(place.private / "members.npz", scene.held_out)
+        train.run(scene.target, place)
+    return place
+
+
+def row_numbers(row: "SweepRow") -> dict[str, Any]:
+    """A row for a file of JSON."""
+    from dataclasses import asdict
+
+    return asdict(row)
