@@ -160,9 +160,11 @@ def train_gan(
         gan.load(state)
     settings, luck, falls = lesson.settings, 0, 0
     good = copy.deepcopy(gan.state())
-    step = torch.compile(iterate) if compiled else iterate
+    if compiled:
+        gan.generator.compile()
+        gan.discriminator.compile()
     while gan.step < settings.iterations:
-        step(gan, lesson, (seed, gan.step, luck))
+        iterate(gan, lesson, (seed, gan.step, luck))
         gan.step += 1
         if gan.step % settings.look_every and gan.step < settings.iterations:
             continue

@@ -5,7 +5,7 @@ root, and fetches them only when asked to.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,19 @@ from sfumato.errors import DataError
 
 Contents = tuple[np.ndarray | list[Path], np.ndarray, tuple[str, ...]]
 """Pixels n h w [c] or the files that hold them, labels, class names."""
+
+
+TEN = tuple("0123456789")
+CLASS_NAMES = {
+    "cifar10": (
+        "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"
+    ),
+    "fashion_mnist": (
+        "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",
+        "boot",
+    ),
+}  # fmt: skip
+"""What the numbers mean in files that do not say."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,9 @@ def load_named(
     base, _, variant = name.partition(":")
     prepared = data_root / f"{name.replace(':', '-')}.npz"
     if prepared.exists():
-        return framing.images(load_npz(prepared, split, private=private, name=name))
+        images = load_npz(prepared, split, private=private, name=name)
+        known = CLASS_NAMES.get(name, ()) if images.classes == TEN else images.classes
+        return framing.images(replace(images, classes=known or images.classes))
     if variant and base != "celeba":
         raise DataError(f'"{base}" has no variants: "{variant}" is not known.')
     source = SOURCES[base](variant)

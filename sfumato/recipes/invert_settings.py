@@ -130,7 +130,7 @@ def small(data: str, public: str, **others: Any) -> Callable[[], Config]:
     def preset() -> Config:
         base = Config(
             data=data, public=public, image_size=32, model="mcnn", mode="non-private",
-            batch_size=256, epochs=5, lr=0.05, momentum=0.9, views=DIGITS,
+            batch_size=256, epochs=5, optimizer="adam", lr=1e-3, views=DIGITS,
             gan=GanSettings(gan_width=32), search=Search(restarts=100),
         )  # fmt: skip
         return replace(base, **others)
@@ -139,12 +139,45 @@ def small(data: str, public: str, **others: Any) -> Callable[[], Config]:
     return preset
 
 
+def faces(model: str) -> Callable[[], Config]:
+    """Faces of 64 pixels, as published: private and public people in folders that you bring."""
+
+    def preset() -> Config:
+        return Config(
+            data="private_faces", public="public_faces", centre_crop=108, image_size=64,
+            model=model, norm="keep", mode="non-private", batch_size=64, epochs=50, lr=0.01,
+            momentum=0.9, weight_decay=1e-4, flip=True, judges=("ir-50",), judge_epochs=30, n=30,
+            gan=GanSettings(iterations=30_000), search=Search(restarts=5, z_steps=600),
+        )  # fmt: skip
+
+    preset.__doc__ = f"Faces at 64 pixels with {model}: folders private_faces and public_faces."
+    return preset
+
+
 NEAR = "cat,deer,truck,ship,bird", "dog,horse,automobile,airplane,frog"
+SPLITS = ("0,2,4,6,8", "1,3,5,7,9", "0,1,5,8,9", "2,3,4,6,7", "0,3,6,7,9", "1,2,4,5,8")
+"""Halves of the ten digits, each with its other half: the six of protocol M2."""
+OLIVETTI = GanSettings(gan_width=16, gan_batch=32)
+
+
+def halves() -> dict[str, Callable[[], Config]]:
+    """Protocol M2: five digits against the other five, six times."""
+    found = {}
+    for number, private in enumerate(SPLITS, 1):
+        public = ",".join(digit for digit in "0123456789" if digit not in private)
+        found[f"m2-{number}"] = small(f"mnist@{private}", f"mnist@{public}")
+    return found
+
 
 PRESETS: dict[str, Callable[[], Config]] = {
     "digits-cpu": digits_cpu,
     "m1": small("mnist@0-4", "mnist@5-9"),
     "m1-mirror": small("mnist@5-9", "mnist@0-4"),
+    **halves(),
     "f1": small("fashion_mnist@0-4", "fashion_mnist@5-9"),
     "c1": small(f"cifar10@{NEAR[0]}", f"cifar10@{NEAR[1]}", model="wrn-16-4", views=Views()),
+    "o1": small("olivetti.npz@0-19", "olivetti.npz@20-39", n=25, gan=OLIVETTI, views=Views()),
+    "faces-vgg16": faces("vgg16-face"),
+    "faces-ir50": faces("ir-50"),
+    "faces-ir152": faces("ir-152"),
 }

@@ -68,7 +68,7 @@ def promise(config: Config, epsilon: str) -> dict[str, Any]:
         return {"mode": "non-private"}
     private = {
         "mode": "ghost_mixed" if config.mode == "non-private" else config.mode,
-        "lr": config.private_lr, "momentum": 0.0, "clip": "automatic",
+        "optimizer": "sgd", "lr": config.private_lr, "momentum": 0.0, "clip": "automatic",
     }  # fmt: skip
     if epsilon == "clip":
         return {**private, "noise_multiplier": 0.0}

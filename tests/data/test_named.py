@@ -1,5 +1,6 @@
 """CelebA and Imagenette in torchvision's own layout, in miniature."""
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -110,3 +111,15 @@ def test_imagenette_files_are_read_by_their_first_name(tmp_path):
 def test_imagenette_needs_one_size(tmp_path):
     with pytest.raises(DataError, match=r"differ in size.*--image-size"):
         load_images("imagenette", data_root=write_imagenette(tmp_path))
+
+
+def test_files_of_numbers_get_the_names_that_the_numbers_have(tmp_path):
+    numbers = np.arange(10)
+    pixels = np.zeros((10, 4, 4, 3), dtype=np.uint8)
+    arrays = {"x_train": pixels, "y_train": numbers, "x_test": pixels, "y_test": numbers}
+    np.savez(tmp_path / "cifar10.npz", **arrays)
+    images = load_images("cifar10@cat,ship", data_root=tmp_path)
+    assert images.classes == ("cat", "ship")
+    assert images.labels.tolist() == [0, 1]
+    np.savez(tmp_path / "mnist.npz", **arrays)
+    assert load_images("mnist", data_root=tmp_path).classes == tuple("0123456789")
