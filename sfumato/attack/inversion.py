@@ -44,7 +44,7 @@ def poincare(logits: Logits, labels: Labels) -> Float[Tensor, ""]:
     """Distance in the Poincare ball between logits of L1 norm 1 and the wanted corner of it."""
     inside = logits / logits.abs().sum(dim=1, keepdim=True).clamp(min=1e-12)
     # Corners lie on the rim, which is infinitely far away: a step of 1e-4 inside.
-    corner = (F.one_hot(labels, logits.shape[1]) - 1e-4).clamp(0, 1)
+    corner = (F.one_hot(labels, logits.shape[1]).to(logits.dtype) - 1e-4).clamp(0, 1)
     apart = (inside - corner).square().sum(dim=1)
     rim = (1 - inside.square().sum(dim=1)) * (1 - corner.square().sum(dim=1))
     return torch.arccosh(1 + 2 * apart / rim.clamp(min=1e-9)).mean()

@@ -62,7 +62,7 @@ def search_codes(
     labels = torch.arange(len(access.classes)).repeat_interleave(search.restarts)
     found = []
     for number, part in enumerate(labels.to(access.device).split(search.z_batch)):
-        generator = torch.Generator(access.device).manual_seed(seed + number)
+        generator = torch.Generator(access.device).manual_seed(hash((seed, number)) % 2**63)
         codes = begin(len(part), generator).requires_grad_(True)
         optimizer = torch.optim.Adam([codes], lr=search.z_lr)
         for _ in range(search.z_steps):

@@ -13,6 +13,7 @@ learns, and nothing waits for a number to be read.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Literal
 
 import torch
@@ -75,6 +76,13 @@ class Gan:
     looks: list[float] = field(default_factory=list)
     """How convinced the target was at each look; the best generator so far is `best`."""
     best: dict[str, Tensor] = field(default_factory=dict)
+    luck: int = 0
+    """How often training has gone back: it goes on with other draws."""
+
+    def stale(self, patience: int) -> bool:
+        """Whether so many looks have brought nothing better; with 0 never."""
+        since = len(self.looks) - 1 - self.looks.index(max(self.looks)) if self.looks else 0
+        return 0 < patience <= since
 
     def state(self) -> dict[str, Any]:
         """Everything that a later `load` needs."""
@@ -83,7 +91,8 @@ class Gan:
         found |= {f"optimizer{i}": o.state_dict() for i, o in enumerate(self.optimizers)}
         if self.average is not None:
             found["average"] = self.average.state_dict()
-        return {**found, "step": self.step, "looks": list(self.looks), "best": dict(self.best)}
+        found |= {"step": self.step, "looks": list(self.looks), "luck": self.luck}
+        return {**found, "best": dict(self.best)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go back to a state."""
@@ -93,7 +102,8 @@ class Gan:
             optimizer.load_state_dict(state[f"optimizer{i}"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
-        self.step, self.looks, self.best = state["step"], list(state["looks"]), dict(state["best"])
+        self.step, self.looks, self.luck = state["step"], list(state["looks"]), state["luck"]
+        self.best = dict(state["best"])
 
 
 def new_gan(method: Method, access: Access, settings: GanSettings, seed: int) -> Gan:
@@ -158,25 +168,27 @@ def train_gan(
     state = run.load_checkpoint()
     if state is not None:
         gan.load(state)
-    settings, luck, falls = lesson.settings, 0, 0
+    settings, falls = lesson.settings, 0
     good = copy.deepcopy(gan.state())
     if compiled:
         gan.generator.compile()
         gan.discriminator.compile()
-    while gan.step < settings.iterations:
-        iterate(gan, lesson, (seed, gan.step, luck))
+    # Asked before each step: a run that was cut after its last look has nothing left to do.
+    while gan.step < settings.iterations and not gan.stale(settings.patience):
+        iterate(gan, lesson, (seed, gan.step, gan.luck))
         gan.step += 1
         if gan.step % settings.look_every and gan.step < settings.iterations:
             continue
         convinced = look(gan, lesson, seed)
         if convinced is None:
-            falls, luck = falls + 1, luck + 1
+            falls += 1
             if falls == 3:
                 raise SfumatoError(
                     "the GAN diverged three times in a row. Lower --gan-lr or --alpha."
                 )
             say(f"the GAN diverged before iteration {gan.step}; back to {good['step']}")
             gan.load(copy.deepcopy(good))
+            gan.luck += falls
             continue
         falls = 0
         if not gan.looks or convinced > max(gan.looks):
@@ -186,9 +198,6 @@ def train_gan(
         good = copy.deepcopy(gan.state())
         run.save_checkpoint(good)
         say(f"iteration {gan.step}/{settings.iterations}  margin of fakes {convinced:.2f}")
-        since = len(gan.looks) - 1 - gan.looks.index(max(gan.looks))
-        if settings.patience and since >= settings.patience:
-            break
     gan.generator.load_state_dict(gan.best)
     return gan.generator.eval().requires_grad_(False)
 
@@ -277,4 +286,4 @@ def look(gan: Gan, lesson: Lesson, seed: int, count: int = 256) -> float | None:
     found = float(margins(logits, wanted).median())
     weights = [p for net in (gan.generator, gan.discriminator) for p in net.parameters()]
     finite = all(bool(p.isfinite().all()) for p in weights)
-    return found if finite and found == found else None
+    return found if finite and isfinite(found) else None

@@ -52,5 +52,6 @@ def select(access: Access, public: Images, n: int) -> Selection:
             "--n, or bring more public images."
         )
     logits = access.answers(public.pixels)
-    best = logits.softmax(dim=1).topk(n, dim=0)
-    return Selection(best.indices.T.cpu(), best.values.T.cpu(), margin_scale(logits))
+    # In float32 a lead of 17 is a confidence of 1: a sure target would have no favourites.
+    best = logits.double().softmax(dim=1).topk(n, dim=0)
+    return Selection(best.indices.T.cpu(), best.values.T.float().cpu(), margin_scale(logits))
