@@ -5,7 +5,7 @@ The attack itself gets an `Access` to the target and the public images. All else
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import ConfigError, DataError, RunError
 from sfumato.recipes import train
@@ -46,6 +46,11 @@ class Scene:
 
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
+    @property
+    def loading(self) -> dict[str, Any]:
+        """How all images are framed: as those of the target were."""
+        return (self.target if self.config.target else self.config).loading
+
 
 def set_scene(config: Config, run: Run, shared: Run | None = None) -> Scene:
     """Load images, part them, and refuse at once what cannot be attacked or judged."""
@@ -57,7 +62,11 @@ def set_scene(config: Config, run: Run, shared: Run | None = None) -> Scene:
     public = load_images(config.public, "train", private=False, **settings.loading)
     if weights is None:
         others, members = train_images.split(config.judge_share, seed=0)
-        settings = replace(settings, data=str(run.path / "private" / "members.npz"), people=None)
+        # They are framed already: a second cut would go through the faces.
+        settings = replace(
+            settings, data=str(run.path / "private" / "members.npz"), people=None,
+            centre_crop=None, image_size=None, grey=False,
+        )  # fmt: skip
         weights, held_out = run.path / "stages" / "target" / "model.safetensors", test
     else:
         members = train_images
