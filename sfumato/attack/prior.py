@@ -29,7 +29,7 @@ from sfumato.attack.adversarial import (
 )
 from sfumato.attack.inversion import Wish, margins
 from sfumato.attack.views import Views
-from sfumato.errors import SfumatoError
+from sfumato.errors import ConfigError, SfumatoError
 from sfumato.nn.average import new_average
 from sfumato.nn.gan import Discriminator, Generator
 from sfumato.runs import Run
@@ -62,6 +62,13 @@ class GanSettings:
     patience: int = 8
     """Looks without a better one after which training stops; 0 for never."""
 
+    def __post_init__(self) -> None:
+        for name in ("iterations", "gan_batch", "d_steps", "gan_width", "latent", "look_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+        if not 0 <= self.gan_ema < 1:
+            raise ConfigError(f"gan_ema={self.gan_ema:g} must be 0 (none) or more, and below 1.")
+
 
 @dataclass
 class Gan:
@@ -75,6 +82,11 @@ class Gan:
     looks: list[float] = field(default_factory=list)
     """How convinced the target was at each look; the best generator so far is `best`."""
     best: dict[str, Tensor] = field(default_factory=dict)
+
+    def weary(self, patience: int) -> bool:
+        """Whether the last so many looks were none better than one before them."""
+        best = self.looks.index(max(self.looks)) if self.looks else 0
+        return 0 < patience < len(self.looks) - best
 
     def state(self) -> dict[str, Any]:
         """Everything that a later `load` needs."""
@@ -163,7 +175,7 @@ def train_gan(
     if compiled:
         gan.generator.compile()
         gan.discriminator.compile()
-    while gan.step < settings.iterations:
+    while gan.step < settings.iterations and not gan.weary(settings.patience):
         iterate(gan, lesson, (seed, gan.step, luck))
         gan.step += 1
         if gan.step % settings.look_every and gan.step < settings.iterations:
@@ -186,9 +198,6 @@ def train_gan(
         good = copy.deepcopy(gan.state())
         run.save_checkpoint(good)
         say(f"iteration {gan.step}/{settings.iterations}  margin of fakes {convinced:.2f}")
-        since = len(gan.looks) - 1 - gan.looks.index(max(gan.looks))
-        if settings.patience and since >= settings.patience:
-            break
     gan.generator.load_state_dict(gan.best)
     return gan.generator.eval().requires_grad_(False)
 
