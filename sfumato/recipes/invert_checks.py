@@ -29,13 +29,6 @@ def check_public(scene: Scene) -> None:
     from sfumato.data.alike import overlap
 
     config, public = scene.config, scene.public
-    for own in (scene.members, scene.others, scene.held_out):
-        known = len(overlap(own, public))
-        if known:
-            raise DataError(
-                f'{known} images of "{own.name}" are among the public images "{public.name}": an '
-                "attacker who has them need not invert them. Leave them out of --public."
-            )
     if config.n > len(public):
         raise DataError(
             f'"{public.name}" has {len(public)} images, and --n {config.n} are wanted for each '
@@ -48,6 +41,13 @@ def check_public(scene: Scene) -> None:
             "who has images of a class need not invert it. Give other classes (--public "
             "NAME@5-9), or say --shared-classes if the names mean other things."
         )
+    for own in (scene.members, scene.others, scene.held_out):
+        known = len(overlap(own, public))
+        if known:
+            raise DataError(
+                f'{known} images of "{own.name}" are among the public images "{public.name}": an '
+                "attacker who has them need not invert them. Leave them out of --public."
+            )
 
 
 def check_parts(scene: Scene) -> None:
