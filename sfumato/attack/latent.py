@@ -14,6 +14,7 @@ from torch import Tensor
 from sfumato.attack.access import Access
 from sfumato.attack.inversion import Wish, margins
 from sfumato.attack.views import Views
+from sfumato.errors import ConfigError
 
 Draw = Callable[[Tensor, Int[Tensor, " n"]], Float[Tensor, "n c h w"]]
 """Images of codes and classes, between 0 and 1."""
@@ -33,6 +34,13 @@ class Search:
     """Their learning rate."""
     z_batch: int = 1000
     """Codes at once."""
+
+    def __post_init__(self) -> None:
+        for name in ("restarts", "z_batch"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+        if self.z_steps < 0:
+            raise ConfigError(f"z_steps={self.z_steps} must be 0 (codes stay as drawn) or more.")
 
 
 @dataclass(frozen=True)

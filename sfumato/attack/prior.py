@@ -30,7 +30,7 @@ from sfumato.attack.adversarial import (
 )
 from sfumato.attack.inversion import Wish, margins
 from sfumato.attack.views import Views
-from sfumato.errors import SfumatoError
+from sfumato.errors import ConfigError, SfumatoError
 from sfumato.nn.average import new_average
 from sfumato.nn.gan import Discriminator, Generator
 from sfumato.runs import Run
@@ -62,6 +62,13 @@ class GanSettings:
     """Iterations between looks at how convinced the target is."""
     patience: int = 8
     """Looks without a better one after which training stops; 0 for never."""
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "gan_batch", "d_steps", "gan_width", "latent", "look_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+        if not 0 <= self.gan_ema < 1:
+            raise ConfigError(f"gan_ema={self.gan_ema:g} must be 0 (none) or more, and below 1.")
 
 
 @dataclass

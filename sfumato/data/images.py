@@ -103,17 +103,20 @@ class Images:
             name=f"{stem}@{listed}-{split}" if known else f"{self.name}@{listed}",
         )
 
-    def split(self, share: float, seed: int = 0) -> tuple["Images", "Images"]:
+    def split(
+        self, share: float, seed: int = 0, *, by_person: bool = True
+    ) -> tuple["Images", "Images"]:
         """Two parts: `share` of every class, drawn by `seed`, and the rest.
 
         The same seed gives the same parts of the same images for ever; one image more or less may
         move others between the parts, so a promise speaks of a part, not of the whole. Each class
         gives its share rounded to whole images, so that the total is right too. Where people are
-        known, all images of a person go to the same part, and the share is one of people.
+        known, all images of a person go to the same part, and the share is one of people, unless
+        `by_person` is False.
         """
         if not 0 < share < 1:
             raise ConfigError(f"share={share:g} must lie between 0 and 1.")
-        if self.people is None:
+        if self.people is None or not by_person:
             first = _stratified(self.labels.numpy(), len(self.classes), share, seed)
         else:
             people, one = np.unique(self.people.numpy(), return_index=True)

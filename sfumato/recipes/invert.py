@@ -33,11 +33,14 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
             "sfumato invert is for one process. Train the target on several, with torchrun and "
             "sfumato train, and give it with --target RUN."
         )
+    from sfumato.recipes.invert_checks import check_scene
+
     if config.sweep:
         from sfumato.recipes.invert_sweep import sweep
 
         return sweep(config, run)
     scene = set_scene(config, run)
+    check_scene(scene)
     summary = follow(scene, STAGES[-1] if config.stage == "all" else config.stage)
     if config.stage != "all":
         return {**summary, "stage": config.stage, "run": str(run.path)}

@@ -5,9 +5,9 @@ The attack itself gets an `Access` to the target and the public images. All else
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sfumato.errors import ConfigError, DataError, RunError
+from sfumato.errors import ConfigError, RunError
 from sfumato.recipes import train
 from sfumato.recipes.invert_settings import Config
 from sfumato.runs import Run
@@ -46,9 +46,14 @@ class Scene:
 
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
+    @property
+    def loading(self) -> dict[str, Any]:
+        """How all images are framed: as those of the target were."""
+        return (self.target if self.config.target else self.config).loading
+
 
 def set_scene(config: Config, run: Run, shared: Run | None = None) -> Scene:
-    """Load images, part them, and refuse at once what cannot be attacked or judged."""
+    """Load images, and part them."""
     from sfumato.data.load import load_images, load_splits
     from sfumato.train.setup import pick_device
 
@@ -56,36 +61,29 @@ def set_scene(config: Config, run: Run, shared: Run | None = None) -> Scene:
     train_images, test = load_splits(settings.data, people=settings.people, **settings.loading)
     public = load_images(config.public, "train", private=False, **settings.loading)
     if weights is None:
-        others, members = train_images.split(config.judge_share, seed=0)
-        settings = replace(settings, data=str(run.path / "private" / "members.npz"), people=None)
+        others, members = part(train_images, config.judge_share)
+        # They are framed already: a second cut would go through the faces.
+        settings = replace(
+            settings, data=str(run.path / "private" / "members.npz"), people=None,
+            centre_crop=None, image_size=None, grey=False,
+        )  # fmt: skip
         weights, held_out = run.path / "stages" / "target" / "model.safetensors", test
     else:
         members = train_images
-        others, held_out = test.split(config.judge_share, seed=0)
-    check_sets(config, members, public)
+        others, held_out = part(test, config.judge_share)
     return Scene(
         config, run, shared or run, pick_device(config.device), members, others, held_out, public,
         settings, weights,
     )  # fmt: skip
 
 
-def check_sets(config: Config, members: "Images", public: "Images") -> None:
-    """Public images must fit the target, be enough, and show other classes."""
-    from sfumato.data.alike import require_alike
-
-    require_alike(members, public)
-    if config.n > len(public):
-        raise DataError(
-            f'"{public.name}" has {len(public)} images, and --n {config.n} are wanted for each '
-            "class. Lower --n, or bring more public images."
-        )
-    shared = set(members.classes) & set(public.classes)
-    if shared and not config.shared_classes:
-        raise DataError(
-            f"public and private images share classes: {', '.join(sorted(shared))}. An attacker "
-            "who has images of a class need not invert it. Give other classes (--public "
-            "NAME@5-9), or say --shared-classes if the names mean other things."
-        )
+def part(images: "Images", share: float) -> "tuple[Images, Images]":
+    """A share of every class, and the rest: of other people, unless a class is a person."""
+    people = images.people
+    alone = people is not None and all(
+        len(people[images.labels == label].unique()) < 2 for label in range(len(images.classes))
+    )
+    return images.split(share, seed=0, by_person=not alone)
 
 
 def given_target(config: Config) -> tuple[train.Config, Path]:
@@ -98,7 +96,8 @@ def given_target(config: Config) -> tuple[train.Config, Path]:
                 "module:function, give --weights FILE too."
             )
         settings = replace(config, target=None, mode="non-private", model=config.target).training
-        return replace(settings, weights=None), config.weights
+        # As its weights left it: no BatchNorm becomes another layer, unless that is asked for.
+        return replace(settings, weights=None, norm=config.norm or "keep"), config.weights
     return given_run(Path(config.target), config)
 
 
@@ -122,13 +121,19 @@ def open_access(scene: Scene) -> "Access":
     import torch
 
     from sfumato.attack.access import access_to
-    from sfumato.nn.zoo import load_weights
+    from sfumato.nn.zoo import head_parameters, load_weights
 
     learner, reading = train.prepare(scene.target, scene.members, scene.device)
     missing = load_weights(learner.model, scene.weights)
-    if missing:
+    if not head_parameters(learner.model).isdisjoint(missing):
         raise ConfigError(
             f"{scene.weights} does not have the head of this target: it was made for other "
-            f"classes than the {len(scene.members.classes)} of {scene.members.name}."
+            f"classes than the {len(scene.members.classes)} of {scene.members.name}. Give the "
+            "images that it learnt with --data."
+        )
+    if missing:
+        raise ConfigError(
+            f'{scene.weights} has no "{missing[0]}". If the target was trained with GroupNorm in '
+            "the place of BatchNorm, as sfumato train does, say --norm group."
         )
     return access_to(learner.model, replace(reading, precision=torch.float32, views=1))

@@ -4,11 +4,13 @@ It compares with the images that the target learnt: the owner's part, not the at
 goes to `private/`.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import ConfigError, DataError
+from sfumato.recipes import train
 from sfumato.recipes.invert_scene import Scene, given_run, open_access
-from sfumato.recipes.invert_stages import guesses_of, judging_images, new_judge, selection_of
+from sfumato.recipes.invert_stages import guesses_of, judged_classes, new_judge, selection_of
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -81,36 +83,45 @@ def judgements(scene: Scene, pixels: "Sets[Tensor]") -> "dict[str, Judged]":
     from sfumato.report.judges import look
     from sfumato.train.plain import reading_of
 
-    images, found = judging_images(scene), {}
+    found: dict[str, Judged] = {}
     for name in scene.config.judges:
-        model = new_judge(scene, name, images)
+        model = new_judge(scene, name)
         load_weights(model, scene.shared.private / "judges" / name / "model.safetensors")
-        found[name] = look(as_judge(model, reading_of(model, images, scene.device)), pixels)
+        found[name] = look(as_judge(model, reading_of(model, scene.others, scene.device)), pixels)
     for path in scene.config.judge:
-        settings, weights = given_run(path, scene.config)
-        require_stranger(scene, path, settings.data)
-        model = new_judge(scene, settings.model, images)
-        if load_weights(model, weights):
-            raise ConfigError(
-                f"{path} does not know the classes {', '.join(images.classes)}, private and public "
-                "ones, in this order. Train it on them, or use --judges."
-            )
-        found[path.name] = look(as_judge(model, reading_of(model, images, scene.device)), pixels)
+        found[str(path)] = look(as_judge(*given_judge(scene, path)), pixels)
     return found
 
 
-def require_stranger(scene: Scene, path: Any, source: str) -> None:
-    """Refuse a judge that learnt what the target learnt: it would know more than the class."""
+def given_judge(scene: Scene, path: Path) -> "tuple[nn.Module, Reading]":
+    """A judge that is there already, or the reason why it must not judge.
+
+    One that learnt what the target learnt would know more of it than the class, and one whose
+    classes have another order would name others than it means.
+    """
     from sfumato.data.alike import overlap
     from sfumato.data.load import load_images
+    from sfumato.nn.zoo import load_weights
 
-    lessons = load_images(source, "train", **scene.target.loading)
-    shared = len(overlap(scene.members, lessons)) if lessons.shape == scene.members.shape else 0
+    settings, weights = given_run(path, scene.config)
+    lessons = load_images(settings.data, "train", people=settings.people, **scene.loading)
+    if lessons.classes != judged_classes(scene):
+        raise ConfigError(
+            f"judge {path} knows the classes {', '.join(lessons.classes)}. It should know "
+            f"{', '.join(judged_classes(scene))}, private and public ones, in this order. Train it "
+            "on them, or use --judges."
+        )
+    shared = len(overlap(scene.members, lessons))
     if shared and not scene.config.force:
         raise DataError(
             f"judge {path} learnt {shared} of the images that the target learnt, so it cannot tell "
             "the class from its training images. Take another judge, or say --force."
         )
+    learner, reading = train.prepare(settings, lessons, scene.device)
+    missing = load_weights(learner.model, weights)
+    if missing:
+        raise ConfigError(f'{weights} has no "{missing[0]}": the run {path} is not whole.')
+    return learner.model, reading
 
 
 def as_judge(model: "nn.Module", reading: "Reading") -> "Judge":

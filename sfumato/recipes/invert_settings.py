@@ -1,5 +1,6 @@
 """What `sfumato invert` can be asked for, and presets with the score that each reached."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -89,6 +90,17 @@ class Config(train_settings.Config):
             raise ConfigError("n and seeds must be at least 1.")
         if not self.judges and not self.judge:
             raise ConfigError("who judges? Give --judges NAME, or --judge RUN.")
+        if not self.judge_epochs > 0:
+            raise ConfigError(f"judge_epochs={self.judge_epochs:g} must be above 0.")
+        if self.sweep:
+            self._check_sweep()
+
+    def _check_sweep(self) -> None:
+        if self.target is not None or self.stage != "all":
+            word = "--target" if self.target is not None else "--stage"
+            raise ConfigError(f"a sweep trains and attacks its own targets: leave {word} out.")
+        if not self.epsilons or not self.units:
+            raise ConfigError("a sweep needs at least one of --epsilons and one of --units.")
         for text in self.epsilons:
             if text not in ("inf", "clip") and not _is_positive(text):
                 raise ConfigError(f'--epsilons "{text}": numbers above 0, inf, or clip.')
@@ -103,7 +115,7 @@ class Config(train_settings.Config):
 
 def _is_positive(text: str) -> bool:
     try:
-        return float(text) > 0
+        return 0 < float(text) < math.inf
     except ValueError:
         return False
 

@@ -41,7 +41,7 @@ def judge(scene: Scene, stage: Run) -> None:
         if place.finished:
             continue
         scene.run.log(f'judge "{name}" learns {len(lessons.classes)} classes')
-        model = new_judge(scene, name, lessons)
+        model = new_judge(scene, name)
         reading = reading_of(model, lessons, scene.device, shift=2, precision=scene.precision)
         train_plainly(
             model, len(lessons), plain_step(model, reading), place, lr=2e-3,
@@ -56,25 +56,30 @@ def judging_images(scene: Scene) -> "Images":
     """What judges learn: private images of their own and public ones, under all their classes."""
     import torch
 
-    classes = scene.members.classes
-    more = tuple(name for name in scene.public.classes if name not in classes)
-    places = torch.tensor([(*classes, *more).index(name) for name in scene.public.classes])
+    classes = judged_classes(scene)
+    places = torch.tensor([classes.index(name) for name in scene.public.classes])
     return replace(
         scene.others,
         pixels=torch.cat([scene.others.pixels, scene.public.pixels]),
         labels=torch.cat([scene.others.labels, places[scene.public.labels]]),
-        classes=(*classes, *more), name="judges'", people=None,
+        classes=classes, name="judges'", people=None,
     )  # fmt: skip
 
 
-def new_judge(scene: Scene, name: str, images: "Images") -> "nn.Module":
+def judged_classes(scene: Scene) -> tuple[str, ...]:
+    """The names that judges know: those of the target first, then the public ones."""
+    return tuple(dict.fromkeys((*scene.members.classes, *scene.public.classes)))
+
+
+def new_judge(scene: Scene, name: str) -> "nn.Module":
     """A judge at its start."""
     import torch
 
     from sfumato.nn.zoo import build_model
 
     torch.manual_seed(1)
-    model = build_model(name, classes=len(images.classes), shape=images.shape)
+    classes = len(judged_classes(scene))
+    model = build_model(name, classes=classes, shape=scene.members.shape)
     return model.to(scene.device)
 
 

@@ -33,12 +33,15 @@ def sweep(config: Config, run: Run) -> dict[str, Any]:
     """Attack every target, then one table and two plots."""
     from sfumato.report.inversion_figures import sweep_plots, sweep_table
 
+    check_sweep(config, run)
     rows: list[SweepRow] = []
-    for name, settings in targets(config):
-        rows.append(attack(name, settings, run))
+    for name, kind, settings in targets(config):
+        rows.append(attack(name, kind, settings, run))
         if math.isfinite(rows[-1].epsilon):
-            stopped = matched(settings, rows[-1].test_accuracy, run)
-            rows.append(attack(f"{name}-control", stopped, run, twin=rows[-1].epsilon))
+            plain = replace(config, sweep=False, mode="non-private", seed=settings.seed)
+            stopped = matched(plain, rows[-1].test_accuracy, run)
+            twin = rows[-1].epsilon
+            rows.append(attack(f"{name}-control", kind, stopped, run, twin=twin))
     table = sweep_table(rows)
     run.write_json("private/scores.json", {"rows": [row_numbers(row) for row in rows]})
     (run.private / "sweep.md").write_text(f"{table}\n\n{CAUTION}\n")
@@ -50,16 +53,31 @@ def sweep(config: Config, run: Run) -> dict[str, Any]:
     return run.finish({"text": text, "run": str(run.path), "targets": len(rows)})
 
 
-def targets(config: Config) -> Iterator[tuple[str, Config]]:
-    """A name and the settings of every target of the sweep."""
+def check_sweep(config: Config, run: Run) -> None:
+    """Refuse at once what any of the targets would be refused for."""
+    from sfumato.recipes.invert_checks import check_scene, check_target
+
+    scenes: dict[str, Scene] = {}
+    for _, _, settings in targets(config):
+        if settings.unit not in scenes:
+            scenes[settings.unit] = set_scene(settings, run)
+            check_scene(scenes[settings.unit])
+        if settings.seed == config.seed:
+            check_target(replace(scenes[settings.unit], target=settings.training))
+
+
+def targets(config: Config) -> Iterator[tuple[str, str, Config]]:
+    """A name, what it is called in the table, and the settings of every target of the sweep."""
+    without = {"inf": "not private", "clip": "clipped, no noise"}
     for unit in config.units:
         for epsilon in config.epsilons:
             for seed in range(config.seeds):
                 base = replace(
-                    config, sweep=False, seed=config.seed + seed, **promise(config, epsilon)
-                )
+                    config, sweep=False, seed=config.seed + seed, unit=unit,
+                    people=config.people if unit == "person" else None, **promise(config, epsilon),
+                )  # fmt: skip
                 name = f"{epsilon}-{seed}" if unit == "example" else f"{epsilon}-person-{seed}"
-                yield name, replace(base, unit=unit)
+                yield name, without.get(epsilon, f"{unit}-level"), base
 
 
 def promise(config: Config, epsilon: str) -> dict[str, Any]:
@@ -75,7 +93,7 @@ def promise(config: Config, epsilon: str) -> dict[str, Any]:
     return {**private, "epsilon": float(epsilon)}
 
 
-def attack(name: str, config: Config, run: Run, twin: float | None = None) -> "SweepRow":
+def attack(name: str, kind: str, config: Config, run: Run, twin: float | None = None) -> "SweepRow":
     """The whole attack on one target; all of it stays in `private/`, and is done once."""
     from sfumato.files import read_json
     from sfumato.recipes.invert import follow
@@ -84,13 +102,12 @@ def attack(name: str, config: Config, run: Run, twin: float | None = None) -> "S
     place = Run(run.private / "sweep" / name, run.say)
     place.path.mkdir(parents=True, exist_ok=True)
     scene = set_scene(config, place, shared=run)
-    if not (place.path / "private" / "scores.json").exists():
+    if not place.stage("score").finished:
         run.log(f"target {name}")
         follow(scene, "score")
     found = read_json(place.path / "private" / "scores.json")
     judge = next(iter(found["judges"].values()))
     spent = float(read_json(place.path / "stages" / "target" / "done.json")["epsilon"])
-    kind = "control" if twin is not None else f"{config.unit}-level"
     return SweepRow(
         target=kind, epsilon=spent if twin is None else twin, control=twin is not None,
         seed=config.seed, test_accuracy=found["target_test_accuracy"],
@@ -100,7 +117,7 @@ def attack(name: str, config: Config, run: Run, twin: float | None = None) -> "S
 
 
 def matched(config: Config, wanted: float, run: Run) -> Config:
-    """Settings of a target without privacy that stops early, about as accurate as `wanted`."""
+    """These settings without privacy, stopped early: about as accurate as `wanted`."""
     from sfumato.files import read_json
 
     tried: dict[int, float] = {}
@@ -115,10 +132,9 @@ def matched(config: Config, wanted: float, run: Run) -> Config:
 
 
 def plainly(config: Config, steps: int) -> Config:
-    """The settings without privacy, for so many steps, with batches that repeat."""
+    """The settings for so many steps, with batches that repeat."""
     return replace(
-        config, mode="non-private", epsilon=None, noise_multiplier=None, steps=steps, epochs=None,
-        noise_seed=config.seed, clip="vanilla", unit="example",
+        config, steps=steps, epochs=None, noise_seed=config.seed, unit="example", people=None
     )  # fmt: skip
 
 
@@ -127,7 +143,7 @@ def ladder(config: Config, steps: int, run: Run) -> Run:
     place = Run(run.private / "ladder" / f"{config.seed}-{steps}", run.say)
     place.path.mkdir(parents=True, exist_ok=True)
     if not place.finished:
-        scene: Scene = set_scene(plainly(config, steps), place)
+        scene = set_scene(plainly(config, steps), place)
         scene.members.save_npz(place.private / "members.npz", scene.held_out)
         train.run(scene.target, place)
     return place

@@ -146,19 +146,10 @@ def promise(
     config: Config, reading: "Reading", secret: "Secret", run: Run | None, world: "World"
 ) -> "tuple[Plan, Ledger]":
     """The plan that keeps the budget, and the ledger that will show it."""
-    from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
     from sfumato.privacy.ledger import Ledger
 
     size = len(reading)
-    delta = default_delta(size) if config.delta is None else config.delta
-    check_delta(delta, size)
-    budget = None if config.epsilon is None else Budget(epsilon=config.epsilon, delta=delta)
-    noise = 0.0 if config.mode == "non-private" else config.noise_multiplier
-    plan = make_plan(
-        budget, size=size, batch_size=config.batch_size, steps=number_of_steps(config, size),
-        noise_multiplier=noise, max_norm=config.max_grad_norm, relation=config.relation,
-        noise_decay=config.noise_decay, clip_decay=config.clip_decay,
-    )  # fmt: skip
+    plan, delta = plan_for(config, size)
     header = header_of(config, reading.images.name, delta, secret)
     if run is None:
         return plan, Ledger(world.agree(None))
@@ -171,6 +162,22 @@ def promise(
     ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
     world.agree(ledger.header)
     return plan, ledger
+
+
+def plan_for(config: Config, size: int) -> "tuple[Plan, float]":
+    """The plan and its delta for so many images, or people; or why there is none."""
+    from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
+
+    delta = default_delta(size) if config.delta is None else config.delta
+    check_delta(delta, size)
+    budget = None if config.epsilon is None else Budget(epsilon=config.epsilon, delta=delta)
+    noise = 0.0 if config.mode == "non-private" else config.noise_multiplier
+    plan = make_plan(
+        budget, size=size, batch_size=config.batch_size, steps=number_of_steps(config, size),
+        noise_multiplier=noise, max_norm=config.max_grad_norm, relation=config.relation,
+        noise_decay=config.noise_decay, clip_decay=config.clip_decay,
+    )  # fmt: skip
+    return plan, delta
 
 
 def header_of(config: Config, data: str, delta: float, secret: "Secret") -> "Header":

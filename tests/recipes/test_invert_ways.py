@@ -1,0 +1,131 @@
+"""What sfumato invert can attack, by which methods, and who judges: each way on tiny images."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from inversions import MADE, attack, digits, learn, lesson, own_net, same, scores_of, tiny
+from safetensors.torch import load_file, save_file
+
+from sfumato.recipes import invert_stages
+from sfumato.recipes.invert_scene import given_target, open_access, set_scene
+from sfumato.runs import open_run
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    return tiny(tmp_path_factory.mktemp("sets"))
+
+
+@pytest.fixture(scope="module")
+def finished(settings, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    attack(settings, out)
+    return out
+
+
+def test_a_target_that_sfumato_trained_is_attacked_as_it_is(settings, tmp_path):
+    target = learn(lesson(settings.data, epsilon=8.0, mode="ghost_mixed"), tmp_path / "target")
+    before = (target / "model.safetensors").read_bytes()
+    config = replace(settings, target=str(target), data="digits")  # the target knows its own
+    attack(config, tmp_path / "run")
+    assert (target / "model.safetensors").read_bytes() == before
+    assert not (tmp_path / "run/stages/target/model.safetensors").exists()
+    found = scores_of(tmp_path / "run")
+    assert found["guesses"] == 6
+    scored = json.loads((target / "private/scores.json").read_text())["test_accuracy"]
+    with open_run(replace(config, seed=7), verb="invert", out=tmp_path / "other") as run:
+        scene = set_scene(config, run)
+    assert (len(scene.members), len(scene.others), len(scene.held_out)) == (180, 30, 30)
+    test = replace(scene.held_out, pixels=torch.cat([scene.others.pixels, scene.held_out.pixels]),
+                   labels=torch.cat([scene.others.labels, scene.held_out.labels]))  # fmt: skip
+    answers = open_access(scene).answers(test.pixels).argmax(dim=1)
+    assert float((answers == test.labels).float().mean()) == pytest.approx(scored)
+
+
+def test_a_target_of_ones_own_is_asked_with_its_own_weights_and_norms(settings, tmp_path):
+    torch.manual_seed(5)
+    net = own_net(3)
+    with torch.no_grad():
+        for _ in range(5):
+            net(torch.randn(40, 1, 16, 16))  # so that BatchNorm has seen something
+    save_file(net.state_dict(), tmp_path / "own.safetensors")
+    config = replace(settings, target="inversions:own_net", weights=tmp_path / "own.safetensors")
+    attack(config, tmp_path / "run")
+    pixels = digits("5-7", "train", 60).pixels
+    with torch.no_grad():
+        confidence = (
+            net.eval()((pixels.float() / 255 - 0.5) / 0.5).softmax(dim=1).topk(20, 0).values
+        )
+    kept = load_file(tmp_path / "run/stages/select/selection.safetensors")
+    torch.testing.assert_close(kept["confidence"], confidence.T)
+    assert given_target(config)[0].norm == "keep"
+
+
+@pytest.mark.parametrize("method", ["gmi", "ked", "pixels"])
+def test_baselines_run_in_the_same_harness(settings, finished, tmp_path, method):
+    config = replace(settings, method=method)
+    attack(config, tmp_path / "run")
+    assert scores_of(tmp_path / "run")["method"] == method
+    assert (tmp_path / "run/stages/prior/model.safetensors").exists() == (method != "pixels")
+    kept, plg = (
+        load_file(out / "stages/latent/guesses.safetensors")["images"]
+        for out in (tmp_path / "run", finished)
+    )
+    assert kept.shape == plg.shape
+    assert not torch.equal(kept, plg)
+
+
+@pytest.mark.parametrize("changes", [{"loss": "cross-entropy"}, {"loss": "poincare"},
+                                     {"loss": "logit"}, {"own_unit": False}])  # fmt: skip
+def test_losses_differ_in_what_they_find(settings, finished, tmp_path, changes):
+    out = tmp_path / "run"
+    attack(replace(settings, stage="latent", **changes), out)
+    found = same(out, finished, MADE[:4])
+    assert list(found.values()) == [True, True, False, False]
+
+
+def test_pictures_are_cut_and_resized_once(settings, tmp_path):
+    config = replace(
+        settings, data="digits@0-2", public="digits@5-7", centre_crop=20, image_size=16
+    )
+    attack(replace(config, stage="target"), tmp_path / "run")
+    with np.load(tmp_path / "run/private/members.npz") as kept:
+        assert kept["x_train"].shape == (600, 16, 16)
+    attack(replace(config, stage="select"), tmp_path / "run")
+
+
+def test_a_judge_that_is_there_sees_images_as_it_learnt_to(settings, finished, tmp_path):
+    out = tmp_path / "run"
+    attack(replace(settings, stage="latent"), out)
+    with open_run(settings, verb="invert", out=out) as run:
+        others = invert_stages.judging_images(set_scene(settings, run))
+    others.save_npz(tmp_path / "lessons.npz", others.select(range(0, len(others), 9)))
+    # scnn has BatchNorm, which sfumato train replaces: the judge must be built like that.
+    judge = learn(lesson(tmp_path / "lessons.npz", model="scnn", image_size=32), tmp_path / "judge")
+    config = replace(settings, judges=(), judge=(judge,), image_size=32)
+    attack(config, tmp_path / "judged")
+    (name,) = scores_of(tmp_path / "judged")["judges"]
+    assert name == str(judge)
+
+
+def test_where_a_class_is_a_person_everyone_has_images_of_everyone(settings, tmp_path):
+    images, test = digits("0-2", "train", 60), digits("0-2", "test", 20)
+    alone = [replace(some, people=some.labels) for some in (images, test)]
+    alone[0].save_npz(tmp_path / "faces.npz", alone[1])
+    config = replace(settings, data=str(tmp_path / "faces.npz"))
+    with open_run(config, verb="invert", out=tmp_path / "run") as run:
+        scene = set_scene(config, run)
+        assert [len(some) for some in (scene.members, scene.others)] == [90, 90]
+        assert scene.members.people is not None
+        assert set(scene.others.labels.tolist()) == {0, 1, 2}
+    groups = torch.arange(180) // 5  # but patients are of one side or the other
+    alone = replace(images, people=groups), replace(test, people=torch.arange(60) // 5 + 36)
+    alone[0].save_npz(tmp_path / "faces.npz", alone[1])
+    with open_run(config, verb="invert", out=tmp_path / "run") as run:
+        scene = set_scene(config, run)
+    assert len(scene.members) == 90
+    assert scene.members.people is not None
+    assert all(int(count) == 5 for count in scene.members.people.bincount())
