@@ -9,4 +9,14 @@ Fleets of shadow heads (Maciążek & Allison 2025, arXiv 2505.14323), in reading
 5. `fleet`       an endless, replayable sequence of heads
 6. `shards`      heads on disk
 7. `statistics`  mean and deviation of each weight
+
+Model inversion (Yuan et al. 2023, arXiv 2302.09814):
+
+1. `access`      what the target gives: answers, and their gradients
+2. `inversion`   how far its answers are from what is wished for
+3. `select`      public images that it takes for each class
+4. `views`       random looks at an image, differentiable
+5. `adversarial` losses of two networks against each other
+6. `prior`       a generator that learns from these images and from the target
+7. `latent`      codes of that generator, searched for what the target names
 """

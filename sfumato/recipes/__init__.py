@@ -7,4 +7,11 @@ Each module has the same parts, which is all that `cli` knows of it:
     run         does the work in a run directory and returns the summary
     show        the summary in words
     needs_run   whether a run directory is made for a config without being asked for
+
+and where it has use for them:
+
+    FIRST_WORDS  a first word, and the flags it stands for: sfumato release verify BUNDLE
+    asks_more    whether a finished run has something left to do for a config
+    shares_run   whether several processes may work in one run directory
+    AGAIN        a stage that a finished run may take again
 """
