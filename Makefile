@@ -8,8 +8,9 @@ BIN := .venv/bin
 demo: .venv/demo-is-installed
 	$(BIN)/sfumato demo --preset digits-cpu
 
+# Two workers, one thread each: on two cores, four threads only wait for each other.
 test: check
-	$(BIN)/pytest -n 2 -m "not slow and not gpu and not sweep"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not gpu and not sweep"
 
 check: .venv/dev-is-installed
 	$(BIN)/ruff check .
