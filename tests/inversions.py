@@ -21,8 +21,8 @@ GAN = GanSettings(
 SEARCH = Search(restarts=2, z_steps=3)
 
 MADE = (
-    "stages/target/model.safetensors", "stages/select/selection.safetensors",
-    "stages/prior/model.safetensors", "stages/latent/guesses.safetensors",
+    "private/stages/target/model.safetensors", "private/stages/select/selection.safetensors",
+    "private/stages/prior/model.safetensors", "private/stages/latent/guesses.safetensors",
     "private/judges/group-cnn-small/model.safetensors", "private/scores.json",
 )  # fmt: skip
 

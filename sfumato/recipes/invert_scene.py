@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.errors import ConfigError, RunError
+from sfumato.errors import ConfigError
 from sfumato.recipes import train
 from sfumato.recipes.invert_settings import Config
+from sfumato.recipes.stages import given_run, require_heeded
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -39,12 +40,16 @@ class Scene:
     weights: Path
     """Where the target's weights are, or will be."""
 
+    def stage(self, name: str) -> Run:
+        """A stage's place: in `private/`, for what a target gives away came from private images."""
+        return Run(self.run.private, self.run.say).stage(name)
+
     @property
     def precision(self) -> "torch.dtype":
         """What generators are trained in."""
-        import torch
+        from sfumato.train.setup import quick_precision
 
-        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        return quick_precision(self.device)
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -67,7 +72,7 @@ def set_scene(config: Config, run: Run, shared: Run | None = None) -> Scene:
             settings, data=str(run.path / "private" / "members.npz"), people=None,
             centre_crop=None, image_size=None, grey=False,
         )  # fmt: skip
-        weights, held_out = run.path / "stages" / "target" / "model.safetensors", test
+        weights, held_out = run.path / "private/stages/target/model.safetensors", test
     else:
         members = train_images
         others, held_out = part(test, config.judge_share)
@@ -98,22 +103,9 @@ def given_target(config: Config) -> tuple[train.Config, Path]:
         settings = replace(config, target=None, mode="non-private", model=config.target).training
         # As its weights left it: no BatchNorm becomes another layer, unless that is asked for.
         return replace(settings, weights=None, norm=config.norm or "keep"), config.weights
-    return given_run(Path(config.target), config)
-
-
-def given_run(folder: Path, config: Config) -> tuple[train.Config, Path]:
-    """Settings and weights of a finished run of `sfumato train`."""
-    from sfumato.config import from_json
-    from sfumato.files import read_json
-
-    if not (folder / "config.json").exists() or not (folder / "model.safetensors").exists():
-        raise RunError(f"{folder} is no finished run of sfumato train.")
-    found = read_json(folder / "config.json")
-    if found["verb"] != "train":
-        raise RunError(f"{folder} is a run of sfumato {found['verb']}, not of train.")
-    settings = from_json(train.Config, found["config"])
-    settings = replace(settings, data_root=config.data_root, device=config.device)
-    return settings, folder / "model.safetensors"
+    settings, weights = given_run(Path(config.target), config)
+    require_heeded(Path(config.target), config, settings)
+    return settings, weights
 
 
 def open_access(scene: Scene) -> "Access":

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import ConfigError, DataError
 from sfumato.recipes import train
-from sfumato.recipes.invert_scene import Scene, given_run, open_access
+from sfumato.recipes.invert_scene import Scene, open_access
 from sfumato.recipes.invert_stages import guesses_of, judged_classes, new_judge, selection_of
+from sfumato.recipes.stages import given_run
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -117,11 +118,32 @@ def given_judge(scene: Scene, path: Path) -> "tuple[nn.Module, Reading]":
             f"judge {path} learnt {shared} of the images that the target learnt, so it cannot tell "
             "the class from its training images. Take another judge, or say --force."
         )
+    twins = equal_tensors(weights, scene.weights) if scene.weights.exists() else []
+    if twins and not scene.config.force:
+        raise DataError(
+            f'judge {path} shares weights with the target ("{twins[0]}", {len(twins)} tensors in '
+            "all), so what convinces one convinces the other. Take another judge, or say --force."
+        )
     learner, reading = train.prepare(settings, lessons, scene.device)
     missing = load_weights(learner.model, weights)
     if missing:
         raise ConfigError(f'{weights} has no "{missing[0]}": the run {path} is not whole.')
     return learner.model, reading
+
+
+def equal_tensors(one: Path, other: Path) -> list[str]:
+    """Names in the first file of weights that are the same numbers in the second, by any name.
+
+    Vectors and constants do not count: those of untrained layers are alike everywhere.
+    """
+    from sfumato.nn.zoo import read_state
+
+    def telling(path: Path) -> "dict[str, Tensor]":
+        state = read_state(path)
+        return {k: v for k, v in state.items() if v.dim() > 1 and v.min() < v.max()}
+
+    known = list(telling(other).values())
+    return [k for k, v in telling(one).items() if any(v.equal(another) for another in known)]
 
 
 def as_judge(model: "nn.Module", reading: "Reading") -> "Judge":

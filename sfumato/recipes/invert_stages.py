@@ -101,7 +101,7 @@ def selection_of(scene: Scene) -> "Selection":
     from sfumato.attack.select import Selection
     from sfumato.files import read_json
 
-    folder = scene.run.stage("select").path
+    folder = scene.stage("select").path
     kept = load_file(folder / "selection.safetensors")
     scale = read_json(folder / "selection.json")["margin_scale"]
     return Selection(kept["places"], kept["confidence"], scale)
@@ -173,7 +173,7 @@ def of_generator(scene: Scene) -> Drawing:
 
     config = scene.config
     net = new_gan(config.method, open_access(scene), config.gan, config.seed).generator
-    load_weights(net, scene.run.stage("prior").path / "model.safetensors")
+    load_weights(net, scene.stage("prior").path / "model.safetensors")
     net.eval().requires_grad_(False)
 
     def draw(codes: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
@@ -208,7 +208,7 @@ def guesses_of(scene: Scene) -> "Guesses":
 
     from sfumato.attack.latent import Guesses
 
-    kept = load_file(scene.run.stage("latent").path / "guesses.safetensors")
+    kept = load_file(scene.stage("latent").path / "guesses.safetensors")
     if len(kept["labels"]) != scene.config.search.restarts * len(scene.members.classes):
         raise ConfigError("the guesses there were made with other settings: choose another --out.")
     return Guesses(kept["images"], kept["labels"], kept["margins"])

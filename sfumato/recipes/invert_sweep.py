@@ -96,18 +96,18 @@ def promise(config: Config, epsilon: str) -> dict[str, Any]:
 def attack(name: str, kind: str, config: Config, run: Run, twin: float | None = None) -> "SweepRow":
     """The whole attack on one target; all of it stays in `private/`, and is done once."""
     from sfumato.files import read_json
-    from sfumato.recipes.invert import follow
+    from sfumato.recipes.invert import attack as take_stages
     from sfumato.report.inversion_figures import SweepRow
 
     place = Run(run.private / "sweep" / name, run.say)
     place.path.mkdir(parents=True, exist_ok=True)
     scene = set_scene(config, place, shared=run)
-    if not place.stage("score").finished:
+    if not scene.stage("score").finished:
         run.log(f"target {name}")
-        follow(scene, "score")
+        take_stages(scene, "score")
     found = read_json(place.path / "private" / "scores.json")
     judge = next(iter(found["judges"].values()))
-    spent = float(read_json(place.path / "stages" / "target" / "done.json")["epsilon"])
+    spent = float(read_json(scene.stage("target").path / "done.json")["epsilon"])
     return SweepRow(
         target=kind, epsilon=spent if twin is None else twin, control=twin is not None,
         seed=config.seed, test_accuracy=found["target_test_accuracy"],

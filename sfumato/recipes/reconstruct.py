@@ -5,7 +5,7 @@ looks for, but none of those themselves. It trains many heads on its own images 
 the images in the weights. Then come heads that were trained on images it has never had.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from sfumato.errors import ConfigError
 from sfumato.recipes.reconstruct_settings import PRESETS as PRESETS
 from sfumato.recipes.reconstruct_settings import STAGES as STAGES
 from sfumato.recipes.reconstruct_settings import Config as Config
+from sfumato.recipes.stages import follow, tell_stage
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
             f"{run.path} with the same settings."
         )
     last = {"all": "evaluate", "merge": "shadow"}.get(config.stage, config.stage)
-    summary = follow(scene, STAGES[: STAGES.index("shadow" if config.shard else last) + 1])
+    summary = take(scene, "shadow" if config.shard else last)
     if "unfinished" in summary:
         return {**summary, "stage": summary["unfinished"], "run": str(run.path)}
     if config.target is not None:
@@ -110,24 +111,19 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     return run.finish({**summary, "run": str(run.path)})
 
 
-def follow(scene: Scene, names: Sequence[str]) -> dict[str, Any]:
-    """Take these stages, apart from those that are finished; the last one's summary."""
+def take(scene: Scene, last: str) -> dict[str, Any]:
+    """Take the stages up to this one; base and features may belong to another run."""
     from sfumato.recipes.reconstruct_decoder import train
     from sfumato.recipes.reconstruct_evaluate import evaluate
     from sfumato.recipes.reconstruct_heads import shadow, stats
 
     made = (base, features, shadow, stats, train, evaluate)
     stages: dict[str, Callable[[Scene, Run], None]] = dict(zip(STAGES, made, strict=True))
-    summary: dict[str, Any] = {}
-    for name in names:
-        owner = scene.public if name in ("base", "features") else scene.run
-        place = owner.stage(name)
-        if not place.finished:
-            stages[name](scene, place)
-        if not place.finished:
-            return {"unfinished": name}
-        summary = place.summary
-    return summary
+
+    def place(name: str) -> Run:
+        return (scene.public if name in ("base", "features") else scene.run).stage(name)
+
+    return follow(scene, stages, last, place, lambda _: None)
 
 
 def show(summary: Mapping[str, Any]) -> str:
@@ -140,8 +136,7 @@ def show(summary: Mapping[str, Any]) -> str:
     if "text" in summary:
         return summary["text"]
     if "stage" in summary:
-        told = [f"  {k}  {v}" for k, v in summary.items() if k not in ("stage", "run")]
-        return "\n".join([f"stage {summary['stage']} of {summary['run']}", *told])
+        return tell_stage(summary)
     return f"{summary['run']} is finished."
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import ConfigError, RunError
-from sfumato.recipes.reconstruct import STAGES, Scene, fleet_of, follow, own_features, set_scene
+from sfumato.recipes.reconstruct import Scene, fleet_of, own_features, set_scene, take
 from sfumato.recipes.reconstruct_settings import Config
 from sfumato.runs import Run
 
@@ -77,14 +77,14 @@ def together(config: Config, run: Run | None, world: "World") -> dict[str, Any]:
             f"shadow --save N --shards {world.size} (or more)."
         )
     if world.leads and run is not None:
-        follow(set_scene(config, run), STAGES[:2])
+        take(set_scene(config, run), "features")
     place = Path(world.agree(run and str(run.path)))
     scene = set_scene(config, Run(place))
     stage = scene.run.stage("shadow")
     for index in range(config.shards)[world.rank :: world.size]:
         write_heads(config, fleet_of(scene), stage, index)
     world.any(False)  # wait for everybody
-    summary = follow(scene, STAGES[:3]) if world.leads else {}
+    summary = take(scene, "shadow") if world.leads else {}
     leave_world()
     return {**summary, "stage": "shadow", "run": str(place)}
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import ConfigError
 from sfumato.files import read_json
-from sfumato.recipes.reconstruct import STAGES, Scene, fleet_of, follow
+from sfumato.recipes.reconstruct import Scene, fleet_of, take
 from sfumato.recipes.reconstruct_decoder import game_of, trained_decoder
 from sfumato.recipes.reconstruct_heads import statistics_of
 
@@ -25,14 +25,14 @@ def study(scene: Scene) -> dict[str, Any]:
     from sfumato.report.figures import save_image_rows, save_study
 
     name, _ = scene.config.varied
-    follow(scene, STAGES[:2])
+    take(scene, "features")
     rows: dict[str, dict[str, Any]] = {}
     pictures: list[tuple[str, Tensor]] = []
     for value, recipe in scene.config.variations().items():
         config = replace(scene.config, head=recipe, vary=None)
         part = replace(scene, config=config, run=scene.run.stage(f"{name}={value}"))
         scene.run.log(f"{name} = {value}")
-        follow(part, STAGES[2:])
+        take(part, "evaluate")
         rows[value] = read_json(part.run.path / "private" / "scores.json")
         truths, guesses = first_head(part)
         if not any(torch.equal(truths, shown) for _, shown in pictures):

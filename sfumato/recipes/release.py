@@ -5,16 +5,16 @@ noisy averages. Public images are moved until it sees the same in these; they an
 the bundle. A student that has only the bundle then does the private task.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sfumato.errors import ConfigError, DataError, SfumatoError
+from sfumato.errors import DataError, SfumatoError
 from sfumato.recipes import train
 from sfumato.recipes.release_scene import Scene, promise_of, set_scene
 from sfumato.recipes.release_settings import PRESETS as PRESETS
 from sfumato.recipes.release_settings import STAGES
 from sfumato.recipes.release_settings import Config as Config
+from sfumato.recipes.stages import follow, require_one_process, tell_stage
 from sfumato.runs import Run
 
 FIRST_WORDS = {**{stage: ("--stage", stage) for stage in STAGES}, "verify": ("--verify",)}
@@ -41,23 +41,14 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         return check(config)
     if config.explain:
         return train.run(config.training, None)
-    if run is None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            "sfumato release is for one process. Train the teacher on several, with torchrun and "
-            "sfumato train, and give it with --teacher RUN."
-        )
+    run = require_one_process("release", "teacher", run)
     scene = set_scene(config, run)
     if not (run.path / "stages").exists():
         check_early(scene)
     last = "evaluate" if config.stage == "all" else config.stage
-    summary: dict[str, Any] = {}
-    for name in STAGES[: STAGES.index(last) + 1]:
-        place = run.stage(name)
-        again = name == config.stage == "evaluate"  # with more controls, for example: it is free
-        if not place.finished or again:
-            run.log(f"stage {name}")
-            stages()[name](scene, place)
-        summary = place.summary
+    # Evaluation is free, so it is done again when it is asked for, with more controls for example.
+    again = AGAIN if config.stage == AGAIN else ""
+    summary = follow(scene, stages(), last, run.stage, run.log, again)
     done: dict[str, Any] = {}
     if last == "evaluate":  # also stage by stage: a finished run throws its secret away
         done = run.finish({**promise_of(scene), **summary, "run": str(run.path)})
@@ -97,8 +88,7 @@ def show(summary: Mapping[str, Any]) -> str:
     if "explanation" in summary:
         return train.show(summary)
     if "stage" in summary:
-        told = [f"  {k}  {v}" for k, v in summary.items() if k not in ("stage", "run")]
-        return "\n".join([f"stage {summary['stage']} of {summary['run']}", *told])
+        return tell_stage(summary)
     promise = "none: epsilon is infinite"
     if summary["epsilon"] != "inf":
         promise = f"epsilon {summary['epsilon']:.3g}, delta {summary['delta']:.2g} in all"

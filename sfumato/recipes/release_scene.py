@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sfumato.errors import ConfigError, PrivacyError, RunError
+from sfumato.errors import ConfigError, PrivacyError
 from sfumato.recipes import train
 from sfumato.recipes.release_budget import Shares, share_budget
 from sfumato.recipes.release_settings import Config
+from sfumato.recipes.stages import given_run, require_heeded
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ class Scene:
     @property
     def precision(self) -> "torch.dtype":
         """What public images are moved and learnt in."""
-        import torch
+        from sfumato.train.setup import quick_precision
 
-        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        return quick_precision(self.device)
 
     @property
     def delta(self) -> float:
@@ -106,36 +107,20 @@ def set_scene(config: Config, run: Run) -> Scene:
 
 def given_teacher(config: Config) -> "tuple[train.Config, Ledger]":
     """Settings and ledger of a finished run of `sfumato train`."""
-    from sfumato.config import from_json
     from sfumato.files import read_json, read_lines
     from sfumato.privacy.ledger import Ledger
 
     assert config.teacher is not None
-    record = config.teacher / "config.json"
-    verb = read_json(record)["verb"] if record.exists() else "train"
-    if verb != "train":
-        raise RunError(
-            f"{config.teacher} is a run of sfumato {verb}. A teacher comes from sfumato train."
-        )
-    for name in ("config.json", "done.json", "model.safetensors"):
-        if not (config.teacher / name).exists():
-            raise RunError(
-                f"{config.teacher} is no finished run of sfumato train: {name} is missing."
-            )
+    settings, _ = given_run(config.teacher, config)
+    require_heeded(config.teacher, config, settings)
     if not (config.teacher / "ledger.jsonl").exists():
         raise PrivacyError(
             f"{config.teacher} has no ledger.jsonl, so nobody knows what its model gives away. A "
             "teacher without a ledger cannot be released from."
         )
-    settings = from_json(train.Config, read_json(record)["config"])
-    if config.data not in (settings.data, Config.data):
-        raise ConfigError(
-            f'{config.teacher} learnt "{settings.data}", and --data is "{config.data}": a teacher '
-            "has statistics of what it learnt. Leave --data out, or give another teacher."
-        )
     ledger = Ledger.from_records(read_lines(config.teacher / "ledger.jsonl"))
     check_book(config, ledger, float(read_json(config.teacher / "done.json")["epsilon"]))
-    return replace(settings, data_root=config.data_root, device=config.device), ledger
+    return settings, ledger
 
 
 def check_book(config: Config, ledger: "Ledger", stated: float) -> None:

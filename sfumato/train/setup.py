@@ -34,6 +34,11 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def quick_precision(device: torch.device) -> torch.dtype:
+    """What to run in where no norm is taken: bf16 on a GPU."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
 def choose_parameters(model: nn.Module, which: str, freeze: Sequence[str] = ()) -> None:
     """Freeze what is not to learn: all but the head, all but biases and head, and patterns."""
     head = head_parameters(model)

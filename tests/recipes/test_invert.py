@@ -35,8 +35,12 @@ def finished(settings, tmp_path_factory):
     return out
 
 
+def done_of(out, stage):
+    return out / "private/stages" / stage / "done.json"
+
+
 def test_a_run_leaves_guesses_of_every_class_and_private_scores(finished):
-    kept = load_file(finished / "stages/latent/guesses.safetensors")
+    kept = load_file(finished / "private/stages/latent/guesses.safetensors")
     assert kept["images"].shape == (6, 1, 16, 16)
     assert kept["labels"].tolist() == [0, 0, 1, 1, 2, 2]
     assert 0 <= kept["images"].min() <= kept["images"].max() <= 1
@@ -45,7 +49,7 @@ def test_a_run_leaves_guesses_of_every_class_and_private_scores(finished):
     assert scores["attack_accuracy"] == scores["majority"]["top1"]["mean"]
     assert set(scores["judges"]) == {"group-cnn-small"}
     assert {path.name for path in (finished / "private").iterdir()} == {
-        "judges", "members.npz", "scores.json", "guesses.png"
+        "judges", "members.npz", "scores.json", "guesses.png", "stages"
     }  # fmt: skip
 
 
@@ -100,7 +104,7 @@ def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
         found = attack(replace(settings, stage=name), out)
         assert found["stage"] == name
         assert f"stage {name} of" in invert.show(found) or "pictures" in invert.show(found)
-        done = [other for other in STAGES if (out / "stages" / other / "done.json").exists()]
+        done = [other for other in STAGES if done_of(out, other).exists()]
         assert done == list(STAGES[: number + 1])
     assert not (out / "done.json").exists()
     attack(settings, out)
@@ -147,7 +151,7 @@ def test_a_run_cut_in_every_stage_ends_like_an_undisturbed_one(
     out, reached = tmp_path / "run", []
     for where, name, when in CUTS.values():
         cut(monkeypatch, settings, out, where, name, when)
-        reached.append(sum((out / "stages" / stage / "done.json").exists() for stage in STAGES))
+        reached.append(sum(done_of(out, stage).exists() for stage in STAGES))
     assert reached == [0, 1, 2, 3, 3, 4, 5]
     attack(settings, out)
     assert all(same(out, finished).values()), same(out, finished)
@@ -158,7 +162,7 @@ def test_a_generator_that_had_lost_patience_does_not_go_on_after_a_cut(
 ):
     config = replace(settings, gan=replace(settings.gan, iterations=40, look_every=1, patience=1))
     attack(replace(config, stage="latent"), tmp_path / "whole")
-    steps = json.loads((tmp_path / "whole/stages/prior/done.json").read_text())["iterations"]
+    steps = json.loads(done_of(tmp_path / "whole", "prior").read_text())["iterations"]
     assert steps < 40
     attack(replace(config, stage="select"), tmp_path / "cut")
     cut(monkeypatch, config, tmp_path / "cut", Run, "save_tensors", named("model.safetensors"))
@@ -196,10 +200,17 @@ def test_the_attack_reads_no_private_image(settings, finished, tmp_path):
     assert scores_of(tmp_path / "run")["judges"] != scores_of(finished)["judges"]
 
 
+def test_nothing_that_came_of_the_target_lies_outside_private(finished):
+    # What is said of images that nobody may see is not for release: it has no ledger.
+    assert {path.name for path in finished.iterdir()} - {".lock"} == {
+        "config.json", "log.txt", "done.json", "private"
+    }  # fmt: skip
+
+
 def test_an_attacker_gets_answers_and_no_weights(settings, tmp_path):
     with open_run(settings, verb="invert", out=tmp_path / "run") as run:
         scene = set_scene(settings, run)
-        invert.follow(scene, "target")
+        invert.attack(scene, "target")
     access = open_access(scene)
     granted = {name for name in dir(access) if not name.startswith("_")}
     assert granted == {"answers", "asked", "classes", "device", "logits", "shape"}

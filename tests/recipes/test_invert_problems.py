@@ -31,7 +31,7 @@ def refused(config, out, kind, message):
     """Refused for this reason, with nothing learnt and nothing in the way of a better command."""
     with pytest.raises(kind, match=message):
         attack(config, out)
-    assert not (out / "stages").exists()
+    assert not (out / "private/stages").exists()
     assert not list(out.rglob("*.safetensors"))
 
 
@@ -145,11 +145,13 @@ def test_weights_without_the_statistics_of_batch_norm_are_refused(settings, tmp_
 
 
 def test_a_target_of_another_verb_or_unfinished_is_refused(settings, target, tmp_path):
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half/config.json").write_bytes((target / "config.json").read_bytes())
+    half = replace(settings, target=str(tmp_path / "half"))
+    refused(half, tmp_path / "run", RunError, "no finished run of sfumato train: done.json")
     attack(replace(settings, stage="target"), tmp_path / "other")
     other = replace(settings, target=str(tmp_path / "other"))
-    refused(other, tmp_path / "run", RunError, "no finished run of sfumato train")
-    (tmp_path / "other/model.safetensors").write_bytes((target / "model.safetensors").read_bytes())
-    refused(other, tmp_path / "run", RunError, "is a run of sfumato invert, not of train")
+    refused(other, tmp_path / "run", RunError, "is a run of sfumato invert: one of")
 
 
 def test_the_target_cannot_be_its_own_judge(settings, target, tmp_path):
@@ -158,17 +160,33 @@ def test_the_target_cannot_be_its_own_judge(settings, target, tmp_path):
 
 
 def test_a_judge_that_met_the_targets_images_is_refused_unless_forced(settings, tmp_path):
-    private, public = digits("0-2", "train", 60), digits("5-7", "train", 60)
-    both = replace(
+    both = saved(tmp_path / "both.npz", six_classes(digits("0-2", "train", 60)))
+    judge = learn(lesson(both), tmp_path / "judge")
+    config = replace(settings, judge=(judge,))
+    refused(config, tmp_path / "run", DataError, "learnt 90 of the images .* --force")
+    attack(replace(config, force=True), tmp_path / "run")
+
+
+def test_a_judge_with_weights_of_the_target_is_refused_unless_forced(settings, target, tmp_path):
+    others = saved(tmp_path / "others.npz", six_classes(digits("0-2", "test", 20)))
+    weights = target / "model.safetensors"
+    judge = learn(lesson(others, weights=weights), tmp_path / "fine-tuned")
+    config = replace(settings, target=str(target), judges=(), judge=(judge,))
+    attack(config, tmp_path / "fine")  # what it began with is not what it is
+    judge = learn(lesson(others, weights=weights, freeze=("3.weight",)), tmp_path / "frozen")
+    config = replace(config, judge=(judge,))
+    refused(config, tmp_path / "run", DataError, 'shares weights .*"3.weight", 1 tensor.* --force')
+    attack(replace(config, force=True), tmp_path / "run")
+
+
+def six_classes(private):
+    """Private images, and public ones beside them, as a judge should learn them."""
+    public = digits("5-7", "train", 60)
+    return replace(
         private, pixels=torch.cat([private.pixels, public.pixels]),
         labels=torch.cat([private.labels, public.labels + 3]),
         classes=(*private.classes, *public.classes),
     )  # fmt: skip
-    saved(tmp_path / "both.npz", both)
-    judge = learn(lesson(tmp_path / "both.npz"), tmp_path / "judge")
-    config = replace(settings, judge=(judge,))
-    refused(config, tmp_path / "run", DataError, "learnt 90 of the images .* --force")
-    attack(replace(config, force=True), tmp_path / "run")
 
 
 def test_a_judge_whose_classes_have_another_order_is_refused(settings, tmp_path):

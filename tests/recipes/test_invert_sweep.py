@@ -93,7 +93,7 @@ def test_a_sweep_that_was_cut_goes_on_with_what_is_missing(settings, swept, tmp_
     monkeypatch.setattr(invert_sweep, "attack", stop)
     with pytest.raises(KeyboardInterrupt):
         attack(config, out)
-    kept = out / "private/sweep/clip-0/stages/latent/guesses.safetensors"
+    kept = out / "private/sweep/clip-0/private/stages/latent/guesses.safetensors"
     time = kept.stat().st_mtime_ns
     attack(config, out)
     assert kept.stat().st_mtime_ns == time
@@ -129,7 +129,7 @@ def test_a_control_is_stopped_where_it_is_as_accurate(settings, tmp_path):
 def test_the_control_that_is_attacked_is_the_one_that_was_tried(swept):
     out, _ = swept
     row = scores_of(out)["rows"][-1]
-    control = out / "private/sweep/8-0-control/stages/target"
+    control = out / "private/sweep/8-0-control/private/stages/target"
     steps = json.loads((control / "done.json").read_text())["steps"]
     tried = out / f"private/ladder/0-{steps}"
     assert (tried / "model.safetensors").read_bytes() == (
@@ -174,8 +174,9 @@ def test_people_are_promised_to_where_they_are_known(tmp_path, monkeypatch):
     kinds = [(row["target"], row["control"]) for row in rows]
     assert kinds == [("example-level", False), ("example-level", True),
                      ("person-level", False), ("person-level", True)]  # fmt: skip
+    places = tmp_path / "run/private/sweep"
     ledgers = {
-        name: (tmp_path / f"run/private/sweep/{name}/stages/target/ledger.jsonl").read_text()
+        name: (places / name / "private/stages/target/ledger.jsonl").read_text()
         for name in ("8-0", "8-person-0")
     }
     assert '"unit": "person"' in ledgers["8-person-0"].splitlines()[0]

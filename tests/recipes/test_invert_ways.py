@@ -10,6 +10,7 @@ from inversions import MADE, attack, digits, learn, lesson, own_net, same, score
 from safetensors.torch import load_file, save_file
 
 from sfumato.recipes import invert_stages
+from sfumato.recipes.invert import Config
 from sfumato.recipes.invert_scene import given_target, open_access, set_scene
 from sfumato.runs import open_run
 
@@ -29,10 +30,10 @@ def finished(settings, tmp_path_factory):
 def test_a_target_that_sfumato_trained_is_attacked_as_it_is(settings, tmp_path):
     target = learn(lesson(settings.data, epsilon=8.0, mode="ghost_mixed"), tmp_path / "target")
     before = (target / "model.safetensors").read_bytes()
-    config = replace(settings, target=str(target), data="digits")  # the target knows its own
+    config = replace(settings, target=str(target), data=Config.data)  # the target knows its own
     attack(config, tmp_path / "run")
     assert (target / "model.safetensors").read_bytes() == before
-    assert not (tmp_path / "run/stages/target/model.safetensors").exists()
+    assert not (tmp_path / "run/private/stages/target/model.safetensors").exists()
     found = scores_of(tmp_path / "run")
     assert found["guesses"] == 6
     scored = json.loads((target / "private/scores.json").read_text())["test_accuracy"]
@@ -59,7 +60,7 @@ def test_a_target_of_ones_own_is_asked_with_its_own_weights_and_norms(settings, 
         confidence = (
             net.eval()((pixels.float() / 255 - 0.5) / 0.5).softmax(dim=1).topk(20, 0).values
         )
-    kept = load_file(tmp_path / "run/stages/select/selection.safetensors")
+    kept = load_file(tmp_path / "run/private/stages/select/selection.safetensors")
     torch.testing.assert_close(kept["confidence"], confidence.T)
     assert given_target(config)[0].norm == "keep"
 
@@ -69,9 +70,10 @@ def test_baselines_run_in_the_same_harness(settings, finished, tmp_path, method)
     config = replace(settings, method=method)
     attack(config, tmp_path / "run")
     assert scores_of(tmp_path / "run")["method"] == method
-    assert (tmp_path / "run/stages/prior/model.safetensors").exists() == (method != "pixels")
+    generator = tmp_path / "run/private/stages/prior/model.safetensors"
+    assert generator.exists() == (method != "pixels")
     kept, plg = (
-        load_file(out / "stages/latent/guesses.safetensors")["images"]
+        load_file(out / "private/stages/latent/guesses.safetensors")["images"]
         for out in (tmp_path / "run", finished)
     )
     assert kept.shape == plg.shape

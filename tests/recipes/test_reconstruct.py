@@ -126,7 +126,7 @@ def test_batches_from_disk_are_never_empty(finished, tmp_path):
     config = replace(TINY, save=22, shards=4, batch_heads=8)
     with open_run(config, verb="reconstruct", out=tmp_path / "run") as run:
         scene = replace(reconstruct.set_scene(config, run), public=Run(finished))
-        reconstruct.follow(scene, STAGES[2:4])
+        reconstruct.take(scene, "stats")
         heads_of = heads_by_step(scene, reconstruct.fleet_of(scene))
         sizes = [len(heads_of(step)) for step in range(30)]
     assert min(sizes) == 5

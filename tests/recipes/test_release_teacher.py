@@ -114,7 +114,7 @@ def change_verb(run):
         (lose_lines, {}, PrivacyError, "lines are gone"),
         (lose_all_lines, {}, PrivacyError, "adds up to 0: lines are gone"),
         (lose_end, {}, RunError, "no finished run of sfumato train: done.json is missing"),
-        (change_verb, {}, RunError, "a run of sfumato reconstruct. A teacher comes"),
+        (change_verb, {}, RunError, "a run of sfumato reconstruct: one of sfumato train"),
         (None, {"data": "mnist"}, ConfigError, 'and --data is "mnist"'),
         (None, {"epsilon": 0.2}, ConfigError, "with the teacher .* is spent"),
         (None, {"epsilon": 3.0, "moments_noise": 0.5}, ConfigError, "after the teacher at least"),

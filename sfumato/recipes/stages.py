@@ -1,0 +1,85 @@
+"""What verbs with stages share: taking them in turn, and reading a run that another verb left."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sfumato.errors import ConfigError, RunError
+from sfumato.recipes import train
+from sfumato.runs import Run
+
+Scene = TypeVar("Scene")
+Work = Callable[[Scene, Run], object]
+
+
+def follow(
+    scene: Scene,
+    stages: Mapping[str, Work[Scene]],
+    last: str,
+    place: Callable[[str], Run],
+    say: Callable[[str], None],
+    again: str = "",
+) -> dict[str, Any]:
+    """Take the stages up to `last`, apart from those that are finished; the summary of the last.
+
+    A stage that is not whole after its work (one shard of several) is where it ends. `again` is a
+    stage that is taken also when it is finished.
+    """
+    summary: dict[str, Any] = {}
+    for name, work in stages.items():
+        stage = place(name)
+        if not stage.finished or name == again:
+            say(f"stage {name}")
+            work(scene, stage)
+        if not stage.finished:
+            return {"unfinished": name}
+        summary = stage.summary
+        if name == last:
+            break
+    return summary
+
+
+def tell_stage(summary: Mapping[str, Any]) -> str:
+    """What one stage found, in words."""
+    told = [f"  {k}  {v}" for k, v in summary.items() if k not in ("stage", "run")]
+    return "\n".join([f"stage {summary['stage']} of {summary['run']}", *told])
+
+
+def require_one_process(verb: str, what: str, run: Run | None) -> Run:
+    """The run, or a word on how several processes help: to train what `verb` begins with."""
+    if run is None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            f"sfumato {verb} is for one process. Train the {what} on several, with torchrun and "
+            f"sfumato train, and give it with --{what} RUN."
+        )
+    return run
+
+
+def given_run(folder: Path, config: train.Config) -> tuple[train.Config, Path]:
+    """Settings and weights of a finished run of `sfumato train`, on the device of `config`."""
+    from sfumato.config import from_json
+    from sfumato.files import read_json
+
+    record = folder / "config.json"
+    verb = read_json(record)["verb"] if record.exists() else "train"
+    if verb != "train":
+        raise RunError(f"{folder} is a run of sfumato {verb}: one of sfumato train is wanted.")
+    for name in ("config.json", "done.json", "model.safetensors"):
+        if not (folder / name).exists():
+            raise RunError(f"{folder} is no finished run of sfumato train: {name} is missing.")
+    settings = from_json(train.Config, read_json(record)["config"])
+    settings = replace(settings, data_root=config.data_root, device=config.device)
+    return settings, folder / "model.safetensors"
+
+
+def require_heeded(folder: Path, config: train.Config, settings: train.Config) -> None:
+    """Refuse a --data or --weights that the run in the folder has of its own."""
+    if config.data not in (settings.data, type(config).data):
+        raise ConfigError(
+            f'{folder} learnt "{settings.data}", and --data is "{config.data}". Leave --data out, '
+            "or give another run."
+        )
+    if config.weights is not None:
+        raise ConfigError(f"{folder} has weights of its own: leave --weights out.")
