@@ -1,13 +1,14 @@
 """The generator of `sfumato invert`, an iteration, against the published loop, in one run.
 
-    python benchmarks/invert.py --device cuda                  64 x 64, VGG16-sized target
+    python benchmarks/invert.py --device cuda [--compile]      64 x 64, VGG16-sized target
     python benchmarks/invert.py --device cuda --size 32 --model mcnn --classes 5 --channels 1
 
 The reference is the published loop as its description says: images are opened, cropped and resized
 one by one on the CPU; one step of the generator, then five of the discriminator, each with fakes of
 its own that gradients flow through although they are not used; the target is asked about every
-fake, and gathers gradients that nobody wants; numbers are read at every step; float32. Both train
-the same networks with the same losses. Loops take turns; medians.
+fake, and gathers gradients that nobody wants; numbers are read at every step; float32; maps are
+interpolated and pooled beside the convolutions. Widths, depths and losses are the same in both.
+Loops take turns; medians.
 """
 
 import argparse
@@ -16,18 +17,22 @@ import time
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from sfumato.attack.access import Access
 from sfumato.attack.adversarial import hinge_discriminator, hinge_generator
 from sfumato.attack.inversion import Wish
-from sfumato.attack.prior import Gan, GanSettings, Lesson, iterate, new_gan
+from sfumato.attack.prior import Gan, GanSettings, Lesson, iteration, new_gan
 from sfumato.attack.views import Views
+from sfumato.nn.resize import ResizingConv2d
 from sfumato.nn.zoo import build_model
 
-ROUNDS, EACH = 5, 4
+ROUNDS, EACH = 5, 10
 """Rounds, and iterations of each loop in a round."""
 
 
@@ -46,11 +51,51 @@ def make_access(words: argparse.Namespace, device: torch.device, *, frozen: bool
     return Access(ask, tuple(str(k) for k in range(words.classes)), shape, device)
 
 
+class Resizing(nn.Module):
+    """A convolution that interpolates before, or pools after, as it was published."""
+
+    def __init__(self, ours: ResizingConv2d) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(
+            ours.in_channels, ours.out_channels, *ours.kernel_size[:1], padding="same"
+        )
+        self.resize = ours.resize
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps of half, twice, or the same size."""
+        if self.resize == "double":
+            x = F.interpolate(x, scale_factor=2, mode="bilinear")
+        x = self.conv(x)
+        return F.avg_pool2d(x, 2) if self.resize == "halve" else x
+
+
+def as_published(network: nn.Module) -> None:
+    """Put layers as they were published in the place of ours."""
+    for name, layer in list(network.named_children()):
+        normed = is_parametrized(layer)
+        if isinstance(layer, ResizingConv2d):
+            setattr(network, name, Resizing(layer))
+            if normed:
+                spectral_norm(getattr(network, name).conv)
+        elif normed:
+            remove_parametrizations(layer, "weight")
+            spectral_norm(layer)
+        else:
+            as_published(layer)
+
+
 def published_loop(
     gan: Gan, access: Access, words: argparse.Namespace, pictures: list[Image.Image]
 ) -> Callable[[], None]:
     """One iteration of the published loop."""
     device, batch = access.device, words.batch
+    for network in (gan.generator, gan.discriminator):
+        as_published(network)
+        network.to(device).to(memory_format=torch.contiguous_format)  # pyright: ignore
+    optimizers = [
+        torch.optim.Adam(network.parameters(), lr=2e-4, betas=(0.0, 0.9))
+        for network in (gan.generator, gan.discriminator)
+    ]
     wish, views = Wish(), Views()
     generator = torch.Generator(device).manual_seed(0)
 
@@ -74,18 +119,18 @@ def published_loop(
         fake, y = draw()
         inversion = wish(access.logits(views(fake, generator)), y)
         loss = hinge_generator(gan.discriminator(fake, y)) + 0.2 * inversion
-        gan.optimizers[0].zero_grad()
+        optimizers[0].zero_grad()
         loss.backward()
-        gan.optimizers[0].step()
+        optimizers[0].step()
         _ = loss.item(), inversion.item()
         for _ in range(5):
             fake, y = draw()
             (access.logits(fake).argmax(dim=1) == y).float().mean().item()
             real, label = read()
             found = hinge_discriminator(gan.discriminator(real, label), gan.discriminator(fake, y))
-            gan.optimizers[1].zero_grad()
+            optimizers[1].zero_grad()
             found.backward()
-            gan.optimizers[1].step()
+            optimizers[1].step()
             found.item()
 
     return once
@@ -104,7 +149,8 @@ def our_loop(gan: Gan, access: Access, words: argparse.Namespace) -> Callable[[]
     if words.compile:
         gan.generator.compile()
         gan.discriminator.compile()
-    return lambda: iterate(gan, lesson, (0, next(place), 0))
+    turn = iteration(gan, lesson)
+    return lambda: turn(next(place))
 
 
 def main() -> None:
@@ -117,7 +163,7 @@ def main() -> None:
     parser.add_argument("--model", default="vgg16-face")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="ours")
     words = parser.parse_args()
     device = torch.device(words.device)
     settings = GanSettings(gan_batch=words.batch, gan_width=words.width)

@@ -31,7 +31,7 @@ class Access:
         self.shape = shape
         self.device = device
         self.asked = 0
-        """Images that were shown to the target."""
+        """Images that were shown to the target; what a GPU replays is counted once."""
 
     def logits(self, pixels: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
         """The target's answers, in float32. Gradients flow to the pixels."""

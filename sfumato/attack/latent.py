@@ -15,6 +15,7 @@ from sfumato.attack.access import Access
 from sfumato.attack.inversion import Wish, margins
 from sfumato.attack.views import Views
 from sfumato.errors import ConfigError
+from sfumato.train.replay import Replay
 
 Draw = Callable[[Tensor, Int[Tensor, " n"]], Float[Tensor, "n c h w"]]
 """Images of codes and classes, between 0 and 1."""
@@ -68,12 +69,14 @@ def search_codes(
     The loss is summed over two independent views of each image.
     """
     labels = torch.arange(len(access.classes)).repeat_interleave(search.restarts)
-    found = []
-    for number, part in enumerate(labels.to(access.device).split(search.z_batch)):
+
+    def find(number: int, part: Tensor) -> tuple[Tensor, Tensor]:
         generator = torch.Generator(access.device).manual_seed(hash((seed, number)) % 2**63)
         codes = begin(len(part), generator).requires_grad_(True)
-        optimizer = torch.optim.Adam([codes], lr=search.z_lr)
-        for _ in range(search.z_steps):
+        gpu = access.device.type == "cuda"
+        optimizer = torch.optim.Adam([codes], lr=search.z_lr, capturable=gpu)
+
+        def move(generator: torch.Generator) -> None:
             optimizer.zero_grad()
             images = draw(codes, part)
             loss = sum(wish(access.logits(views(images, generator)), part) for _ in range(2))
@@ -81,10 +84,15 @@ def search_codes(
             # A sum over images, so that none waits for others.
             (loss * len(part)).backward()  # pyright: ignore
             optimizer.step()
+
+        turn = Replay(move, access.device)
+        for step in range(search.z_steps):
+            turn(seed, number, step)
         with torch.no_grad():
             images = draw(codes, part)
             lead = margins(access.logits(images) / wish.scale, part)
-        found.append((images.cpu(), lead.cpu()))
-    return Guesses(
-        torch.cat([images for images, _ in found]), labels, torch.cat([lead for _, lead in found])
-    )
+        return images.cpu(), lead.cpu()
+
+    parts = labels.to(access.device).split(search.z_batch)
+    images, leads = zip(*(find(number, part) for number, part in enumerate(parts)), strict=True)
+    return Guesses(torch.cat(images), labels, torch.cat(leads))

@@ -7,7 +7,7 @@ no target here, KED-MI-like has a discriminator that repeats the target's soft a
 
 Written for speed: images stay on the device, the generator draws the fakes of all discriminator
 steps at once and without gradients, target and discriminator are frozen where only the generator
-learns, and nothing waits for a number to be read.
+learns, nothing waits for a number to be read, and a GPU replays a recorded iteration.
 """
 
 import copy
@@ -33,7 +33,9 @@ from sfumato.attack.views import Views
 from sfumato.errors import ConfigError, SfumatoError
 from sfumato.nn.average import new_average
 from sfumato.nn.gan import Discriminator, Generator
+from sfumato.nn.spectral import tighten
 from sfumato.runs import Run
+from sfumato.train.replay import Replay
 
 Method = Literal["plg", "gmi", "ked", "pixels"]
 
@@ -122,11 +124,13 @@ def new_gan(method: Method, access: Access, settings: GanSettings, seed: int) ->
     generator = Generator(classes if method == "plg" else None, latent=settings.latent, **sizes)
     heads: dict[str, Any] = {"plg": "projection", "gmi": "plain", "ked": "classes"}
     critic = Discriminator(classes, head=heads[method], **sizes)
-    layout = torch.channels_last if access.device.type == "cuda" else torch.preserve_format
+    gpu = access.device.type == "cuda"
+    layout = torch.channels_last if gpu else torch.preserve_format
     nets = [net.to(access.device).to(memory_format=layout) for net in (generator, critic)]  # pyright: ignore
-    fused = access.device.type == "cuda"
     adams = [
-        torch.optim.Adam(net.parameters(), lr=settings.gan_lr, betas=(0.0, 0.9), fused=fused)
+        torch.optim.Adam(
+            net.parameters(), lr=settings.gan_lr, betas=(0.0, 0.9), fused=gpu, capturable=gpu
+        )
         for net in nets
     ]
     return Gan(nets[0], nets[1], (adams[0], adams[1]), new_average(nets[0], settings.gan_ema))
@@ -180,9 +184,10 @@ def train_gan(
     if compiled:
         gan.generator.compile()
         gan.discriminator.compile()
+    turn = iteration(gan, lesson)
     # Asked before each step: a run that was cut after its last look has nothing left to do.
     while gan.step < settings.iterations and not gan.stale(settings.patience):
-        iterate(gan, lesson, (seed, gan.step, gan.luck))
+        turn(seed, gan.step, gan.luck)
         gan.step += 1
         if gan.step % settings.look_every and gan.step < settings.iterations:
             continue
@@ -195,6 +200,7 @@ def train_gan(
                 )
             say(f"the GAN diverged before iteration {gan.step}; back to {good['step']}")
             gan.load(copy.deepcopy(good))
+            turn = iteration(gan, lesson)
             gan.luck += falls
             continue
         falls = 0
@@ -209,13 +215,23 @@ def train_gan(
     return gan.generator.eval().requires_grad_(False)
 
 
-def iterate(gan: Gan, lesson: Lesson, place: tuple[int, int, int]) -> None:
+def iteration(gan: Gan, lesson: Lesson) -> Callable[..., None]:
+    """One iteration, as a function of a seed."""
+    turn = Replay(lambda generator: iterate(gan, lesson, generator), lesson.access.device)
+
+    def whole(*seed: int) -> None:
+        turn(*seed)
+        if gan.average is not None:
+            gan.average.update_parameters(gan.generator)
+
+    return whole
+
+
+def iterate(gan: Gan, lesson: Lesson, generator: torch.Generator) -> None:
     """Steps of the discriminator on one draw of fakes, then one of the generator."""
-    settings, device = lesson.settings, lesson.access.device
-    seed, number, luck = place
-    generator = torch.Generator(device).manual_seed(hash((seed, number, luck)) % 2**63)
+    settings = lesson.settings
     batch, steps = settings.gan_batch, settings.d_steps
-    z, y = codes(gan, lesson, batch * (steps + 1), generator)
+    z, y = codes(lesson, batch * (steps + 1), generator)
     with torch.no_grad(), lesson.lower():
         fakes = gan.generator(z[batch:], y[batch:]).float()
     gan.discriminator.requires_grad_(True)
@@ -223,16 +239,15 @@ def iterate(gan: Gan, lesson: Lesson, place: tuple[int, int, int]) -> None:
         gan.optimizers[1].zero_grad(set_to_none=True)
         discriminator_loss(gan, lesson, fake, label, generator).backward()
         gan.optimizers[1].step()
+        tighten(gan.discriminator)
     gan.discriminator.requires_grad_(False)
     gan.optimizers[0].zero_grad(set_to_none=True)
     generator_loss(gan, lesson, z[:batch], y[:batch], generator).backward()
     gan.optimizers[0].step()
-    if gan.average is not None:
-        gan.average.update_parameters(gan.generator)
 
 
 def codes(
-    gan: Gan, lesson: Lesson, count: int, generator: torch.Generator
+    lesson: Lesson, count: int, generator: torch.Generator
 ) -> tuple[Float[Tensor, "count z"], Int[Tensor, " count"]]:
     """Codes, and classes drawn evenly."""
     device, classes = lesson.access.device, len(lesson.access.classes)
@@ -283,7 +298,7 @@ def look(gan: Gan, lesson: Lesson, seed: int, count: int = 256) -> float | None:
     """The median margin that the target gives fakes of random codes; None if all is lost."""
     generator = torch.Generator(lesson.access.device).manual_seed(seed)
     net = gan.generator if gan.average is None else gan.average.module
-    z, y = codes(gan, lesson, count, generator)
+    z, y = codes(lesson, count, generator)
     net.eval()
     with lesson.lower():
         fakes = net(z, y).float()

@@ -11,15 +11,16 @@ convolutions in its precision; statistics, spectral norms, heads and the pixels 
 
 from itertools import pairwise
 from math import sqrt
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import spectral_norm
 
 from sfumato.errors import ConfigError
+from sfumato.nn.resize import ResizingConv2d
+from sfumato.nn.spectral import normed
 
 Maps = Float[Tensor, "n maps h w"]
 Doubled = Float[Tensor, "n outputs 2*h 2*w"]
@@ -73,14 +74,15 @@ class UpBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, classes: int | None) -> None:
         super().__init__()
         self.norm1, self.norm2 = ClassNorm(inputs, classes), ClassNorm(outputs, classes)
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
+        # A bias before a normalisation, or a second one in a sum, would change nothing.
+        self.conv1 = ResizingConv2d(inputs, outputs, 3, "double", bias=False)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1)
+        self.shortcut = ResizingConv2d(inputs, outputs, 1, "double", bias=False)
 
     def forward(self, x: Maps, labels: Labels | None) -> Doubled:
-        """Twice the height and the width. The shortcut is doubled last: the same, for a quarter."""
-        inner = self.conv1(_doubled(F.relu(self.norm1(x, labels))))
-        return _doubled(self.shortcut(x)) + self.conv2(F.relu(self.norm2(inner, labels)))
+        """Twice the height and the width."""
+        inner = self.conv1(F.relu(self.norm1(x, labels)))
+        return self.shortcut(x) + self.conv2(F.relu(self.norm2(inner, labels)))
 
 
 class ClassNorm(nn.Module):
@@ -114,9 +116,8 @@ class Discriminator(nn.Module):
     The heads: "projection" gives one score, w.h + b + <v_y, h> for features h and class y; "plain"
     one score without a class; "classes" a logit for each class, where real means a large sum.
 
-    Guarantee: weights are divided by an estimate of their largest singular value, which follows
-    them by one power iteration a forward pass in training mode. In evaluation mode the estimate
-    stands still: enough for the generator's step, and cheaper.
+    Weights are divided by an estimate of their largest singular value, which follows them when
+    `spectral.tighten` is called.
     """
 
     def __init__(
@@ -142,9 +143,9 @@ class Discriminator(nn.Module):
         self.first = FirstBlock(channels, widths[0])
         self.blocks = nn.Sequential(*(DownBlock(a, b, halve) for (a, b), halve in pairs))
         self.head = head
-        self.score = _normed(nn.Linear(widths[-1], count if head == "classes" else 1))
+        self.score = normed(nn.Linear(widths[-1], count if head == "classes" else 1))
         projects = head == "projection"
-        self.classes = _normed(nn.Embedding(count, widths[-1])) if projects else None
+        self.classes = normed(nn.Embedding(count, widths[-1])) if projects else None
 
     def forward(
         self, x: Float[Tensor, "n c h w"], labels: Labels | None = None
@@ -170,13 +171,13 @@ class FirstBlock(nn.Module):
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
-        self.conv1, self.conv2 = _conv(channels, width, 3), _conv(width, width, 3)
-        self.shortcut = _conv(channels, width, 1)
+        self.conv1 = _conv(channels, width, 3)
+        self.conv2 = _conv(width, width, 3, "halve")
+        self.shortcut = _conv(channels, width, 1, "halve", bias=False)
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n outputs h//2 w//2"]:
         """Half the height and the width, rounded down."""
-        inner = self.conv2(F.relu(self.conv1(x)))
-        return F.avg_pool2d(inner, 2) + self.shortcut(F.avg_pool2d(x, 2))
+        return self.conv2(F.relu(self.conv1(x))) + self.shortcut(x)
 
 
 class DownBlock(nn.Module):
@@ -184,38 +185,19 @@ class DownBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, halve: bool) -> None:
         super().__init__()
-        self.conv1, self.conv2 = _conv(inputs, inputs, 3), _conv(inputs, outputs, 3)
-        self.shortcut = _conv(inputs, outputs, 1)
-        self.pool = nn.AvgPool2d(2) if halve else nn.Identity()
+        resize = "halve" if halve else None
+        self.conv1 = _conv(inputs, inputs, 3)
+        self.conv2 = _conv(inputs, outputs, 3, resize)
+        self.shortcut = _conv(inputs, outputs, 1, resize, bias=False)
 
     def forward(self, x: Maps) -> Float[Tensor, "n outputs halved_h halved_w"]:
-        """The shortcut is halved first: the same, for a quarter."""
-        inner = self.conv2(F.relu(self.conv1(F.relu(x))))
-        return self.pool(inner) + self.shortcut(self.pool(x))
+        """Both ways are halved by their last convolution."""
+        return self.conv2(F.relu(self.conv1(F.relu(x)))) + self.shortcut(x)
 
 
-class FloatWeightConv2d(nn.Conv2d):
-    """A convolution that works out its weight in float32, whatever precision it then runs in.
-
-    Autocast would do the power iteration in bfloat16: its rounding is larger than a step's change.
-    """
-
-    def forward(self, input: Maps) -> Float[Tensor, "n outputs h w"]:
-        """As any convolution."""
-        with torch.autocast(input.device.type, enabled=False):
-            weight = self.weight
-        return self._conv_forward(input, weight, self.bias)
-
-
-def _conv(inputs: int, outputs: int, side: int) -> nn.Module:
+def _conv(inputs: int, outputs: int, side: int, *resize: Any, bias: bool = True) -> nn.Module:
     gain = sqrt(2) if side > 1 else 1.0
-    return _normed(FloatWeightConv2d(inputs, outputs, side, padding=side // 2), gain)
-
-
-def _normed(layer: nn.Linear | nn.Embedding | nn.Conv2d, gain: float = 1.0) -> nn.Module:
-    # Drawn before it is normed, so that the first estimate is of the weight that is used.
-    nn.init.xavier_uniform_(layer.weight, gain)
-    return spectral_norm(layer)
+    return normed(ResizingConv2d(inputs, outputs, side, *resize, bias=bias), gain)
 
 
 def _widths(width: int, doublings: int) -> list[int]:
@@ -241,7 +223,3 @@ def _halvings(size: int) -> int:
     if size < 8:
         raise ConfigError(f"images of {size} pixels are too small to tell: use --image-size 8.")
     return size.bit_length() - 3
-
-
-def _doubled(x: Maps) -> Float[Tensor, "n maps 2*h 2*w"]:
-    return F.interpolate(x, scale_factor=2.0, mode="bilinear")

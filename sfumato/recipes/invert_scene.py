@@ -108,8 +108,8 @@ def given_target(config: Config) -> tuple[train.Config, Path]:
     return settings, weights
 
 
-def open_access(scene: Scene) -> "Access":
-    """The target, as the attacker has it."""
+def open_access(scene: Scene, precision: "torch.dtype | None" = None) -> "Access":
+    """The target, as the attacker has it; in float32 if no other precision is asked for."""
     import torch
 
     from sfumato.attack.access import access_to
@@ -128,4 +128,4 @@ def open_access(scene: Scene) -> "Access":
             f'{scene.weights} has no "{missing[0]}". If the target was trained with GroupNorm in '
             "the place of BatchNorm, as sfumato train does, say --norm group."
         )
-    return access_to(learner.model, replace(reading, precision=torch.float32, views=1))
+    return access_to(learner.model, replace(reading, precision=precision or torch.float32, views=1))

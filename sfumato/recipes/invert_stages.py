@@ -123,7 +123,7 @@ def prior(scene: Scene, stage: Run) -> None:
     if config.method == "pixels":
         stage.finish({"generator": "none"})
         return
-    access, chosen = open_access(scene), selection_of(scene)
+    access, chosen = open_access(scene, scene.precision), selection_of(scene)
     gan = new_gan(config.method, access, config.gan, config.seed)
     pixels, labels = scene.public.pixels, scene.public.labels
     if config.method == "plg":  # the baselines learn from all public images, and no label

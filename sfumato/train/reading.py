@@ -7,6 +7,7 @@ to each other, and one loss, their mean. So all of them together are clipped as 
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -68,19 +69,20 @@ class Reading:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Pixels between 0 and 1, centred and scaled by fixed, public numbers."""
-        mean, deviation = self._constants(pixels)
+        mean, deviation = self._constants
         layout = torch.channels_last if pixels.is_cuda else torch.contiguous_format
         return ((pixels - mean) / deviation).contiguous(memory_format=layout)
 
     def restore(self, x: Tensor) -> Tensor:
         """Back to pixels between 0 and 1."""
-        mean, deviation = self._constants(x)
+        mean, deviation = self._constants
         return x * deviation + mean
 
-    def _constants(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (1, -1, 1, 1)
-        mean = torch.tensor(self.mean, device=like.device).reshape(shape)
-        return mean, torch.tensor(self.deviation, device=like.device).reshape(shape)
+    @cached_property
+    def _constants(self) -> tuple[Tensor, Tensor]:
+        # Made once: a GPU would wait for numbers from the host.
+        mean = torch.tensor(self.mean, device=self.device).reshape(1, -1, 1, 1)
+        return mean, torch.tensor(self.deviation, device=self.device).reshape(1, -1, 1, 1)
 
     def logits(self, model: nn.Module, x: Tensor) -> Tensor:
         """The model's answers, in the precision asked for, as float32."""

@@ -45,7 +45,7 @@ def test_gmi_reads_no_label_and_asks_no_target():
     drawn = generator_loss(gan, lesson, z, y, dice())
     torch.testing.assert_close(drawn, -judge(gan.generator(z)).mean())
     assert drawn == generator_loss(gan, lesson, z, OTHER[y], dice())
-    iterate(gan, lesson, (0, 0, 0))
+    iterate(gan, lesson, dice())
     assert lesson.access.asked == 0
 
 
@@ -102,7 +102,7 @@ def test_a_generator_step_leaves_no_gradient_on_discriminator_or_target(method, 
         return generator_loss(gan, *rest)
 
     monkeypatch.setattr(prior, "generator_loss", without_traces)
-    iterate(gan, lesson, (0, 0, 0))
+    iterate(gan, lesson, dice())
     assert all(judged[0])  # it had learnt just before
     assert all(p.grad is None for p in gan.discriminator.parameters())
     # The gain of a class that no fake had is not pulled, but has a gradient of 0.
@@ -123,7 +123,7 @@ def test_discriminator_steps_see_new_images_and_teach_the_generator_nothing(meth
         return discriminator_loss(gan, lesson, fake, label, generator)
 
     monkeypatch.setattr(prior, "discriminator_loss", watched)
-    iterate(gan, lesson, (0, 0, 0))
+    iterate(gan, lesson, dice())
     assert [len(fake) for fake, _ in seen] == [8, 8, 8, 8]
     assert len(torch.cat([fake for fake, _ in seen]).flatten(1).unique(dim=0)) == 32
     assert len(torch.cat([label for _, label in seen]).unique()) == 3
@@ -134,7 +134,7 @@ def test_the_generator_learns_from_codes_that_no_discriminator_step_saw():
     lesson = new_lesson()
     gan, seen = small_gan(lesson), []
     gan.generator.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    iterate(gan, lesson, (0, 0, 0))
+    iterate(gan, lesson, dice())
     assert [len(z) for z in seen] == [16, 8]
     assert len(torch.cat(seen).unique(dim=0)) == 24
 
@@ -142,7 +142,7 @@ def test_the_generator_learns_from_codes_that_no_discriminator_step_saw():
 def test_how_often_an_iteration_asks_the_target():
     for method, wanted in {"plg": 8, "gmi": 0, "ked": 8 * 2}.items():
         lesson = new_lesson(method)
-        iterate(small_gan(lesson), lesson, (0, 0, 0))
+        iterate(small_gan(lesson), lesson, dice())
         assert lesson.access.asked == wanted
 
 
@@ -168,7 +168,7 @@ def test_a_look_is_the_median_lead_in_fakes_of_codes_that_stay_the_same(method):
     assert found == look(gan, lesson, 5)
     assert gan.generator.training
     assert all(torch.equal(v, before[k]) for k, v in gan.generator.state_dict().items())
-    z, y = prior.codes(gan, lesson, 256, torch.Generator().manual_seed(5))
+    z, y = prior.codes(lesson, 256, torch.Generator().manual_seed(5))
     logits = lesson.access.logits(gan.generator.eval()(z, y)) / lesson.wish.scale
     wanted = y if method == "plg" else logits.argmax(dim=1)
     leads = sorted(margins(logits, wanted).tolist())
@@ -180,7 +180,7 @@ def test_an_infinite_answer_is_no_success():
     gan = small_gan(lesson)
     ask = lesson.access._ask
     lesson.access._ask = lambda pixels: ask(pixels).index_fill(1, torch.tensor([0]), torch.inf)
-    _, y = prior.codes(gan, lesson, 256, torch.Generator().manual_seed(0))
+    _, y = prior.codes(lesson, 256, torch.Generator().manual_seed(0))
     assert look(gan, lesson, 0) is None
     lesson.access._ask = lambda pixels: ask(pixels).scatter(1, y[:, None], torch.inf)
     assert look(gan, lesson, 0) is None

@@ -5,7 +5,7 @@ import torch
 from lessons import METHODS, new_lesson, same, small_gan, weights
 
 from sfumato.attack import prior
-from sfumato.attack.prior import iterate, train_gan
+from sfumato.attack.prior import train_gan
 from sfumato.errors import SfumatoError
 from sfumato.runs import Run
 
@@ -20,18 +20,30 @@ def train(lesson, path, say=lambda _: None, seed=3):
     return gan, train_gan(gan, lesson, Run(path), seed=seed, say=say)
 
 
+def instead(monkeypatch, take):
+    """Take iterations so: `take` gets the GAN, how one is taken, and the seed, step and luck."""
+    original = prior.iteration
+
+    def iteration(gan, lesson):
+        turn = original(gan, lesson)
+        return lambda *place: take(gan, turn, place)
+
+    monkeypatch.setattr(prior, "iteration", iteration)
+    return original
+
+
 def poison(monkeypatch, *places, net="generator"):
     """NaN in a weight after the step at each place: a step and the luck it was taken with."""
     taken = []
 
-    def poisoned(gan, lesson, place):
+    def poisoned(gan, turn, place):
         taken.append(place[1:])
-        iterate(gan, lesson, place)
+        turn(*place)
         if place[1:] in places:
             with torch.no_grad():
                 next(getattr(gan, net).parameters()).view(-1)[0] = torch.nan
 
-    monkeypatch.setattr(prior, "iterate", poisoned)
+    instead(monkeypatch, poisoned)
     return taken
 
 
@@ -98,10 +110,11 @@ def test_what_it_goes_back_to_is_what_was_there(tmp_path, monkeypatch):
     poison(monkeypatch, (4, 0))
     _, fallen = train(new_lesson(gan_ema=0.5), tmp_path / "fallen")
 
-    def lucky(gan, lesson, place):
-        iterate(gan, lesson, (place[0], place[1], 0 if place[1] < 3 else 1))
+    def lucky(gan, turn, place):
+        turn(place[0], place[1], 0 if place[1] < 3 else 1)
 
-    monkeypatch.setattr(prior, "iterate", lucky)
+    monkeypatch.undo()
+    instead(monkeypatch, lucky)
     _, straight = train(new_lesson(gan_ema=0.5), tmp_path / "straight")
     assert same(weights(fallen), weights(straight))
 
@@ -140,16 +153,15 @@ def test_a_run_that_was_cut_goes_on_to_the_same_generator(
     taken = poison(monkeypatch, *bad)
     whole, wanted = train(lesson, tmp_path / "whole")
 
-    def cut(gan, lesson, place):
+    def cut(gan, turn, place):
         if place[1:] == (8, len(bad)):
             raise Cut
-        original(gan, lesson, place)
+        turn(*place)
 
-    original = prior.iterate
-    monkeypatch.setattr(prior, "iterate", cut)
+    original = instead(monkeypatch, cut)
     with pytest.raises(Cut):
         train(lesson, tmp_path / "cut")
-    monkeypatch.setattr(prior, "iterate", original)
+    monkeypatch.setattr(prior, "iteration", original)
     taken.clear()
     gan, found = train(lesson, tmp_path / "cut")
     assert taken[0] == (6, len(bad))
@@ -187,11 +199,11 @@ def test_without_patience_it_goes_on_to_the_end(tmp_path, monkeypatch):
 def test_with_an_average_it_is_the_average_that_is_looked_at_and_returned(tmp_path, monkeypatch):
     seen, steps = script(monkeypatch, [1.0, 2.0, 0.0]), []
 
-    def watched(gan, lesson, place):
-        iterate(gan, lesson, place)
+    def watched(gan, turn, place):
+        turn(*place)
         steps.append(weights(gan.generator)["first.weight"])
 
-    monkeypatch.setattr(prior, "iterate", watched)
+    instead(monkeypatch, watched)
     _, made = train(new_lesson(gan_ema=0.6), tmp_path)
     average = steps[0]
     for count, value in enumerate(steps[1:6], start=1):

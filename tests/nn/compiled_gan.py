@@ -35,7 +35,8 @@ def main():
         for plain, twin in zip(pair, twins, strict=True):
             same(twin.state_dict().values(), plain.state_dict().values(), precision)
             grads = [[p.grad for p in network.parameters()] for network in (twin, plain)]
-            same(*grads, precision)
+            # Together: in bfloat16 a gradient that is nearly 0 is nothing but rounding.
+            same(*([torch.cat([g.flatten() for g in some])] for some in grads), precision)
 
 
 def same(found, wanted, precision):

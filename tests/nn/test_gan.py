@@ -14,6 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from sfumato.errors import ConfigError
 from sfumato.nn.gan import ClassNorm, Discriminator, Generator, UpBlock
+from sfumato.nn.spectral import SpectralNorm, tighten
 
 SIZES = [8, 16, 28, 32, 64, 128]
 
@@ -124,18 +125,28 @@ def test_without_classes_labels_are_ignored():
     torch.testing.assert_close(judge(images), judge(images, torch.arange(5)), rtol=0, atol=0)
 
 
-def test_halving_and_doubling_a_shortcut_early_or_late_is_the_same():
+def test_doubling_is_bilinear_and_halving_is_pooling():
     torch.manual_seed(0)
     up, x = UpBlock(4, 2, None), torch.randn(2, 4, 7, 7)
-    inner = up.conv2(F.relu(up.norm2(up.conv1(bilinear(F.relu(up.norm1(x, None)))), None)))
-    torch.testing.assert_close(up(x, None), up.shortcut(bilinear(x)) + inner)
+    torch.testing.assert_close(up.shortcut(x), plainly(up.shortcut, bilinear(x)))
+    found, wanted = up.conv1(x), plainly(up.conv1, bilinear(x))
+    inside = (..., slice(1, -1), slice(1, -1))  # the border is continued there, and 0 here
+    torch.testing.assert_close(found[inside], wanted[inside])
+    edge = F.pad(bilinear(x), (1, 1, 1, 1), mode="replicate")
+    assert found.shape == wanted.shape
+    assert (found - F.conv2d(edge, up.conv1.weight)).abs().mean() < 0.2 * found.abs().mean()
     judge, x = discriminator(size=33).eval(), photos(size=33)
     first, down = judge.first, judge.blocks[0]
-    pooled = F.avg_pool2d(first.conv2(F.relu(first.conv1(x))), 2)
-    torch.testing.assert_close(first(x), pooled + F.avg_pool2d(first.shortcut(x), 2))
+    long_way = plainly(first.conv2, F.relu(first.conv1(x))) + plainly(first.shortcut, x)
+    torch.testing.assert_close(first(x), F.avg_pool2d(long_way, 2))
     x = first(x) - 0.1
-    long_way = down.conv2(F.relu(down.conv1(F.relu(x)))) + down.shortcut(x)
+    long_way = plainly(down.conv2, F.relu(down.conv1(F.relu(x)))) + plainly(down.shortcut, x)
     torch.testing.assert_close(down(x), F.avg_pool2d(long_way, 2))
+
+
+def plainly(conv, x):
+    """The convolution without its halving."""
+    return F.conv2d(x, conv.weight, conv.bias, padding=conv.padding)
 
 
 def bilinear(x):
@@ -169,14 +180,28 @@ def test_every_weight_has_spectral_norm_one_also_after_it_was_moved(head):
             original = layer.parametrizations.weight.original
             original.add_(3 * torch.randn_like(original))
     for _ in range(30):
-        judge(photos(), torch.arange(5) % 3)
+        tighten(judge)
     for name, layer in layers.items():
         norm = torch.linalg.matrix_norm(layer.weight.flatten(1), 2)
         assert norm.item() == pytest.approx(1, abs=0.02), name
 
 
-def test_the_estimate_stands_still_in_evaluation_mode():
-    judge = discriminator().eval()
+def test_the_gradient_of_a_normed_weight_is_that_of_autograd():
+    torch.manual_seed(0)
+    weight = torch.randn(3, 4, 3, 3, dtype=torch.float64, requires_grad=True)
+    norm = SpectralNorm(weight.detach().float()).double()
+    norm.tighten(weight.detach())
+    matrix = weight.permute(0, 2, 3, 1).flatten(1)
+    sigma = norm.u @ matrix @ norm.v
+    found, wanted, other = norm(weight), weight / sigma, torch.randn_like(weight)
+    torch.testing.assert_close(found, wanted)
+    grads = [torch.autograd.grad((y * other).sum(), weight)[0] for y in (found, wanted)]
+    torch.testing.assert_close(*grads)
+    torch.testing.assert_close(sigma, torch.linalg.matrix_norm(matrix, 2), rtol=0.02, atol=0)
+
+
+def test_looking_leaves_the_estimate_as_it_is():
+    judge = discriminator()
     before = copy.deepcopy(judge.state_dict())
     judge(photos(), torch.arange(5) % 3)
     torch.testing.assert_close(judge.state_dict(), before, rtol=0, atol=0)

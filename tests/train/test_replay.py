@@ -1,0 +1,41 @@
+"""Work that is recorded: the same as when it is done, on a GPU; the work itself elsewhere."""
+
+import pytest
+import torch
+
+from sfumato.train.replay import WARM, Replay
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def walk(device, seeds, through):
+    """A few steps of Adam towards random points."""
+    x = torch.zeros(5, device=device, requires_grad=True)
+    adam = torch.optim.Adam([x], lr=0.1, capturable=device == "cuda")
+
+    def step(generator):
+        adam.zero_grad()
+        goal = torch.randn(5, generator=generator, device=device)
+        (x - goal).square().sum().backward()
+        adam.step()
+
+    work = through(step)
+    for seed in seeds:
+        work(seed, 7)
+    return x.detach().cpu()
+
+
+def by_hand(device):
+    def through(step):
+        return lambda *seed: step(torch.Generator(device).manual_seed(hash(seed) % 2**63))
+
+    return through
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_replay_does_what_the_work_does_with_the_chance_of_each_seed(device):
+    seeds = [*range(WARM + 4), 3, 3]
+    found = walk(device, seeds, lambda step: Replay(step, torch.device(device)))
+    torch.testing.assert_close(found, walk(device, seeds, by_hand(device)))
+    other = walk(device, [*seeds[:-1], 4], by_hand(device))
+    assert not torch.allclose(found, other)
