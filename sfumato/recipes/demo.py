@@ -6,10 +6,12 @@ with what is left of the budget. The picture may be shared; in `private/` are th
 the test scores, which may not.
 
 Then the attacker's turn: digits are stolen from the weights of heads that were trained without
-noise, and not from the same heads with it.
+noise, and not from the same heads with it; and a network that learnt without noise is asked what
+its classes look like, by somebody who has only ever seen other digits.
 """
 
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -85,6 +87,7 @@ def run(config: Config, run: Run) -> dict[str, Any]:
     draw(means, exact, images, ledger.events[0].noise_multiplier, run)
     if config.data == "digits":
         steal(run)
+        invert(run)
     return run.finish(
         {
             "epsilon": ledger.epsilon(),
@@ -111,6 +114,8 @@ def show(summary: Mapping[str, Any]) -> str:
         lines += [
             f"  stolen    {summary['run']}/private/stolen.png: what an attacker sees in the",
             "            weights of a head that learnt without noise, and of the same head with it",
+            f"  inverted  {summary['run']}/private/inverted.png: what a network without noise says",
+            "            of 0 to 4 to an attacker who has images of 5 to 9 alone",
         ]
     lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
     return "\n".join(lines)
@@ -192,18 +197,32 @@ def train_network(
 
 def steal(run: Run) -> None:
     """Training images back from the weights of heads without noise, and of the same with it."""
-    import shutil
-
     from sfumato.recipes import reconstruct
 
     run.log("an attacker learns to see training images in the weights of a head")
-    # The attacker's own images are the demo's private ones, so all of it is private.
-    stage = Run(run.private / "reconstruct", run.say)
-    stage.path.mkdir(exist_ok=True)
+    stage = attacker(run, "reconstruct")
     if not stage.finished:
         reconstruct.run(reconstruct.PRESETS["digits-private"](), stage)
     for name, copy in (("pictures.png", "stolen.png"), ("study.md", "stolen.md")):
         shutil.copyfile(stage.private / name, run.private / copy)
+
+
+def invert(run: Run) -> None:
+    """What a network that learnt 0 to 4 without noise says of them to somebody who has 5 to 9."""
+    from sfumato.recipes import invert
+
+    run.log("another attacker asks a network what its classes look like")
+    stage = attacker(run, "invert")
+    if not stage.finished:
+        invert.run(invert.PRESETS["digits-cpu"](), stage)
+    shutil.copyfile(stage.private / "guesses.png", run.private / "inverted.png")
+
+
+def attacker(run: Run, verb: str) -> Run:
+    """The attacker's place: its own images are the demo's private ones, so all of it is private."""
+    stage = Run(run.private / verb, run.say)
+    stage.path.mkdir(exist_ok=True)
+    return stage
 
 
 def nearest_mean_accuracy(means: "Tensor", test: "Images") -> float:

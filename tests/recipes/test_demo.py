@@ -24,6 +24,7 @@ def short_training(request, monkeypatch):
         short = replace(train.PRESETS["digits-cpu"](), epochs=0.25)
         monkeypatch.setitem(train.PRESETS, "digits-cpu", lambda: short)
         monkeypatch.setattr(demo, "steal", lambda run: None)
+        monkeypatch.setattr(demo, "invert", lambda run: None)
 
 
 def run_demo(out, **changes):
@@ -47,10 +48,12 @@ def test_the_demo_leaves_a_complete_run_of_good_accuracy(tmp_path, capsys):
     assert scores["test_accuracy"] > 0.85
     names = {p.name for p in (out / "private").iterdir()}
     own = {"scores.json", "comparison.png", "metrics.jsonl"}
-    assert names == {*own, "stolen.png", "stolen.md", "reconstruct"}
+    assert names == {*own, "stolen.png", "stolen.md", "reconstruct", "inverted.png", "invert"}
     assert not (
         out / "stages"
     ).exists()  # what comes from private images without noise is in private/
+    found = json.loads((out / "private/invert/private/scores.json").read_text())["majority"]
+    assert found["top1"]["mean"] > 0.4 > 10 * found["floor_top1"]["mean"]
     plain, private = (
         [float(cell.split()[0]) for cell in line.strip("| \n").split(" | ")[1:]]
         for line in (out / "private" / "stolen.md").read_text().splitlines()[2:]
