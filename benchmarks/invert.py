@@ -1,10 +1,11 @@
 """The generator of `sfumato invert`, an iteration, against the published loop, in one run.
 
     python benchmarks/invert.py --device cuda [--compile]      64 x 64, VGG16-sized target
-    python benchmarks/invert.py --device cuda --size 32 --model mcnn --classes 5 --channels 1
+    python benchmarks/invert.py --device cuda --size 32 --model mcnn --classes 5 --channels 1 \\
+        --width 32
 
-The reference is the published loop as its description says: images are opened, cropped and resized
-one by one on the CPU; one step of the generator, then five of the discriminator, each with fakes of
+The reference is the published loop as its description says: images are cropped and resized one by
+one on the CPU; one step of the generator, then five of the discriminator, each with fakes of
 its own that gradients flow through although they are not used; the target is asked about every
 fake, and gathers gradients that nobody wants; numbers are read at every step; float32; maps are
 interpolated and pooled beside the convolutions. Widths, depths and losses are the same in both.
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--compile", action="store_true", help="ours")
     words = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
     device = torch.device(words.device)
     settings = GanSettings(gan_batch=words.batch, gan_width=words.width)
     mode = "L" if words.channels == 1 else "RGB"

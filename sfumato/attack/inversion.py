@@ -3,7 +3,7 @@
 All are means over images of a loss of logits. The margin (Yuan et al. 2023) has a gradient of 1 on
 two logits, however sure the target is; but it counts in the target's own unit, and a private target
 has another. So a `Wish` divides logits by the margin that the target usually has on public images:
-without that a private target looks safe when it is not.
+without that a private target may look safe when it is not.
 """
 
 from collections.abc import Callable

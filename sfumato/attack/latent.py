@@ -4,6 +4,7 @@ All classes and all restarts are one batch (in pieces that fit memory). Every im
 counts in the end: nothing is chosen by how it looks.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from sfumato.train.replay import Replay
 Draw = Callable[[Tensor, Int[Tensor, " n"]], Float[Tensor, "n c h w"]]
 """Images of codes and classes, between 0 and 1."""
 Extra = Callable[[Tensor, Float[Tensor, "n c h w"]], Float[Tensor, ""]]
-"""What else a code and its images should make small: a prior, roughness."""
+"""What else a code and its images should make small: roughness."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,8 @@ class Search:
         for name in ("restarts", "z_batch"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+        if not 0 < self.z_lr < math.inf:
+            raise ConfigError(f"z_lr={self.z_lr:g} must be above 0 and finite.")
         if self.z_steps < 0:
             raise ConfigError(f"z_steps={self.z_steps} must be 0 (codes stay as drawn) or more.")
 

@@ -11,9 +11,10 @@ learns, nothing waits for a number to be read, and a GPU replays a recorded iter
 """
 
 import copy
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Literal
 
 import torch
@@ -69,6 +70,12 @@ class GanSettings:
         for name in ("iterations", "gan_batch", "d_steps", "gan_width", "latent", "look_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+        if not 0 < self.gan_lr < inf or not 0 <= self.alpha < inf:
+            raise ConfigError(
+                f"gan_lr={self.gan_lr:g} must be above 0, alpha={self.alpha:g} 0 or more; finite."
+            )
+        if self.patience < 0:
+            raise ConfigError(f"patience={self.patience} must be 0 (never stop) or more.")
         if not 0 <= self.gan_ema < 1:
             raise ConfigError(f"gan_ema={self.gan_ema:g} must be 0 (none) or more, and below 1.")
 
@@ -184,7 +191,7 @@ def train_gan(
     if compiled:
         gan.generator.compile()
         gan.discriminator.compile()
-    turn = iteration(gan, lesson)
+    turn, since = iteration(gan, lesson), time.monotonic()
     # Asked before each step: a run that was cut after its last look has nothing left to do.
     while gan.step < settings.iterations and not gan.stale(settings.patience):
         turn(seed, gan.step, gan.luck)
@@ -210,7 +217,12 @@ def train_gan(
         gan.looks.append(convinced)
         good = copy.deepcopy(gan.state())
         run.save_checkpoint(good)
-        say(f"iteration {gan.step}/{settings.iterations}  margin of fakes {convinced:.2f}")
+        left = (time.monotonic() - since) / settings.look_every * (settings.iterations - gan.step)
+        since = time.monotonic()
+        say(
+            f"iteration {gan.step}/{settings.iterations}  margin of fakes {convinced:.2f}  at most "
+            f"{left:.0f} s left"
+        )
     gan.generator.load_state_dict(gan.best)
     return gan.generator.eval().requires_grad_(False)
 
@@ -282,8 +294,8 @@ def generator_loss(
         if lesson.method == "ked":
             real, _ = lesson.real(len(fake), generator)
             pair = critic.features(real).detach(), critic.features(fake)
-            sureness = critic(fake).float().softmax(dim=1)
-            entropy = -(sureness * sureness.clamp(min=1e-12).log()).sum(dim=1).mean()
+            answers = critic(fake).float()
+            entropy = soft_cross_entropy(answers, answers.softmax(dim=1))
             return feature_matching(*pair) + 1e-4 * entropy
         labels = y if lesson.method == "plg" else None
         loss = hinge_generator(critic(fake, labels).float())

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from sfumato.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Views:
@@ -25,6 +27,14 @@ class Views:
     """How much brightness and contrast change."""
     mirror: bool = True
     """Whether every second view is mirrored: not for digits."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least_area <= 1:
+            raise ConfigError(f"least_area={self.least_area:g} must be above 0 and at most 1.")
+        if not 0 <= self.degrees <= 180:
+            raise ConfigError(f"degrees={self.degrees:g} must lie between 0 and 180.")
+        if not 0 <= self.jitter < 1:
+            raise ConfigError(f"jitter={self.jitter:g} must be at least 0 and below 1.")
 
     def __call__(
         self, images: Float[Tensor, "n c h w"], generator: torch.Generator

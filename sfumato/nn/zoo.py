@@ -145,7 +145,7 @@ def _build(name: str, classes: int, channels: int, pretrained: bool) -> nn.Modul
     if prefix == "torchvision":
         return _torchvision(rest, classes, pretrained)
     if rest:
-        return _own_function(prefix, rest, classes)
+        return own_function(prefix, rest, classes)
     return _timm(name, classes, channels, pretrained)
 
 
@@ -188,7 +188,8 @@ def _torchvision(name: str, classes: int, pretrained: bool) -> nn.Module:
     return model
 
 
-def _own_function(module: str, function: str, classes: int) -> nn.Module:
+def own_function(module: str, function: str, classes: int) -> nn.Module:
+    """The network that somebody's own function makes for so many classes."""
     if "" not in sys.path:
         sys.path.insert(0, "")  # a file beside you is found, as with python -m
     try:

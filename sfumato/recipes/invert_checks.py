@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from sfumato.errors import DataError
 from sfumato.recipes import train
 from sfumato.recipes.invert_scene import Scene, open_access
-from sfumato.recipes.invert_score import given_judge
+from sfumato.recipes.invert_score import as_judge, given_judge
 from sfumato.recipes.invert_stages import new_judge
 
 if TYPE_CHECKING:
@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 
 def check_scene(scene: Scene) -> None:
     """Refuse what could not be attacked, drawn or judged."""
+    from sfumato.train.plain import reading_of
+
     check_public(scene)
     check_parts(scene)
     check_drawing(scene)
     check_target(scene)
     for name in scene.config.judges:
-        new_judge(scene, name)
+        model = new_judge(scene, name)
+        as_judge(model, reading_of(model, scene.others, scene.device))
     for path in scene.config.judge:
-        given_judge(scene, path)
+        as_judge(*given_judge(scene, path))
 
 
 def check_public(scene: Scene) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import ConfigError
 from sfumato.recipes import train
+from sfumato.recipes.image_source import ImageSource
 from sfumato.recipes.invert_settings import Config
-from sfumato.recipes.stages import given_run, require_heeded
+from sfumato.recipes.stages import given_run, require_heeded, say_unheeded
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -57,29 +58,56 @@ class Scene:
         return (self.target if self.config.target else self.config).loading
 
 
-def set_scene(config: Config, run: Run, shared: Run | None = None) -> Scene:
+def set_scene(config: Config, run: Run) -> Scene:
     """Load images, and part them."""
     from sfumato.data.load import load_images, load_splits
     from sfumato.train.setup import pick_device
 
-    settings, weights = given_target(config) if config.target else (config.training, None)
-    train_images, test = load_splits(settings.data, people=settings.people, **settings.loading)
-    public = load_images(config.public, "train", private=False, **settings.loading)
-    if weights is None:
-        others, members = part(train_images, config.judge_share)
-        # They are framed already: a second cut would go through the faces.
-        settings = replace(
-            settings, data=str(run.path / "private" / "members.npz"), people=None,
-            centre_crop=None, image_size=None, grey=False,
-        )  # fmt: skip
-        weights, held_out = run.path / "private/stages/target/model.safetensors", test
-    else:
+    given = given_target(config, run) if config.target else None
+    settings, weights = given or to_train(config, run)
+    source = settings if given else config
+    train_images, test = load_splits(source.data, people=source.people, **source.loading)
+    public = load_images(
+        config.public, "train", private=False, **framed_as(train_images, source, config)
+    )
+    if given:
         members = train_images
         others, held_out = part(test, config.judge_share)
+    else:
+        others, members = part(train_images, config.judge_share)
+        held_out = test
     return Scene(
-        config, run, shared or run, pick_device(config.device), members, others, held_out, public,
-        settings, weights,
+        config, run, run, pick_device(config.device), members, others, held_out, public, settings,
+        weights,
     )  # fmt: skip
+
+
+def framed_as(images: "Images", source: ImageSource, config: Config) -> dict[str, Any]:
+    """How public images are loaded: to the size and the colours that the target takes."""
+    channels, height, width = images.shape
+    crop = config.public_centre_crop
+    return {
+        **source.loading,
+        "image_size": height if height == width else source.image_size,
+        "grey": channels == 1,
+        "centre_crop": source.centre_crop if crop is None else crop,
+    }
+
+
+def to_train(config: Config, run: Run) -> tuple[train.Config, Path]:
+    """Settings of a target that is trained here, and where its weights will be."""
+    # Its images are framed already: a second cut would go through the faces.
+    settings = replace(
+        config.training, data=str(run.path / "private" / "members.npz"), people=None,
+        centre_crop=None, image_size=None, grey=False,
+    )  # fmt: skip
+    return settings, run.path / "private/stages/target/model.safetensors"
+
+
+def same_images(scene: Scene, config: Config, run: Run) -> Scene:
+    """Another target on the same images, judged by the same judges."""
+    settings, weights = to_train(config, run)
+    return replace(scene, config=config, run=run, target=settings, weights=weights)
 
 
 def part(images: "Images", share: float) -> "tuple[Images, Images]":
@@ -91,7 +119,7 @@ def part(images: "Images", share: float) -> "tuple[Images, Images]":
     return images.split(share, seed=0, by_person=not alone)
 
 
-def given_target(config: Config) -> tuple[train.Config, Path]:
+def given_target(config: Config, run: Run) -> tuple[train.Config, Path]:
     """Settings and weights of a target that is there already."""
     assert config.target is not None
     if not Path(config.target).is_dir():
@@ -100,11 +128,17 @@ def given_target(config: Config) -> tuple[train.Config, Path]:
                 f'--target "{config.target}" is no folder of a run. For a model by name, or '
                 "module:function, give --weights FILE too."
             )
+        if config.data == Config.data:
+            raise ConfigError(
+                f'which images did --target "{config.target}" learn? Give them with --data: judges '
+                "and scores need them."
+            )
         settings = replace(config, target=None, mode="non-private", model=config.target).training
         # As its weights left it: no BatchNorm becomes another layer, unless that is asked for.
         return replace(settings, weights=None, norm=config.norm or "keep"), config.weights
     settings, weights = given_run(Path(config.target), config)
     require_heeded(Path(config.target), config, settings)
+    say_unheeded(Path(config.target), config, settings, run)
     return settings, weights
 
 

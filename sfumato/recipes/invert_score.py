@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 from sfumato.errors import ConfigError, DataError
 from sfumato.recipes import train
 from sfumato.recipes.invert_scene import Scene, open_access
-from sfumato.recipes.invert_stages import guesses_of, judged_classes, new_judge, selection_of
+from sfumato.recipes.invert_stages import (
+    guesses_of,
+    judged_classes,
+    learnt_by_judges,
+    new_judge,
+    selection_of,
+)
 from sfumato.recipes.stages import given_run
 from sfumato.runs import Run
 
@@ -38,12 +44,21 @@ def score(scene: Scene, stage: Run) -> None:
     found["target_test_accuracy"] = float((answers == scene.held_out.labels).float().mean())
     found["attack_accuracy"] = found["majority"]["top1"]["mean"]
     found["method"] = scene.config.method
+    if ceiling_of(found) < 0.5:
+        found["warning"] += (
+            " A judge names fewer than half of real images rightly: its word means little. Raise "
+            "--judge-epochs."
+        )
+    if scene.config.force:
+        found["warning"] += " Judges were taken by force: they may know the target's images."
     scene.run.write_json("private/scores.json", found)
     contact_sheet(
         scene.run.private / "guesses.png", pixels.members, pixels.guesses, labels, judged_by,
         scene.members.classes,
     )  # fmt: skip
     scene.run.say(headline(found))
+    if found["warning"]:
+        scene.run.say(f"  mind: {found['warning'].strip()}")
     stage.finish({"text": tell(scene), "data": scene.members.name, "public": scene.public.name})
 
 
@@ -55,7 +70,13 @@ def four_sets(scene: Scene) -> "tuple[Sets[Tensor], Sets[Tensor]]":
 
     guesses, chosen = guesses_of(scene), selection_of(scene)
     members, held_out = (thin(some, EACH) for some in (scene.members, scene.held_out))
-    each = [places[:EACH] for places in chosen.places]
+    # Images that judges learnt would make the floor too low.
+    strange = ~learnt_by_judges(scene)
+    left = [places[strange[places]] for places in chosen.places]
+    each = [
+        (some if len(some) else places)[:EACH]
+        for some, places in zip(left, chosen.places, strict=True)
+    ]
     public = [scene.public.pixels[places] for places in each]
 
     def real(pixels: "Tensor") -> "Tensor":
@@ -65,16 +86,18 @@ def four_sets(scene: Scene) -> "tuple[Sets[Tensor], Sets[Tensor]]":
         guesses.images.clamp(0, 1).to(scene.device), real(members.pixels), real(held_out.pixels),
         real(torch.cat(public)),
     )  # fmt: skip
-    pseudo = torch.arange(len(each)).repeat_interleave(len(each[0]))
+    counts = torch.tensor([len(places) for places in each])
+    pseudo = torch.arange(len(each)).repeat_interleave(counts)
     return pixels, Sets(guesses.labels, members.labels, held_out.labels, pseudo)
 
 
 def thin(images: "Images", each: int) -> "Images":
-    """At most so many of each class: the first."""
+    """At most so many of each class, at random: files are often ordered, by writer for example."""
     import torch
 
-    classes = range(len(images.classes))
-    places = [torch.nonzero(images.labels == label).flatten()[:each] for label in classes]
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    labels = images.labels[order]
+    places = [order[labels == label][:each] for label in range(len(images.classes))]
     return images.select(torch.cat(places))
 
 
@@ -105,19 +128,26 @@ def given_judge(scene: Scene, path: Path) -> "tuple[nn.Module, Reading]":
     from sfumato.nn.zoo import load_weights
 
     settings, weights = given_run(path, scene.config)
-    lessons = load_images(settings.data, "train", people=settings.people, **scene.loading)
+    lessons = load_images(settings.data, "train", people=settings.people, **settings.loading)
+    if lessons.shape[0] != scene.members.shape[0]:
+        raise ConfigError(
+            f"judge {path} looks at {lessons.shape[0]} colour channels, and the target's images "
+            f"have {scene.members.shape[0]}. Train it with --grey, or on colour images."
+        )
     if lessons.classes != judged_classes(scene):
         raise ConfigError(
             f"judge {path} knows the classes {', '.join(lessons.classes)}. It should know "
             f"{', '.join(judged_classes(scene))}, private and public ones, in this order. Train it "
             "on them, or use --judges."
         )
-    shared = len(overlap(scene.members, lessons))
-    if shared and not scene.config.force:
-        raise DataError(
-            f"judge {path} learnt {shared} of the images that the target learnt, so it cannot tell "
-            "the class from its training images. Take another judge, or say --force."
-        )
+    framed = load_images(settings.data, "train", people=settings.people, **scene.loading)
+    for own, whose in ((scene.members, "the target learnt"), (scene.held_out, "nobody may know")):
+        shared = len(overlap(own, framed))
+        if shared and not scene.config.force:
+            raise DataError(
+                f"judge {path} learnt {shared} of the images that {whose}, so it cannot tell the "
+                "class from its training images. Take another judge, or say --force."
+            )
     twins = equal_tensors(weights, scene.weights) if scene.weights.exists() else []
     if twins and not scene.config.force:
         raise DataError(
@@ -148,16 +178,26 @@ def equal_tensors(one: Path, other: Path) -> list[str]:
 
 def as_judge(model: "nn.Module", reading: "Reading") -> "Judge":
     """The model's answers, and what goes into its last layer."""
+    import torch.nn.functional as F
+
     from sfumato.nn.zoo import head_parameters
 
-    (path,) = {name.rpartition(".")[0] for name in head_parameters(model)}
+    paths = {name.rpartition(".")[0] for name in head_parameters(model)}
+    if len(paths) != 1:
+        raise ConfigError(
+            f"a judge needs one last layer, and {type(model).__name__} has {len(paths)}: "
+            f"{', '.join(sorted(paths))}. Take another."
+        )
     seen: list[Tensor] = []
-    model.eval().get_submodule(path).register_forward_pre_hook(
+    model.eval().get_submodule(paths.pop()).register_forward_pre_hook(
         lambda _, inputs: seen.append(inputs[0])
     )
+    side = reading.images.shape[1:]
 
     def ask(pixels: "Tensor") -> "tuple[Tensor, Tensor]":
         seen.clear()
+        if pixels.shape[2:] != side:  # a judge looks at images of the size that it learnt
+            pixels = F.interpolate(pixels, side, mode="bilinear", antialias=True)
         return model(reading.normalise(pixels)).float(), seen[-1].float()
 
     return ask
@@ -169,9 +209,14 @@ def headline(found: dict[str, Any]) -> str:
     between = "" if top["interval"] is None else " ({:.2f} to {:.2f})".format(*top["interval"])
     return (
         f"attack accuracy, for your eyes: {top['mean']:.2f}{between}; of public images that the "
-        f"target takes for these classes {floor['mean']:.2f}; test accuracy of the target "
-        f"{found['target_test_accuracy']:.3f}"
+        f"target takes for these classes {floor['mean']:.2f}, of real images "
+        f"{ceiling_of(found):.2f}; test accuracy of the target {found['target_test_accuracy']:.3f}"
     )
+
+
+def ceiling_of(found: dict[str, Any]) -> float:
+    """How often judges name real images rightly: what attacks can reach at most."""
+    return min(judge["held_out_top1"]["mean"] for judge in found["judges"].values())
 
 
 def tell(scene: Scene) -> str:

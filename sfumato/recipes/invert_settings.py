@@ -36,6 +36,8 @@ class Config(train_settings.Config):
     """A run of sfumato train, or module:function with --weights, in place of training one."""
     public: str = "digits@5-9"
     """The attacker's own images, of other classes."""
+    public_centre_crop: int | None = None
+    """Another --centre-crop for them: faces of other sources are framed otherwise."""
     shared_classes: bool = False
     """Public images may show private classes."""
 
@@ -158,7 +160,8 @@ def faces(model: str) -> Callable[[], Config]:
         return Config(
             data="private_faces", public="public_faces", centre_crop=108, image_size=64,
             model=model, norm="keep", mode="non-private", batch_size=64, epochs=50, lr=0.01,
-            momentum=0.9, weight_decay=1e-4, flip=True, judges=("ir-50",), judge_epochs=30, n=30,
+            momentum=0.9, weight_decay=1e-4, flip=True, judge_epochs=30, n=30,
+            judges=("vgg16-face" if model.startswith("ir") else "ir-50", "resnet18-small"),
             gan=GanSettings(iterations=30_000), search=Search(restarts=5, z_steps=600),
         )  # fmt: skip
 
@@ -171,6 +174,7 @@ SPLITS = ("0,2,4,6,8", "1,3,5,7,9", "0,1,5,8,9", "2,3,4,6,7", "0,3,6,7,9", "1,2,
 """Halves of the ten digits, each with its other half: the six of protocol M2."""
 M2_REACHED = (0.94, 0.45, 0.46, 0.86, 0.85, 0.87)
 """What part of the guesses both judges name as they were meant."""
+CLOTHES: dict[str, Any] = {"model": "resnet18-small", "judges": ("scnn", "mcnn"), "views": Views()}
 OLIVETTI = GanSettings(gan_width=16, gan_batch=32)
 
 
@@ -189,7 +193,8 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "m1": small("mnist@0-4", "mnist@5-9", ": 0.77 of guesses by both judges, floor 0.005"),
     "m1-mirror": small("mnist@5-9", "mnist@0-4", ": 0.54, floor 0.004"),
     **halves(),
-    "f1": small("fashion_mnist@0-4", "fashion_mnist@5-9"),
+    "f1": small("fashion_mnist@0-4", "fashion_mnist@5-9", **CLOTHES),
+    "f1-no-shirt": small("fashion_mnist@0-4", "fashion_mnist@5,7-9", **CLOTHES),
     "c1": small(f"cifar10@{NEAR[0]}", f"cifar10@{NEAR[1]}", model="wrn-16-4", views=Views()),
     "o1": small("olivetti.npz@0-19", "olivetti.npz@20-39", n=25, gan=OLIVETTI, views=Views()),
     "faces-vgg16": faces("vgg16-face"),

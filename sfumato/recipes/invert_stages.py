@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from sfumato.errors import ConfigError
 from sfumato.recipes import train
 from sfumato.recipes.invert_scene import Scene, open_access
 from sfumato.runs import Run
@@ -53,17 +52,25 @@ def judge(scene: Scene, stage: Run) -> None:
 
 
 def judging_images(scene: Scene) -> "Images":
-    """What judges learn: private images of their own and public ones, under all their classes."""
+    """What judges learn: private images of their own and half of the public ones, all classes."""
     import torch
 
     classes = judged_classes(scene)
     places = torch.tensor([classes.index(name) for name in scene.public.classes])
+    some = learnt_by_judges(scene)
     return replace(
         scene.others,
-        pixels=torch.cat([scene.others.pixels, scene.public.pixels]),
-        labels=torch.cat([scene.others.labels, places[scene.public.labels]]),
+        pixels=torch.cat([scene.others.pixels, scene.public.pixels[some]]),
+        labels=torch.cat([scene.others.labels, places[scene.public.labels[some]]]),
         classes=classes, name="judges'", people=None,
     )  # fmt: skip
+
+
+def learnt_by_judges(scene: Scene) -> "torch.Tensor":
+    """Which public images judges learn: half of them, so that the others can be shown to them."""
+    import torch
+
+    return torch.rand(len(scene.public), generator=torch.Generator().manual_seed(0)) < 0.5
 
 
 def judged_classes(scene: Scene) -> tuple[str, ...]:
@@ -132,7 +139,7 @@ def prior(scene: Scene, stage: Run) -> None:
         pixels.to(scene.device), labels.to(scene.device), access, wish_of(scene), config.views,
         config.method, config.gan, scene.precision,
     )  # fmt: skip
-    made = train_gan(gan, lesson, stage, seed=config.seed, say=stage.say, compiled=config.compile)
+    made = train_gan(gan, lesson, stage, seed=config.seed, say=stage.log, compiled=config.compile)
     stage.save_tensors("model.safetensors", made.state_dict())
     kept = {"iterations": gan.step, "margin_at_each_look": gan.looks}
     stage.finish({**kept, "best_look": gan.looks.index(max(gan.looks))})
@@ -177,7 +184,8 @@ def of_generator(scene: Scene) -> Drawing:
     net.eval().requires_grad_(False)
 
     def draw(codes: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
-        with torch.autocast(scene.device.type, torch.bfloat16, enabled=scene.device.type == "cuda"):
+        lower = scene.precision != torch.float32
+        with torch.autocast(scene.device.type, scene.precision, enabled=lower):
             return net(codes, labels).float()
 
     def begin(count: int, generator: "torch.Generator") -> "torch.Tensor":
@@ -209,6 +217,4 @@ def guesses_of(scene: Scene) -> "Guesses":
     from sfumato.attack.latent import Guesses
 
     kept = load_file(scene.stage("latent").path / "guesses.safetensors")
-    if len(kept["labels"]) != scene.config.search.restarts * len(scene.members.classes):
-        raise ConfigError("the guesses there were made with other settings: choose another --out.")
     return Guesses(kept["images"], kept["labels"], kept["margins"])

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sfumato.recipes import train
-from sfumato.recipes.invert_scene import Scene, set_scene
+from sfumato.recipes.invert_scene import Scene, same_images, set_scene
 from sfumato.recipes.invert_settings import Config
 from sfumato.runs import Run
 
@@ -33,15 +33,16 @@ def sweep(config: Config, run: Run) -> dict[str, Any]:
     """Attack every target, then one table and two plots."""
     from sfumato.report.inversion_figures import sweep_plots, sweep_table
 
-    check_sweep(config, run)
+    base = set_scene(config, run)
+    check_sweep(base)
     rows: list[SweepRow] = []
     for name, kind, settings in targets(config):
-        rows.append(attack(name, kind, settings, run))
+        rows.append(attack(name, kind, settings, base))
         if math.isfinite(rows[-1].epsilon):
             plain = replace(config, sweep=False, mode="non-private", seed=settings.seed)
-            stopped = matched(plain, rows[-1].test_accuracy, run)
+            stopped = matched(plain, rows[-1].test_accuracy, base)
             twin = rows[-1].epsilon
-            rows.append(attack(f"{name}-control", kind, stopped, run, twin=twin))
+            rows.append(attack(f"{name}-control", kind, stopped, base, twin=twin))
     table = sweep_table(rows)
     run.write_json("private/scores.json", {"rows": [row_numbers(row) for row in rows]})
     (run.private / "sweep.md").write_text(f"{table}\n\n{CAUTION}\n")
@@ -53,17 +54,18 @@ def sweep(config: Config, run: Run) -> dict[str, Any]:
     return run.finish({"text": text, "run": str(run.path), "targets": len(rows)})
 
 
-def check_sweep(config: Config, run: Run) -> None:
+def check_sweep(base: Scene) -> None:
     """Refuse at once what any of the targets would be refused for."""
     from sfumato.recipes.invert_checks import check_scene, check_target
 
-    scenes: dict[str, Scene] = {}
-    for _, _, settings in targets(config):
-        if settings.unit not in scenes:
-            scenes[settings.unit] = set_scene(settings, run)
-            check_scene(scenes[settings.unit])
-        if settings.seed == config.seed:
-            check_target(replace(scenes[settings.unit], target=settings.training))
+    first = True
+    for _, _, settings in targets(base.config):
+        scene = same_images(base, settings, base.run)
+        if first:
+            check_scene(scene)
+        elif settings.seed == base.config.seed:
+            check_target(scene)
+        first = False
 
 
 def targets(config: Config) -> Iterator[tuple[str, str, Config]]:
@@ -93,17 +95,19 @@ def promise(config: Config, epsilon: str) -> dict[str, Any]:
     return {**private, "epsilon": float(epsilon)}
 
 
-def attack(name: str, kind: str, config: Config, run: Run, twin: float | None = None) -> "SweepRow":
+def attack(
+    name: str, kind: str, config: Config, base: Scene, twin: float | None = None
+) -> "SweepRow":
     """The whole attack on one target; all of it stays in `private/`, and is done once."""
     from sfumato.files import read_json
     from sfumato.recipes.invert import attack as take_stages
     from sfumato.report.inversion_figures import SweepRow
 
-    place = Run(run.private / "sweep" / name, run.say)
+    place = Run(base.run.private / "sweep" / name, base.run.say)
     place.path.mkdir(parents=True, exist_ok=True)
-    scene = set_scene(config, place, shared=run)
+    scene = same_images(base, config, place)
     if not scene.stage("score").finished:
-        run.log(f"target {name}")
+        base.run.log(f"target {name}")
         take_stages(scene, "score")
     found = read_json(place.path / "private" / "scores.json")
     judge = next(iter(found["judges"].values()))
@@ -116,17 +120,22 @@ def attack(name: str, kind: str, config: Config, run: Run, twin: float | None = 
     )  # fmt: skip
 
 
-def matched(config: Config, wanted: float, run: Run) -> Config:
+def matched(config: Config, wanted: float, base: Scene) -> Config:
     """These settings without privacy, stopped early: about as accurate as `wanted`."""
     from sfumato.files import read_json
 
     tried: dict[int, float] = {}
-    for steps in LADDER:
-        tried[steps] = read_json(ladder(config, steps, run).private / "scores.json")[
-            "test_accuracy"
-        ]
-        if tried[steps] >= wanted:
-            break
+
+    def reached(steps: int) -> bool:
+        scores = read_json(ladder(config, steps, base).private / "scores.json")
+        tried[steps] = scores["test_accuracy"]
+        return tried[steps] >= wanted
+
+    enough = next((steps for steps in LADDER if reached(steps)), LADDER[-1])
+    few = enough // 2
+    while enough - few > max(1, enough // 16):  # between a step that was too few and one that did
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if reached(middle) else (middle, enough)
     best = min(tried, key=lambda steps: abs(tried[steps] - wanted))
     return plainly(config, best)
 
@@ -138,12 +147,12 @@ def plainly(config: Config, steps: int) -> Config:
     )  # fmt: skip
 
 
-def ladder(config: Config, steps: int, run: Run) -> Run:
+def ladder(config: Config, steps: int, base: Scene) -> Run:
     """A target of so many steps, trained once."""
-    place = Run(run.private / "ladder" / f"{config.seed}-{steps}", run.say)
+    place = Run(base.run.private / "ladder" / f"{config.seed}-{steps}", base.run.say)
     place.path.mkdir(parents=True, exist_ok=True)
     if not place.finished:
-        scene = set_scene(plainly(config, steps), place)
+        scene = same_images(base, plainly(config, steps), place)
         scene.members.save_npz(place.private / "members.npz", scene.held_out)
         train.run(scene.target, place)
     return place

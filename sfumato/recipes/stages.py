@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,6 +72,21 @@ def given_run(folder: Path, config: train.Config) -> tuple[train.Config, Path]:
     settings = from_json(train.Config, read_json(record)["config"])
     settings = replace(settings, data_root=config.data_root, device=config.device)
     return settings, folder / "model.safetensors"
+
+
+def say_unheeded(folder: Path, config: train.Config, settings: train.Config, run: Run) -> None:
+    """Name the settings here that would make another model: the one in the folder is there."""
+    free = {"data", "data_root", "device", "seed", "noise_seed", "epsilon", "mode", "weights"}
+    usual = {f.name: f.default for f in fields(type(config)) if f.name not in free}
+    other = [
+        f"--{name.replace('_', '-')}"
+        for name in (f.name for f in fields(train.Config))
+        if name in usual
+        and getattr(config, name) not in (usual[name], getattr(settings, name))
+        and name not in type(config).MAY_CHANGE
+    ]
+    if other:
+        run.log(f"{folder} is as it was trained; not heeded: {', '.join(other)}")
 
 
 def require_heeded(folder: Path, config: train.Config, settings: train.Config) -> None:

@@ -43,14 +43,27 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         if world.agree(run is not None and run.finished):
             return {} if run is None else run.summary
         train, test = load_splits(config.data, people=config.people, **config.loading)
-        learner, reading = prepare(config, train, device)
         if config.explain:
-            return {"explanation": explain_layers(config, learner, reading)}
-        secret = draw_secret(config, run, world)
-        plan, ledger = promise(config, reading, secret, run, world)
-        learn(config, learner, reading, plan, ledger, secret, run, world)
+            return {"explanation": explain_layers(config, *prepare(config, train, device))}
+        return run_on(config, train, test, run, world)
     finally:
         leave_world()
+
+
+def run_on(
+    config: Config, train: "Images", test: "Images", run: Run | None, world: "World | None" = None
+) -> dict[str, Any]:
+    """The same with images that are loaded already: what a recipe of several stages calls."""
+    from sfumato.train.setup import pick_device
+    from sfumato.train.world import World
+
+    world = World() if world is None else world
+    if run is not None and run.finished:
+        return run.summary
+    learner, reading = prepare(config, train, pick_device(config.device))
+    secret = draw_secret(config, run, world)
+    plan, ledger = promise(config, reading, secret, run, world)
+    learn(config, learner, reading, plan, ledger, secret, run, world)
     if run is None:
         return {}
     return conclude(config, learner, replace(reading, images=test), plan, ledger, run)

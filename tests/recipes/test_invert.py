@@ -16,6 +16,7 @@ from sfumato.cli import main
 from sfumato.recipes import invert, invert_stages
 from sfumato.recipes.invert import PRESETS
 from sfumato.recipes.invert_scene import open_access, set_scene
+from sfumato.recipes.invert_score import four_sets
 from sfumato.recipes.invert_settings import STAGES
 from sfumato.runs import Run, open_run
 from sfumato.train.loop import Learner
@@ -71,11 +72,23 @@ def test_a_judge_stays_private_and_its_classes_begin_with_those_of_the_target(se
         scene = set_scene(settings, run)
     lessons = invert_stages.judging_images(scene)
     assert lessons.classes == ("0", "1", "2", "5", "6", "7")
-    assert len(lessons) == len(scene.others) + len(scene.public)
-    assert torch.equal(lessons.labels.bincount(), torch.tensor([30, 30, 30, 60, 60, 60]))
+    some = invert_stages.learnt_by_judges(scene)
+    assert 60 < some.sum() < 120  # of 180: the others are shown to the judges
+    assert len(lessons) == len(scene.others) + some.sum()
+    assert lessons.labels.bincount()[:3].tolist() == [30, 30, 30]
     place = lessons.classes.index("6")
     shown = lessons.pixels[lessons.labels == place]
-    assert torch.equal(shown, scene.public.pixels[scene.public.labels == 1])
+    assert torch.equal(shown, scene.public.pixels[some & (scene.public.labels == 1)])
+
+
+def test_images_that_judges_are_shown_were_learnt_by_none_of_them(finished, settings):
+    with open_run(settings, verb="invert", out=finished) as run:
+        scene = set_scene(settings, run)
+        pixels, labels = four_sets(scene)
+    lessons = {image.numpy().tobytes() for image in invert_stages.judging_images(scene).pixels}
+    shown = (pixels.public * 255).round().to(torch.uint8)
+    assert len(shown) == len(labels.public) > 9
+    assert not [image for image in shown if image.numpy().tobytes() in lessons]
 
 
 def hashes(images):

@@ -44,8 +44,6 @@ def saved(path, images):
     [
         ({"n": 181}, "has 180 images, and --n 181 are wanted"),
         ({"public": "digits@1-3", "image_size": 16}, "share classes: 1, 2"),
-        ({"public": "digits@5-7"}, "Give --image-size N"),
-        ({"public": "patches", "image_size": 16}, "Give --grey"),
         ({"public": "digit@5-9"}, 'Did you mean "digits"'),
         ({"data": "nowhere.npz"}, "nowhere"),
         ({"image_size": 22}, "--image-size 20 or 24"),
@@ -167,8 +165,40 @@ def test_a_judge_that_met_the_targets_images_is_refused_unless_forced(settings, 
     attack(replace(config, force=True), tmp_path / "run")
 
 
+def test_a_judge_that_met_the_images_it_is_compared_on_is_refused(settings, tmp_path):
+    held_out = saved(tmp_path / "held.npz", six_classes(digits("0-2", "test", 20)))
+    config = replace(settings, judge=(learn(lesson(held_out), tmp_path / "judge"),))
+    refused(config, tmp_path / "run", DataError, "learnt 60 of the images that nobody may know")
+
+
+def test_a_judge_with_two_heads_is_refused(settings, tmp_path):
+    config = replace(settings, judges=("inversions:two_heads",))
+    refused(config, tmp_path / "run", ConfigError, "needs one last layer")
+
+
+def test_a_target_of_ones_own_needs_the_images_that_it_learnt(settings, tmp_path):
+    config = replace(settings, target="inversions:own_net", weights=Path("x.pt"), data=Config.data)
+    refused(config, tmp_path / "run", ConfigError, "which images did .* --data")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--least-area", "-1"], ["--degrees", "nan"], ["--jitter", "nan"], ["--z-lr", "-1"],
+        ["--gan-lr", "nan"], ["--alpha", "nan"], ["--patience", "-5"],
+    ],
+)  # fmt: skip
+def test_numbers_that_make_no_sense_are_refused_at_once(flags, capsys, tmp_path):
+    with pytest.raises(SystemExit) as stopped:
+        main(["invert", "--preset", "digits-cpu", *flags, "--out", str(tmp_path / "run")])
+    assert stopped.value.code == 2
+    assert flags[0].strip("-").replace("-", "_") in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_judge_with_weights_of_the_target_is_refused_unless_forced(settings, target, tmp_path):
-    others = saved(tmp_path / "others.npz", six_classes(digits("0-2", "test", 20)))
+    fresh = [k for k in range(240) if k % 80 >= 60]  # neither learnt by the target nor scored on
+    others = saved(tmp_path / "others.npz", six_classes(digits("0-2", "train", 80).select(fresh)))
     weights = target / "model.safetensors"
     judge = learn(lesson(others, weights=weights), tmp_path / "fine-tuned")
     config = replace(settings, target=str(target), judges=(), judge=(judge,))

@@ -6,13 +6,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from inversions import MADE, attack, digits, learn, lesson, own_net, same, scores_of, tiny
+from inversions import (
+    GAN,
+    MADE,
+    SEARCH,
+    attack,
+    digits,
+    learn,
+    lesson,
+    own_net,
+    same,
+    scores_of,
+    tiny,
+)
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from sfumato.recipes import invert_stages
-from sfumato.recipes.invert import Config
+from sfumato.recipes.invert import PRESETS, Config
 from sfumato.recipes.invert_scene import given_target, open_access, set_scene
-from sfumato.runs import open_run
+from sfumato.recipes.invert_score import as_judge
+from sfumato.runs import Run, open_run
+from sfumato.train.plain import reading_of
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +77,55 @@ def test_a_target_of_ones_own_is_asked_with_its_own_weights_and_norms(settings, 
         )
     kept = load_file(tmp_path / "run/private/stages/select/selection.safetensors")
     torch.testing.assert_close(kept["confidence"], confidence.T)
-    assert given_target(config)[0].norm == "keep"
+    assert given_target(config, Run(tmp_path))[0].norm == "keep"
+
+
+def test_public_images_come_in_the_size_and_colours_of_the_target(settings, tmp_path):
+    config = replace(settings, public="patches")
+    with open_run(config, verb="invert", out=tmp_path / "run") as run:
+        assert set_scene(config, run).public.shape == (1, 16, 16)
+
+
+def test_what_a_given_target_does_not_heed_is_said(settings, tmp_path):
+    target = learn(lesson(settings.data), tmp_path / "target")
+    config = replace(settings, target=str(target), model="wrn-16-4", stage="select")
+    attack(config, tmp_path / "run")
+    said = (tmp_path / "run/log.txt").read_text()
+    assert "not heeded: --model, " in said
+    assert "--batch-size" not in said  # as the target was trained
+
+
+def test_a_judge_looks_at_images_of_the_size_that_it_learnt():
+    images = digits("0-2", "test", 4)
+    net = own_net(3)
+    seen = []
+    net[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
+    large = replace(images, pixels=images.pixels.repeat_interleave(2, 2).repeat_interleave(2, 3))
+    reading = reading_of(net, large, torch.device("cpu"))
+    as_judge(net, reading)(images.pixels.float() / 255)
+    assert seen == [(12, 1, 32, 32)]
+
+
+def test_faces_of_two_sources_are_framed_each_in_its_way(tmp_path):
+    generator = np.random.default_rng(0)
+    for source, people in (("private_faces", "ab"), ("public_faces", "cd")):
+        for who in people:
+            for split, count in (("train", 8), ("test", 4)):
+                folder = tmp_path / source / split / who
+                folder.mkdir(parents=True)
+                for k in range(count):
+                    face = generator.integers(0, 256, (72, 64, 3), dtype=np.uint8)
+                    Image.fromarray(face).save(folder / f"{k}.png")
+    config = replace(
+        PRESETS["faces-vgg16"](), data=str(tmp_path / "private_faces"), device="cpu",
+        public=str(tmp_path / "public_faces"), centre_crop=48, public_centre_crop=40,
+        image_size=32, batch_size=4, epochs=None, steps=1, judges=("scnn",), judge_epochs=0.2,
+        n=4, gan=GAN, search=SEARCH, noise_seed=1,
+    )  # fmt: skip
+    attack(config, tmp_path / "run")
+    assert load_file(tmp_path / "run/private/stages/latent/guesses.safetensors")[
+        "images"
+    ].shape == (4, 3, 32, 32)
 
 
 @pytest.mark.parametrize("method", ["gmi", "ked", "pixels"])
