@@ -5,6 +5,7 @@ of statistics, and the count of near copies for the data card.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sfumato.recipes import train
@@ -13,6 +14,7 @@ from sfumato.recipes.release_scene import Scene, finished_book, open_book, teach
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from sfumato.data.images import Images
@@ -161,10 +163,7 @@ def near_copies(scene: Scene, images: "Images", stage: Run) -> dict[str, float]:
 
     if (stage.path / "near_copies.json").exists():
         return read_json(stage.path / "near_copies.json")
-
-    def rows(some: "Images") -> "Tensor":
-        return some.pixels.flatten(1).to(scene.device).double()
-
+    rows = partial(pixel_rows, device=scene.device)
     usual = nearest_distances(rows(scene.public), rows(scene.public), itself=True)
     usual = usual[usual > 0]  # doubles among public images say nothing of how far others are apart
     threshold = float(usual.sort().values[len(usual) // 100]) if len(usual) else 0.0
@@ -188,3 +187,8 @@ def near_copies(scene: Scene, images: "Images", stage: Run) -> dict[str, float]:
     stage.write_json("near_copies.json", found)
     (stage.path / "private" / "count.json").unlink()
     return found
+
+
+def pixel_rows(images: "Images", device: "torch.device") -> "Tensor":
+    """Pixels as rows of numbers."""
+    return images.pixels.flatten(1).to(device).double()
