@@ -110,17 +110,14 @@ def released(
     """The moved images, with the teacher's answers to just these pixels."""
     import torch
 
+    from sfumato.train.steps import logits_of
+
     moved = replace(
         scene.public, pixels=pixels, labels=torch.zeros(len(pixels), dtype=torch.int64),
         classes=scene.private.classes, name=f"{scene.private.name}-from-{scene.public.name}",
     )  # fmt: skip
     reading = replace(reading, images=moved.to(scene.device), precision=torch.float32, people=None)
-    with torch.no_grad():
-        parts = [
-            reading.logits(model, reading.normalise(reading.scale(places))).cpu()
-            for places in torch.arange(len(pixels)).split(512)
-        ]
-    logits = torch.cat(parts)
+    logits = logits_of(model, reading)
     return replace(moved, labels=logits.argmax(dim=1)), logits
 
 
