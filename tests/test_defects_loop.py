@@ -151,7 +151,7 @@ def test_d21_a_pass_without_gradients_keeps_nothing():
     with torch.no_grad():
         assert model.training
         model(x)
-    assert engine._tape is None
+    assert engine.recorder.tape is None
     assert not engine.ghost.layouts
     loss = losses(model, x, y)
     with torch.no_grad():

@@ -5,9 +5,12 @@ losses to `optimizer.step(loss=...)`. What is different is that it cannot be use
 how batches were drawn: from its own Poisson `loader`, or from an ordinary shuffled one, and then
 the epsilon it reports is the honest one for shuffling. It refuses steps beyond the plan, optimizers
 whose parameters it does not govern, and gradients that something else has written.
+
+Here it is decided how batches are drawn, what a step costs, and when it is taken. What the model
+does in the meantime, its `Recorder` follows and clips.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import wraps
 from types import MethodType
@@ -21,17 +24,14 @@ from sfumato.config import differences, to_json
 from sfumato.engine.guards import (
     ACCOUNTANTS,
     check_accounting,
-    check_governed,
     govern_only,
     refuse_foreign_gradients,
-    refuse_mixing_losses,
     warn_of_shuffling,
 )
+from sfumato.engine.recorder import Recorder, clip_statistics, give_back
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.ghost.admit import admit, refuse_batch_norm
-from sfumato.ghost.clip import Clipped, Ghost
+from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
-from sfumato.ghost.tape import Tape, flat
 from sfumato.nn.average import new_average
 from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
 from sfumato.privacy.ledger import Header, Ledger
@@ -113,35 +113,24 @@ class PrivacyEngine:
         mode = ("ghost_mixed" if mixed else "ghost") if ghost_clipping else "non-ghost"
         self.module = module
         self.ghost = Ghost(module, mode, clipping=clipping)
-        self._governed = {id(p) for p in self.ghost.parameters.values()}
+        self.recorder = Recorder(self.ghost)
         self.accounting_mode = accounting_mode
         self.taken = 0
-        self._tape: Tape | None = None
-        self._unproven: list[Tensor] = []
         self._total: dict[str, Tensor] = {}
         self._stats: dict[str, float] = {}
         self._drawn: tuple[int, bool] | None = None
         self._uses_loader = False
-        self._calls = self._gathered = 0
-        self._forward: Callable[..., Any] | None = None
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._gathered = 0
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer private: `step(loss=...)` and `virtual_step(loss=...)`."""
-        attached = getattr(self.module.forward, "__self__", None)
-        if isinstance(attached, PrivacyEngine):
-            raise ConfigError("the model has an engine attached already: call its detach() first.")
-        check_governed(self.ghost.parameters, self._governed, optimizer)
-        refuse_batch_norm(self.module)
-        self._optimizer, self._forward = optimizer, self.module.forward
-        self._optimizer_step = optimizer.step
-        self._before = vars(self.module).get("forward"), vars(optimizer).get("step")
+        self.recorder.start(optimizer)
+        self._optimizer_step, self._own_step = optimizer.step, vars(optimizer).get("step")
 
         @wraps(optimizer.step)
         def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             self.step(*args, **kwargs)
 
-        self.module.forward = self._recorded_forward  # pyright: ignore
         # A method of the optimizer: schedules wrap it, and expect to find it bound to that.
         optimizer.step = MethodType(step, optimizer)
         optimizer.virtual_step = self.virtual_step  # pyright: ignore
@@ -150,14 +139,13 @@ class PrivacyEngine:
 
     def detach(self) -> None:
         """Give module and optimizer back as they were."""
-        if self._optimizer is None:
+        optimizer = self.recorder.optimizer
+        if optimizer is None:
             return
-        forward, step = self._before
-        _give_back(self.module, "forward", forward)
-        _give_back(self._optimizer, "step", step)
+        self.recorder.stop()
+        give_back(optimizer, "step", self._own_step)
         for name in ("virtual_step", "get_privacy_spent", "get_training_stats"):
-            delattr(self._optimizer, name)
-        self._optimizer = self._forward = None
+            delattr(optimizer, name)
 
     def loader(
         self, dataset: Dataset[Any], *, physical_batch_size: int | None = None
@@ -189,7 +177,7 @@ class PrivacyEngine:
                 if self._drawn is not None:
                     raise PrivacyError("a batch was drawn and not used: call step(loss=...).")
             if not batch.chunks:
-                refuse_foreign_gradients(self.module, self._optimizer)
+                refuse_foreign_gradients(self.module, self.recorder.optimizer)
                 self._take_step()
 
     def step(self, *_: Any, loss: Tensor | None = None, **others: Any) -> None:
@@ -245,53 +233,6 @@ class PrivacyEngine:
         if self.average is not None:
             self.average.load_state_dict(state["average"])
 
-    def _recorded_forward(self, *args: Any, **kwargs: Any) -> Any:
-        assert self._forward is not None
-        assert self._optimizer is not None
-        plain = self._forward
-        if not (self.module.training and torch.is_grad_enabled()):
-            return plain(*args, **kwargs)
-        refuse_batch_norm(self.module)
-        check_governed(self.ghost.parameters, self._governed, self._optimizer)
-        values, split = [*args, *kwargs.values()], len(args)
-
-        def forward(*values: Any) -> Any:
-            return plain(*values[:split], **dict(zip(kwargs, values[split:], strict=True)))
-
-        tensors = [v for v in values if isinstance(v, Tensor)]
-        if not tensors:
-            raise ConfigError("the model was given no tensor, so there is no batch to be seen.")
-        examples = tensors[0].shape[0]
-        if not examples:
-            raise ConfigError("the model was given a batch of no examples: leave such batches out.")
-        key = tuple(tuple(t.shape[1:]) for t in tensors)
-        is_new = key not in self.ghost.layouts
-        if is_new:
-            self._examine(forward, values, examples, key)
-        with self.ghost.recording(examples, key) as tape:
-            out = forward(*tape.mark(values))
-        self._unproven = flat([out]) if is_new else []
-        self._tape, self._calls = tape, self._calls + 1
-        return out
-
-    def _examine(
-        self, forward: Callable[..., Any], values: list[Any], examples: int, key: Any
-    ) -> None:
-        """Survey the model, and test on noise that its norms are those of autograd."""
-
-        def loss(_: nn.Module, *inputs: Any) -> Tensor:
-            given = dict(zip(places, inputs, strict=True))
-            out = forward(*(given.get(i, value) for i, value in enumerate(values)))
-            out = out[0] if isinstance(out, tuple) else out
-            return out.flatten(1).sin().sum(dim=1)
-
-        places = [i for i, value in enumerate(values) if _is_batch(value, examples)]
-        noise = [_noise_like(values[i]) for i in places]
-        # In full precision: that rules are right cannot be told from numbers of eight bits.
-        with torch.autocast(noise[0].device.type, enabled=False):
-            admit(self.ghost, loss, noise, 3)
-        self.ghost.survey(lambda marked: forward(*marked), values, examples, key)
-
     def _add(self, loss: Tensor | None) -> bool:
         """Clip and add one physical batch; returns whether its logical batch is complete."""
         if loss is None:
@@ -299,53 +240,22 @@ class PrivacyEngine:
                 "step() needs the per-example losses: optimizer.step(loss=losses), one number for "
                 "each example, and no loss.backward(), whose gradients are not private."
             )
-        refuse_foreign_gradients(self.module, self._optimizer)
-        tape, calls = self._tape, self._calls
-        self._tape, self._calls = None, 0
-        if tape is None:
-            raise ConfigError("no recorded forward pass: call the model in training mode first.")
-        if calls > 1:
-            raise ConfigError(
-                f"the model ran {calls} times in training mode since the last step, and only one "
-                "pass can be clipped. Give it everything in one call, and run what is not learnt "
-                "from under torch.no_grad()."
-            )
+        refuse_foreign_gradients(self.module, self.recorder.optimizer)
+        tape = self.recorder.take()
         max_norm = self.plan.at(self.taken).max_norm
         self.ghost.clipping = replace(self.ghost.clipping, max_norm=max_norm)
-        if loss.grad_fn is None:
-            raise ConfigError("the loss has no graph: compute it from the model's output.")
-        clipped = self._finished(tape, loss)
+        clipped = self.recorder.clip(tape, loss)
         if not self._uses_loader:
             self._gather(tape.examples)
         for name, part in clipped.total.items():
             self._total[name] = self._total[name] + part if name in self._total else part
-        norms = clipped.norms.sort().values
-        self._stats = {
-            "med_clip": float(clipped.factors[0].median()),
-            "min_clip": float(clipped.factors[0].min()),
-            "max_clip": float(clipped.factors[0].max()),
-            "med_norm": float(norms[len(norms) // 2]),
-        }
+        self._stats = clip_statistics(clipped)
         if not self._uses_loader:
             return True
         if self._drawn is None:
             raise PrivacyError("this batch did not come from engine.loader, and others did.")
         (_, last), self._drawn = self._drawn, None
         return last
-
-    def _finished(self, tape: Tape, loss: Tensor) -> Clipped:
-        outputs, self._unproven = self._unproven, []
-        try:
-            if outputs and loss.shape == (tape.examples,):
-                refuse_mixing_losses(loss, outputs)
-            return self.ghost.finish(tape, loss)
-        except RuntimeError as problem:
-            if "backward through the graph a second time" not in str(problem):
-                raise
-            raise PrivacyError(
-                "loss.backward() was called on this loss. Leave it out: optimizer.step(loss=...) "
-                "finds the gradients itself, clipped and noised."
-            ) from None
 
     def _gather(self, examples: int) -> None:
         """Count a shuffled batch: one that is larger than said would make epochs pass unpaid."""
@@ -358,7 +268,6 @@ class PrivacyEngine:
             )
 
     def _take_step(self) -> None:
-        assert self._optimizer is not None
         named = self.ghost.parameters
         zeros = {n: torch.zeros_like(p) for n, p in named.items()}
         plan, family = self.plan, ""
@@ -388,22 +297,3 @@ class PrivacyEngine:
     def _epoch_steps(self) -> int:
         """The fewest steps that an epoch of shuffled batches can take: a last part is dropped."""
         return int(1 / self.plan.rate + 1e-6)
-
-
-def _give_back(owner: Any, name: str, before: Any) -> None:
-    """Put back what an object had under this name of its own, if anything."""
-    if before is None:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, before)
-
-
-def _is_batch(value: Any, examples: int) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == examples
-
-
-def _noise_like(batch: Tensor) -> Tensor:
-    """Three examples: of noise, or, where they are numbers of something, of those there are."""
-    if batch.is_floating_point():
-        return torch.randn_like(batch[:1].expand(3, *batch.shape[1:]))
-    return batch[torch.arange(3, device=batch.device) % len(batch)]

@@ -8,12 +8,11 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from sfumato.recipes.release_scene import Scene, teacher_of
-from sfumato.recipes.release_stages import pack
+from sfumato.recipes.release_stages import pack, pixel_rows
 from sfumato.recipes.release_student import distil, new_student, trained_student
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from sfumato.data.images import Images
@@ -223,8 +222,3 @@ def thin(images: "Images") -> "Images":
     if len(images) <= MOST:
         return images
     return images.select(torch.linspace(0, len(images) - 1, MOST).round().long())
-
-
-def pixel_rows(images: "Images", device: "torch.device") -> "Tensor":
-    """Pixels as rows of numbers."""
-    return images.pixels.flatten(1).to(device).double()

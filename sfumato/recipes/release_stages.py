@@ -5,6 +5,7 @@ of statistics, and the count of near copies for the data card.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sfumato.recipes import train
@@ -13,6 +14,7 @@ from sfumato.recipes.release_scene import Scene, finished_book, open_book, teach
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from sfumato.data.images import Images
@@ -108,17 +110,14 @@ def released(
     """The moved images, with the teacher's answers to just these pixels."""
     import torch
 
+    from sfumato.train.steps import logits_of
+
     moved = replace(
         scene.public, pixels=pixels, labels=torch.zeros(len(pixels), dtype=torch.int64),
         classes=scene.private.classes, name=f"{scene.private.name}-from-{scene.public.name}",
     )  # fmt: skip
     reading = replace(reading, images=moved.to(scene.device), precision=torch.float32, people=None)
-    with torch.no_grad():
-        parts = [
-            reading.logits(model, reading.normalise(reading.scale(places))).cpu()
-            for places in torch.arange(len(pixels)).split(512)
-        ]
-    logits = torch.cat(parts)
+    logits = logits_of(model, reading)
     return replace(moved, labels=logits.argmax(dim=1)), logits
 
 
@@ -161,10 +160,7 @@ def near_copies(scene: Scene, images: "Images", stage: Run) -> dict[str, float]:
 
     if (stage.path / "near_copies.json").exists():
         return read_json(stage.path / "near_copies.json")
-
-    def rows(some: "Images") -> "Tensor":
-        return some.pixels.flatten(1).to(scene.device).double()
-
+    rows = partial(pixel_rows, device=scene.device)
     usual = nearest_distances(rows(scene.public), rows(scene.public), itself=True)
     usual = usual[usual > 0]  # doubles among public images say nothing of how far others are apart
     threshold = float(usual.sort().values[len(usual) // 100]) if len(usual) else 0.0
@@ -188,3 +184,8 @@ def near_copies(scene: Scene, images: "Images", stage: Run) -> dict[str, float]:
     stage.write_json("near_copies.json", found)
     (stage.path / "private" / "count.json").unlink()
     return found
+
+
+def pixel_rows(images: "Images", device: "torch.device") -> "Tensor":
+    """Pixels as rows of numbers."""
+    return images.pixels.flatten(1).to(device).double()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from sfumato.ghost.admit import check_contributions
@@ -132,17 +133,23 @@ def _averages(loss: float, clipped: float, count: float) -> dict[str, float]:
     return {"loss": loss / max(count, 1.0), "clipped": clipped / max(count, 1.0), "batch": count}
 
 
-@torch.no_grad()
 def accuracy(model: nn.Module, reading: Reading, batch_size: int = 512) -> float:
     """The share of the images that the model names rightly, in evaluation mode."""
+    found = logits_of(model, reading, batch_size).argmax(dim=1)
+    return int((found == reading.images.labels.cpu()).sum()) / len(reading.images)
+
+
+@torch.no_grad()
+def logits_of(
+    model: nn.Module, reading: Reading, batch_size: int = 512
+) -> Float[Tensor, "images classes"]:
+    """The model's answers to all images as they are, in evaluation mode; they lie on the CPU."""
     was_training = [m for m in model.modules() if m.training]
     model.eval()
-    right = 0
+    parts = []
     for start in range(0, len(reading.images), batch_size):
-        places = slice(start, start + batch_size)
-        x = reading.normalise(reading.scale(places))
-        found = reading.logits(model, x).argmax(dim=1).cpu()
-        right += int((found == reading.images.labels[places].cpu()).sum())
+        x = reading.normalise(reading.scale(slice(start, start + batch_size)))
+        parts.append(reading.logits(model, x).cpu())
     for module in was_training:
         module.training = True
-    return right / len(reading.images)
+    return torch.cat(parts)

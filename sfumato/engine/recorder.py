@@ -1,0 +1,158 @@
+"""`Recorder`: follows what a model does in an ordinary loop, so that its gradients can be clipped.
+
+It stands in for the model's forward method. A pass in training mode leaves a tape; the per-example
+losses, which come later, turn that into a sum of clipped gradients. Of plans, ledgers and noise it
+knows nothing: they are the engine's.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.engine.guards import check_governed, refuse_mixing_losses
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.ghost.admit import admit, refuse_batch_norm
+from sfumato.ghost.clip import Clipped, Ghost
+from sfumato.ghost.tape import Tape, flat
+
+
+class Recorder:
+    """Passes of `ghost.model` in training mode, each on a tape; other passes go by.
+
+    Guarantee: what is on a tape was made by a model whose norms are those of autograd, tested for
+    each kind of batch, and by the parameters that were trainable when the recorder was made.
+    """
+
+    def __init__(self, ghost: Ghost) -> None:
+        self.ghost = ghost
+        self.module = ghost.model
+        self.optimizer: torch.optim.Optimizer | None = None
+        """The one whose steps the tapes are for; None while nothing is recorded."""
+        self.tape: Tape | None = None
+        self._governed = {id(p) for p in ghost.parameters.values()}
+        self._calls = 0
+        self._unproven: list[Tensor] = []
+
+    def start(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record from now on; a model that is recorded already is refused."""
+        if isinstance(getattr(self.module.forward, "__self__", None), Recorder):
+            raise ConfigError("the model has an engine attached already: call its detach() first.")
+        check_governed(self.ghost.parameters, self._governed, optimizer)
+        refuse_batch_norm(self.module)
+        self.optimizer, self._forward = optimizer, self.module.forward
+        self._own_forward = vars(self.module).get("forward")
+        self.module.forward = self._recorded_forward  # pyright: ignore
+
+    def stop(self) -> None:
+        """Give the model its own forward method back."""
+        give_back(self.module, "forward", self._own_forward)
+        self.optimizer = None
+
+    def take(self) -> Tape:
+        """The tape of the one pass since the last was taken; none, or several, are an error."""
+        tape, calls = self.tape, self._calls
+        self.tape, self._calls = None, 0
+        if tape is None:
+            raise ConfigError("no recorded forward pass: call the model in training mode first.")
+        if calls > 1:
+            raise ConfigError(
+                f"the model ran {calls} times in training mode since the last step, and only one "
+                "pass can be clipped. Give it everything in one call, and run what is not learnt "
+                "from under torch.no_grad()."
+            )
+        return tape
+
+    def clip(self, tape: Tape, loss: Tensor) -> Clipped:
+        """Clipped gradients of the losses, each of which must be of one example alone."""
+        if loss.grad_fn is None:
+            raise ConfigError("the loss has no graph: compute it from the model's output.")
+        outputs, self._unproven = self._unproven, []
+        try:
+            if outputs and loss.shape == (tape.examples,):
+                refuse_mixing_losses(loss, outputs)
+            return self.ghost.finish(tape, loss)
+        except RuntimeError as problem:
+            if "backward through the graph a second time" not in str(problem):
+                raise
+            raise PrivacyError(
+                "loss.backward() was called on this loss. Leave it out: optimizer.step(loss=...) "
+                "finds the gradients itself, clipped and noised."
+            ) from None
+
+    def _recorded_forward(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.optimizer is not None
+        plain = self._forward
+        if not (self.module.training and torch.is_grad_enabled()):
+            return plain(*args, **kwargs)
+        refuse_batch_norm(self.module)
+        check_governed(self.ghost.parameters, self._governed, self.optimizer)
+        values, split = [*args, *kwargs.values()], len(args)
+
+        def forward(*values: Any) -> Any:
+            return plain(*values[:split], **dict(zip(kwargs, values[split:], strict=True)))
+
+        tensors = [v for v in values if isinstance(v, Tensor)]
+        if not tensors:
+            raise ConfigError("the model was given no tensor, so there is no batch to be seen.")
+        examples = tensors[0].shape[0]
+        if not examples:
+            raise ConfigError("the model was given a batch of no examples: leave such batches out.")
+        key = tuple(tuple(t.shape[1:]) for t in tensors)
+        is_new = key not in self.ghost.layouts
+        if is_new:
+            self._examine(forward, values, examples, key)
+        with self.ghost.recording(examples, key) as tape:
+            out = forward(*tape.mark(values))
+        self._unproven = flat([out]) if is_new else []
+        self.tape, self._calls = tape, self._calls + 1
+        return out
+
+    def _examine(
+        self, forward: Callable[..., Any], values: list[Any], examples: int, key: Any
+    ) -> None:
+        """Survey the model, and test on noise that its norms are those of autograd."""
+
+        def loss(_: nn.Module, *inputs: Any) -> Tensor:
+            given = dict(zip(places, inputs, strict=True))
+            out = forward(*(given.get(i, value) for i, value in enumerate(values)))
+            out = out[0] if isinstance(out, tuple) else out
+            return out.flatten(1).sin().sum(dim=1)
+
+        places = [i for i, value in enumerate(values) if _is_batch(value, examples)]
+        noise = [_noise_like(values[i]) for i in places]
+        # In full precision: that rules are right cannot be told from numbers of eight bits.
+        with torch.autocast(noise[0].device.type, enabled=False):
+            admit(self.ghost, loss, noise, 3)
+        self.ghost.survey(lambda marked: forward(*marked), values, examples, key)
+
+
+def clip_statistics(clipped: Clipped) -> dict[str, float]:
+    """How far the examples of a batch were clipped, and how long their gradients are. Private."""
+    norms = clipped.norms.sort().values
+    return {
+        "med_clip": float(clipped.factors[0].median()),
+        "min_clip": float(clipped.factors[0].min()),
+        "max_clip": float(clipped.factors[0].max()),
+        "med_norm": float(norms[len(norms) // 2]),
+    }
+
+
+def give_back(owner: Any, name: str, before: Any) -> None:
+    """Put back what an object had under this name of its own, if anything."""
+    if before is None:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, before)
+
+
+def _is_batch(value: Any, examples: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == examples
+
+
+def _noise_like(batch: Tensor) -> Tensor:
+    """Three examples: of noise, or, where they are numbers of something, of those there are."""
+    if batch.is_floating_point():
+        return torch.randn_like(batch[:1].expand(3, *batch.shape[1:]))
+    return batch[torch.arange(3, device=batch.device) % len(batch)]
