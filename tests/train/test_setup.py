@@ -10,7 +10,7 @@ from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.admit import check_contributions
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
-from sfumato.nn.average import new_average
+from sfumato.nn.average import new_average, new_half_life_average
 from sfumato.nn.wrn import tanh_cnn
 from sfumato.nn.zoo import build_model, head_parameters, pixel_statistics
 from sfumato.train import memory
@@ -97,6 +97,41 @@ def test_the_average_forgets_the_first_weights_of_a_short_training():
     assert 15 < average.module.weight.item() < 19
     with pytest.raises(ConfigError, match="below 1"):
         new_average(model, 1.5)
+
+
+def test_the_half_life_average_follows_its_formula():
+    model = nn.Linear(1, 1, bias=False)
+    average = new_half_life_average(model, batch_size=32, half_life=100, ramp=0.25)
+    values = torch.randn(60, generator=torch.Generator().manual_seed(0)).tolist()
+    expected = 0.0
+    for step, value in enumerate(values):
+        nn.init.constant_(model.weight, value)
+        average.update_parameters(model)
+        seen = 32 * step  # before this step: at first there is nothing to remember
+        decay = 0.5 ** (32 / min(100, 0.25 * seen)) if seen else 0.0
+        expected = decay * expected + (1 - decay) * value
+        assert average.module.weight.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_half_of_the_memory_is_gone_after_the_half_life():
+    model = nn.Linear(1, 1, bias=False)
+    average = new_half_life_average(model, batch_size=10, half_life=1000, ramp=0.5)
+    nn.init.ones_(model.weight)
+    for _ in range(200):  # the ramp ends here
+        average.update_parameters(model)
+    assert average.module.weight.item() == 1
+    nn.init.zeros_(model.weight)
+    for _ in range(100):
+        average.update_parameters(model)
+    assert average.module.weight.item() == pytest.approx(0.5, rel=1e-4)
+
+
+def test_a_half_life_that_means_nothing_is_refused():
+    model = nn.Linear(1, 1)
+    assert new_half_life_average(model, batch_size=8, half_life=0) is None
+    for wrong in ({"half_life": -1.0}, {"half_life": 5.0, "ramp": 0.0}):
+        with pytest.raises(ConfigError, match="half-life must be at least 0"):
+            new_half_life_average(model, batch_size=8, **wrong)
 
 
 def rates(kind, steps, warmup=0):
