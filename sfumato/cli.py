@@ -23,6 +23,7 @@ from sfumato.runs import open_run
 VERBS = {
     "demo": "the story on embedded digits: private means, a network, a ledger, a picture",
     "train": "private (or plain) training and fine-tuning of any vision model",
+    "warmup": "a little public data, a diffusion model of it, a warm start, and then DP training",
     "release": "public images that carry a private task, with their ledger and a data card",
     "invert": "what a model thinks a class looks like, from its answers alone",
     "reconstruct": "training images back from a model's weights, and how sure one can be",
@@ -30,7 +31,7 @@ VERBS = {
 }
 """Verb -> what it does. The recipe of a verb is sfumato.recipes.VERB."""
 
-PLANNED = ("warmup", "audit", "report")
+PLANNED = ("audit", "report")
 
 Config = TypeVar("Config")
 

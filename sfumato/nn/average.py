@@ -72,8 +72,13 @@ def half_life_average(batch_size: int, half_life: float, ramp: float) -> Update:
 @torch.no_grad()
 def _move(averages: Sequence[Any], current: Sequence[Any], share: Tensor) -> None:
     """Bring averages a share of the way to the current values; counters all of it."""
-    for average, value in zip(averages, current, strict=True):
-        if average.is_floating_point():
-            average.lerp_(value, share.to(average.dtype))
-        else:
+    pairs = list(zip(averages, current, strict=True))
+    moving = [(average, value) for average, value in pairs if average.is_floating_point()]
+    for average, value in pairs:
+        if not average.is_floating_point():
             average.copy_(value)
+    # All tensors in three launches.
+    old = [average for average, _ in moving]
+    way = torch._foreach_sub([value for _, value in moving], old)  # pyright: ignore
+    torch._foreach_mul_(way, share.to(old[0].dtype))  # pyright: ignore
+    torch._foreach_add_(old, way)  # pyright: ignore

@@ -28,6 +28,8 @@ def train_plainly(
     batch_size: int = 64,
     weight_decay: float = 0.0,
     warmup: int = 0,
+    optimizer: str = "adamw",
+    momentum: float = 0.9,
     seed: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> nn.Module:
@@ -37,8 +39,8 @@ def train_plainly(
     """
     batch_size = min(batch_size, size)
     steps = max(1, round(epochs * size / batch_size))
-    optimizer = make_optimizer(model, "adamw", lr=lr, momentum=0.0, weight_decay=weight_decay)
-    learner = Learner(model, optimizer, make_schedule(optimizer, "cosine", steps, warmup))
+    rule = make_optimizer(model, optimizer, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    learner = Learner(model, rule, make_schedule(rule, "cosine", steps, warmup))
     learner.load(run.load_checkpoint())
     tell = progress(steps, learner.step, None, say) if say else lambda *_: None
     fit(learner, shuffled(size, batch_size, learner.step, steps, seed), step, run, tell=tell)

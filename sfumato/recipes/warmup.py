@@ -1,0 +1,76 @@
+"""`sfumato warmup`: a little public data, a diffusion model of it, a warm start, and then DP.
+
+A small share of the images is declared public. A generator learns it and draws many more like it; a
+classifier warms up on these, and only then learns the private rest, with differential privacy (Park
+et al. 2024). The ledger speaks of the private rest alone: about the public share nothing is
+promised, and the generator may replay it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sfumato.recipes import train
+from sfumato.recipes.stages import follow, require_one_process, tell_stage
+from sfumato.recipes.warmup_scene import Scene, set_scene
+from sfumato.recipes.warmup_settings import PRESETS as PRESETS
+from sfumato.recipes.warmup_settings import STAGES
+from sfumato.recipes.warmup_settings import Config as Config
+from sfumato.runs import Run
+
+FIRST_WORDS = {stage: ("--stage", stage) for stage in STAGES}
+"""A first word, and the flags it stands for."""
+AGAIN = "evaluate"
+"""The stage that a finished run may take again, with other controls."""
+
+
+def needs_run(config: Config) -> bool:
+    """Stages hand their work on in the run directory; an explanation is only printed."""
+    return not config.explain
+
+
+def asks_more(config: Config) -> bool:
+    """Whether a finished run has something left to do."""
+    return config.stage == AGAIN
+
+
+def run(config: Config, run: Run | None) -> dict[str, Any]:
+    """Split, generator, guide, sample, warmup, train, evaluate."""
+    if config.explain:
+        return train.run(config.training, None)
+    run = require_one_process("warmup", "weights", run)
+    scene = set_scene(config, run)
+    last = STAGES[-1] if config.stage == "all" else config.stage
+    again = AGAIN if config.stage == AGAIN else ""
+    summary = follow(scene, stages(), last, run.stage, run.log, again)
+    if last == STAGES[-1]:
+        summary = {**run.stage("train").summary, **summary, "run": str(run.path)}
+        run.finish({**summary, "public": scene.public.name, "public_images": len(scene.public)})
+    return run.summary if config.stage == "all" else {**summary, "stage": config.stage,
+                                                     "run": str(run.path)}  # fmt: skip
+
+
+def stages() -> dict[str, Callable[[Scene, Run], object]]:
+    """What each stage does."""
+    from sfumato.recipes.warmup_classifier import evaluate, privately, warm_up
+    from sfumato.recipes.warmup_generator import generator, guide, sample, split
+
+    made = (split, generator, guide, sample, warm_up, privately, evaluate)
+    return dict(zip(STAGES, made, strict=True))
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """What was promised, and where it is."""
+    if "explanation" in summary:
+        return train.show(summary)
+    if "stage" in summary:
+        return tell_stage(summary)
+    lines = train.show({**summary, "run": f"{summary['run']}/stages/train"}).splitlines()
+    return "\n".join(
+        [
+            *lines,
+            f"  public    {summary['public_images']} images of {summary['public']}: nothing is "
+            "promised about them",
+            f"  drawn     {summary['run']}/stages/sample/images.npz, and samples.png",
+            f"  private   {summary['run']}/private: do not share; scores.json has the accuracy",
+        ]
+    )

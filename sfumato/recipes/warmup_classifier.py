@@ -1,0 +1,120 @@
+"""The stages of `sfumato warmup` that make a classifier: warmup, train, evaluate."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sfumato.recipes import train
+from sfumato.recipes.warmup_scene import Scene
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sfumato.data.images import Images
+
+
+def warm_up(scene: Scene, stage: Run) -> None:
+    """Train the classifier on drawn images and the public ones."""
+    from sfumato.data.load import load_images
+
+    drawn = load_images(str(scene.run.stage("sample").path / "images.npz"), "train", private=False)
+    model = warm_model(scene, joined(drawn, scene.public), stage)
+    stage.save_tensors("model.safetensors", model.state_dict())
+    stage.finish({"images": len(drawn) + len(scene.public)})
+
+
+def joined(drawn: "Images", public: "Images") -> "Images":
+    """Both, as one set."""
+    import torch
+
+    return replace(
+        public, pixels=torch.cat([drawn.pixels, public.pixels]), people=None,
+        labels=torch.cat([drawn.labels, public.labels]), name=f"drawn and {public.name}",
+    )  # fmt: skip
+
+
+def warm_model(scene: Scene, images: "Images", stage: Run) -> "nn.Module":
+    """The classifier after the warm-up on these public images."""
+    from sfumato.data.augment import Augmentation
+    from sfumato.train.plain import train_plainly
+    from sfumato.train.sharp import sharp_step
+    from sfumato.train.steps import plain_step
+
+    config = scene.config
+    learner, reading = train.prepare(
+        replace(config.training, norm=norm_of(scene)), images.require_public("a warm-up"),
+        scene.device,
+    )  # fmt: skip
+    moves = Augmentation(crop=config.crop, flip=config.flip, cutout=config.warm_cutout)
+    reading = replace(
+        reading, augmentation=moves, views=1, precision=scene.precision, people=None
+    )  # fmt: skip
+    step = plain_step(learner.model, reading)
+    if config.warm_rho:
+        step = sharp_step(learner.model, reading, config.warm_rho)
+    return train_plainly(
+        learner.model, len(images), step, stage, epochs=config.warm_epochs, lr=config.warm_lr,
+        batch_size=config.warm_batch, weight_decay=5e-4, seed=config.seed, optimizer="sgd",
+        say=stage.say,
+    )  # fmt: skip
+
+
+def norm_of(scene: Scene) -> str:
+    """What becomes of BatchNorm: the same before and after the warm-up."""
+    return scene.config.norm or "group"
+
+
+def privately(scene: Scene, stage: Run) -> None:
+    """DP-SGD on the private rest, from the warm start."""
+    warm = scene.run.stage("warmup").path / "model.safetensors"
+    train.run_on(from_weights(scene, warm), scene.private, scene.test, stage)
+
+
+def from_weights(scene: Scene, weights: Path | None) -> train.Config:
+    """Settings of the private stage, from this start."""
+    settings = replace(scene.config.training, norm=norm_of(scene))
+    return settings if weights is None else replace(settings, weights=weights, pretrained=False)
+
+
+def evaluate(scene: Scene, stage: Run) -> None:
+    """What each step was worth, on test images: private, for they are."""
+    from sfumato.files import read_json
+
+    scores = {
+        "warmup": score(scene, scene.run.stage("warmup").path / "model.safetensors"),
+        "dp": read_json(scene.run.stage("train").private / "scores.json")["test_accuracy"],
+    }
+    if scene.config.controls:
+        scores |= controls(scene, stage)
+    scene.run.write_json("private/scores.json", scores)
+    told = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
+    scene.run.say(f"test accuracy, for your eyes: {told}")
+    stage.finish({"controls": scene.config.controls})
+
+
+def controls(scene: Scene, stage: Run) -> dict[str, float]:
+    """The same warm-up on public images alone, and DP without a warm-up."""
+    from sfumato.files import read_json
+
+    place = Run(stage.private / "public-alone", stage.say)
+    place.path.mkdir(exist_ok=True)
+    if not place.finished:
+        model = warm_model(scene, scene.public, place)
+        place.save_tensors("model.safetensors", model.state_dict())
+        place.finish({"images": len(scene.public)})
+    scratch = Run(stage.private / "scratch", stage.say)
+    scratch.path.mkdir(exist_ok=True)
+    train.run_on(from_weights(scene, None), scene.private, scene.test, scratch)
+    return {
+        "warmup_on_public_images_alone": score(scene, place.path / "model.safetensors"),
+        "dp_from_scratch": read_json(scratch.private / "scores.json")["test_accuracy"],
+    }
+
+
+def score(scene: Scene, weights: Path) -> float:
+    """Test accuracy of the classifier with these weights."""
+    from sfumato.train.steps import accuracy
+
+    learner, reading = train.prepare(from_weights(scene, weights), scene.test, scene.device)
+    return accuracy(learner.model, replace(reading, precision=scene.precision))

@@ -1,0 +1,66 @@
+"""Who has what in `sfumato warmup`: the public share, the private rest, and the test images."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sfumato.errors import DataError
+from sfumato.recipes.warmup_settings import Config
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    import torch
+
+    from sfumato.data.images import Images
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Three sets of images."""
+
+    config: Config
+    run: Run
+    device: "torch.device"
+    public: "Images"
+    """Declared public: what everything before the private stage learns from."""
+    private: "Images"
+    """The rest: what the ledger speaks of."""
+    test: "Images"
+
+    @property
+    def precision(self) -> "torch.dtype":
+        """What public images are learnt in."""
+        from sfumato.train.setup import quick_precision
+
+        return quick_precision(self.device)
+
+
+def set_scene(config: Config, run: Run) -> Scene:
+    """Load images, declare a share of them public, and refuse at once what cannot work."""
+    from sfumato.data.load import load_splits
+    from sfumato.recipes import train
+    from sfumato.train.setup import pick_device
+
+    images, test = load_splits(config.data, people=config.people, **config.loading)
+    public, private = images.public_share(config.public_share, config.seed)
+    fewest = min(int((public.labels == label).sum()) for label in range(len(public.classes)))
+    if fewest < 2:
+        raise DataError(
+            f"a public share of {config.public_share:g} leaves a class of {images.name} with one "
+            "image, and one is held out to see when the generator should stop. Raise the share."
+        )
+    scene = Scene(config, run, pick_device(config.device), public, private, test)
+    if not (run.path / "stages" / "split").exists():
+        train.plan_for(config.training, len(private))
+        build_all(scene)
+    return scene
+
+
+def build_all(scene: Scene) -> None:
+    """Make generator and classifier once: what cannot be built is refused before anything."""
+    import torch
+
+    from sfumato.recipes import train
+    from sfumato.recipes.warmup_generator import make_denoiser
+
+    make_denoiser(scene)
+    train.prepare(scene.config.training, scene.private.select([0]), torch.device("cpu"))

@@ -1,0 +1,268 @@
+"""Training a class-conditional diffusion model on few public images, and when to stop.
+
+The loss of Karras et al. 2022 (`denoise`) on images that were moved in ways the network is told of
+(`geometry`). A model of a few thousand images first learns what such images have in common and then
+the images themselves. So some are held out: the weights that denoise those best are kept, and how
+many samples are copies is said at every look. No private image and no test image is asked.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
+
+from sfumato.errors import ConfigError, SfumatoError
+from sfumato.nn.average import new_half_life_average
+from sfumato.nn.unet import UNet
+from sfumato.runs import Run
+from sfumato.synth.copies import find_copies
+from sfumato.synth.denoise import Denoiser, denoising_losses, draw_sigma
+from sfumato.synth.geometry import Geometry
+from sfumato.synth.sample import draw_images
+from sfumato.train.replay import Replay
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diffusion:
+    """How the generator is built and trained. Lengths are counted in images that it has seen."""
+
+    gen_width: int = 64
+    """Width of its network; 128 is the published one."""
+    gen_multipliers: tuple[int, ...] = (2, 2, 2)
+    """Widths at each level, in units of that."""
+    gen_blocks: int = 4
+    """Blocks at each level."""
+    gen_dropout: float = 0.13
+    """Dropout in them."""
+    gen_images: int = 4_000_000
+    """Images to learn from, at most: public ones, again and again."""
+    gen_batch: int = 512
+    """Images in a step."""
+    gen_lr: float = 1e-3
+    """Learning rate of Adam at its height."""
+    gen_ramp: int = 200_000
+    """It rises until here, and falls to 0 in the last third."""
+    gen_half_life: int = 100_000
+    """Half-life of the average of weights; early on a tenth of what was seen."""
+    gen_moves: float = 0.15
+    """Chance that an image is scaled, turned or shifted; the network is told."""
+    gen_mirror: bool = True
+    """Whether images may be mirrored: not for digits."""
+    gen_held_out: float = 0.1
+    """The share of the public images that is held out, to see when to stop."""
+    gen_looks: int = 20
+    """How often to look."""
+    gen_patience: int = 5
+    """Looks without a better one after which training stops; 0 for never."""
+
+    def __post_init__(self) -> None:
+        for name in ("gen_width", "gen_blocks", "gen_images", "gen_batch", "gen_looks"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+        if not 0 < self.gen_held_out < 1:
+            raise ConfigError(f"gen_held_out={self.gen_held_out:g} must lie between 0 and 1.")
+
+    @property
+    def steps(self) -> int:
+        """Steps, at most."""
+        return max(1, math.ceil(self.gen_images / self.gen_batch))
+
+    def rate(self, step: int) -> float:
+        """The learning rate at a step."""
+        rise = min(1.0, (step + 1) * self.gen_batch / max(1, self.gen_ramp))
+        fall = min(1.0, 3 * (1 - step / self.steps))
+        return self.gen_lr * rise * fall
+
+
+@dataclass
+class Painter:
+    """A generator while it learns: what a checkpoint holds."""
+
+    denoiser: Denoiser
+    optimizer: torch.optim.Adam
+    average: AveragedModel
+    step: int = 0
+    looks: list[dict[str, float]] = field(default_factory=list)
+    best: dict[str, Tensor] = field(default_factory=dict)
+
+    def stale(self, patience: int) -> bool:
+        """Whether so many looks have brought nothing better; with 0 never."""
+        losses = [look["held_out_loss"] for look in self.looks]
+        since = len(losses) - 1 - losses.index(min(losses)) if losses else 0
+        return 0 < patience <= since
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a later `load` needs."""
+        pieces = {"denoiser": self.denoiser, "optimizer": self.optimizer, "average": self.average}
+        found: dict[str, Any] = {name: piece.state_dict() for name, piece in pieces.items()}
+        return {**found, "step": self.step, "looks": list(self.looks), "best": dict(self.best)}
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Go back to a state; to stay here, with None."""
+        if state is None:
+            return
+        for name in ("denoiser", "optimizer", "average"):
+            getattr(self, name).load_state_dict(state[name])
+        self.step, self.looks, self.best = state["step"], state["looks"], state["best"]
+
+
+@dataclass(frozen=True)
+class Album:
+    """Public images on the device: those to learn from, and those held out."""
+
+    pixels: UInt8[Tensor, "n c h w"]
+    labels: Int[Tensor, " n"]
+    held_out: UInt8[Tensor, "m c h w"]
+    held_out_labels: Int[Tensor, " m"]
+    classes: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        channels, height, width = self.pixels.shape[1:]
+        return channels, height, width
+
+
+def new_denoiser(settings: Diffusion, shape: tuple[int, int, int], classes: int) -> Denoiser:
+    """A denoiser with our network, untrained."""
+    channels, height, width = shape
+    if height != width:
+        raise ConfigError(
+            f"a generator draws squares, and these images have {width} x {height} pixels. Give "
+            "--image-size N."
+        )
+    return Denoiser(
+        UNet(
+            channels=channels, size=height, classes=classes, width=settings.gen_width,
+            multipliers=settings.gen_multipliers, blocks=settings.gen_blocks,
+            dropout=settings.gen_dropout,
+        )
+    )  # fmt: skip
+
+
+def new_painter(denoiser: Denoiser, settings: Diffusion, device: torch.device) -> Painter:
+    """A generator at its start."""
+    gpu = device.type == "cuda"
+    layout = torch.channels_last if gpu else torch.preserve_format
+    denoiser = denoiser.to(device).to(memory_format=layout)  # pyright: ignore
+    rate: Any = torch.tensor(settings.gen_lr, device=device) if gpu else settings.gen_lr
+    adam = torch.optim.Adam(denoiser.parameters(), lr=rate, fused=gpu, capturable=gpu)
+    average = new_half_life_average(
+        denoiser, batch_size=settings.gen_batch, half_life=settings.gen_half_life, ramp=0.1
+    )
+    assert average is not None
+    return Painter(denoiser, adam, average)
+
+
+def train_painter(
+    painter: Painter, album: Album, settings: Diffusion, run: Run, *, seed: int = 0,
+    precision: torch.dtype = torch.float32, show: Callable[[int, Tensor], None] = lambda *_: None,
+) -> Denoiser:  # fmt: skip
+    """Train until held-out images are denoised no better; the average of weights at its best.
+
+    At each look there is a checkpoint, a line of numbers, and samples for `show`, which gets the
+    number of images seen and 8 samples of each class. A run that was cut goes on.
+    """
+    painter.load(run.load_checkpoint())
+    turn = Replay(
+        lambda dice: learn(painter, album, settings, precision, dice), album.pixels.device
+    )
+    every = math.ceil(settings.steps / settings.gen_looks)
+    while painter.step < settings.steps and not painter.stale(settings.gen_patience):
+        set_rate(painter.optimizer, settings.rate(painter.step))
+        turn(seed, painter.step)
+        painter.average.update_parameters(painter.denoiser)
+        painter.step += 1
+        if painter.step % every and painter.step < settings.steps:
+            continue
+        found, samples = look(painter, album, precision)
+        if not math.isfinite(found["held_out_loss"]):
+            raise SfumatoError("the generator diverged. Lower --gen-lr, with another --out.")
+        if not painter.looks or found["held_out_loss"] < min(
+            look["held_out_loss"] for look in painter.looks
+        ):
+            state = painter.average.module.state_dict()
+            painter.best = {name: value.clone() for name, value in state.items()}
+        painter.looks.append(found)
+        run.save_checkpoint(painter.state())
+        seen = painter.step * settings.gen_batch
+        run.measure(painter.step, private=False, images=seen, **found)
+        run.say(
+            f"{seen} of {settings.steps * settings.gen_batch} images  held-out loss "
+            f"{found['held_out_loss']:.4f}  copies {found['copies']:.1%} (of held-out images "
+            f"{found['held_out_copies']:.1%})"
+        )
+        show(seen, samples)
+    painter.denoiser.load_state_dict(painter.best)
+    return painter.denoiser.eval().requires_grad_(False)
+
+
+def learn(
+    painter: Painter, album: Album, settings: Diffusion, precision: torch.dtype,
+    dice: torch.Generator,
+) -> None:  # fmt: skip
+    """One step of Adam on the loss of a batch."""
+    device = album.pixels.device
+    count = settings.gen_batch
+    where = torch.randint(len(album.pixels), (count,), generator=dice, device=device)
+    images = album.pixels[where].float() / 127.5 - 1
+    conditions = None
+    if painter.denoiser.network.conditions:  # a network that cannot be told is not misled either
+        images, conditions = Geometry(probability=settings.gen_moves, mirror=settings.gen_mirror)(
+            images, dice
+        )
+    sigma = draw_sigma(count, dice, device)
+    noise = torch.randn(images.shape, generator=dice, device=device)
+    painter.optimizer.zero_grad(set_to_none=True)
+    with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+        losses = denoising_losses(
+            painter.denoiser, images, album.labels[where], conditions, sigma=sigma, noise=noise
+        )
+    losses.mean().backward()
+    painter.optimizer.step()
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate, in place where a recording reads it."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+@torch.no_grad()
+def look(
+    painter: Painter, album: Album, precision: torch.dtype, each: int = 8
+) -> tuple[dict[str, float], UInt8[Tensor, "k c h w"]]:
+    """How well the average denoises held-out images, and how many of its samples are copies."""
+    device = album.pixels.device
+    denoiser = painter.average.module.eval()
+    assert isinstance(denoiser, Denoiser)
+    dice = torch.Generator(device).manual_seed(0)
+    total = torch.zeros((), device=device)
+    for pixels, labels in zip(
+        album.held_out.split(256), album.held_out_labels.split(256), strict=True
+    ):
+        images = pixels.float() / 127.5 - 1
+        sigma = draw_sigma(len(images), dice, device)
+        noise = torch.randn(images.shape, generator=dice, device=device)
+        with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+            found = denoising_losses(denoiser, images, labels, sigma=sigma, noise=noise)
+        total += found.sum()
+    labels = torch.arange(album.classes).repeat_interleave(each)
+    samples = draw_images(
+        denoiser, labels, torch.arange(len(labels)), album.shape, solver="dpm", steps=12,
+        precision=precision,
+    )  # fmt: skip
+    numbers = {
+        "held_out_loss": float(total) / len(album.held_out),
+        "copies": find_copies(samples, album.pixels.cpu()).share,
+        "held_out_copies": find_copies(album.held_out.cpu(), album.pixels.cpu()).share,
+    }
+    return numbers, samples

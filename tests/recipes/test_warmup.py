@@ -1,0 +1,171 @@
+"""sfumato warmup, end to end on tiny images: what each stage leaves, what is promised, resuming."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from inversions import digits
+from warmups import MADE, same, scores_of, tiny, warm
+
+from sfumato.cli import main
+from sfumato.data.load import load_images
+from sfumato.errors import DataError, PrivacyError
+from sfumato.files import read_lines
+from sfumato.privacy.ledger import Ledger
+from sfumato.recipes import train, warmup, warmup_generator
+from sfumato.recipes.warmup_scene import set_scene
+from sfumato.recipes.warmup_settings import PRESETS, STAGES
+from sfumato.runs import Run, open_run
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    return tiny(tmp_path_factory.mktemp("sets"))
+
+
+@pytest.fixture(scope="module")
+def finished(settings, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    warm(settings, out)
+    return out
+
+
+def test_the_ledger_speaks_of_the_private_rest_alone(finished, settings):
+    ledger = Ledger.from_records(read_lines(finished / "stages/train/ledger.jsonl"))
+    assert ledger.header.data.endswith("-without-30%")
+    assert {event.stage for event in ledger.events} == {"train"}
+    assert ledger.events[0].sampling_rate == pytest.approx(40 / 126)
+    done = json.loads((finished / "done.json").read_text())
+    assert done["epsilon"] == pytest.approx(ledger.epsilon())
+    assert done["public_images"] == 54
+    public = np.load(finished / "stages/split/public.npz")
+    assert np.bincount(public["y_train"]).tolist() == [18, 18, 18]
+
+
+def test_what_is_made_before_the_private_stage_does_not_depend_on_a_private_image(
+    finished, settings, tmp_path
+):
+    with open_run(settings, verb="warmup", out=tmp_path / "look") as run:
+        scene = set_scene(settings, run)
+    known = {image.numpy().tobytes() for image in scene.public.pixels}
+    arrays = dict(np.load(settings.data))
+    generator = np.random.default_rng(0)
+    for name in ("x_train", "x_test"):
+        for place, image in enumerate(arrays[name]):
+            if image.tobytes() not in known:
+                arrays[name][place] = generator.integers(0, 256, image.shape, dtype=np.uint8)
+    np.savez(tmp_path / "other.npz", **arrays)
+    warm(replace(settings, data=str(tmp_path / "other.npz")), tmp_path / "run")
+    equal = same(tmp_path / "run", finished)
+    assert all(equal[name] for name in MADE[:4])
+    assert not equal["stages/train/model.safetensors"]
+
+
+def test_drawn_images_keep_their_labels_and_every_class_has_its_share(finished):
+    drawn = load_images(str(finished / "stages/sample/images.npz"), "train", private=False)
+    assert drawn.labels.bincount().tolist() == [10, 10, 10]
+    assert drawn.shape == (1, 16, 16)
+    assert len(drawn.pixels.flatten(1).unique(dim=0)) == 30
+    done = json.loads((finished / "stages/sample/done.json").read_text())
+    assert 0 <= done["copies"] <= 1
+    assert not list((finished / "stages/sample").glob("piece-*"))
+
+
+def test_every_look_leaves_a_picture_and_a_line_of_numbers(finished):
+    pictures = sorted((finished / "stages/generator/samples").glob("*.png"))
+    assert [path.stem.lstrip("0") for path in pictures] == ["32", "64", "96"]
+    lines = read_lines(finished / "stages/generator/metrics.jsonl")
+    assert [line["images"] for line in lines] == [32, 64, 96]
+    assert all({"held_out_loss", "copies", "held_out_copies"} <= line.keys() for line in lines)
+
+
+def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
+    out = tmp_path / "run"
+    for number, name in enumerate(STAGES):
+        found = warm(replace(settings, stage=name), out)
+        assert found["stage"] == name
+        assert f"stage {name} of" in warmup.show(found)
+        done = [other for other in STAGES if (out / f"stages/{other}/done.json").exists()]
+        assert done == list(STAGES[: number + 1])
+    assert all(same(out, finished).values())
+
+
+class Cut(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "after"),
+    [
+        (warmup_generator, "say_copies", 0),
+        ("sfumato.synth.generator", "learn", 5),
+        ("sfumato.synth.sample", "draw_images", 1),
+        ("sfumato.train.sharp", "sharp_step", 0),
+        ("sfumato.train.loop", "Learner.advance", 9),
+    ],
+)
+def test_a_run_that_was_cut_ends_the_same(
+    settings, finished, tmp_path, monkeypatch, module, name, after
+):
+    monkeypatch.setattr(warmup_generator, "PIECE", 13)
+    calls = []
+    target = module if not isinstance(module, str) else __import__(module, fromlist=["x"])
+    for part in name.split(".")[:-1]:
+        target = getattr(target, part)
+    original = getattr(target, name.split(".")[-1])
+
+    def cut(*arguments, **options):
+        calls.append(0)
+        if len(calls) == after + 1:
+            raise Cut
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(target, name.split(".")[-1], cut)
+    out = tmp_path / "run"
+    with pytest.raises(Cut):
+        warm(settings, out)
+    monkeypatch.setattr(target, name.split(".")[-1], original)
+    warm(settings, out)
+    assert all(same(out, finished).values())
+
+
+def test_controls_are_scored_and_stay_private(settings, finished, tmp_path):
+    warm(replace(settings, controls=True), tmp_path / "run")
+    scores = scores_of(tmp_path / "run")
+    assert set(scores) == {"warmup", "dp", "warmup_on_public_images_alone", "dp_from_scratch"}
+    outside = [p for p in (tmp_path / "run").rglob("*") if "private" not in p.parts and p.is_file()]
+    for path in outside:
+        assert b"accuracy" not in path.read_bytes(), path
+
+
+def test_a_share_that_leaves_a_class_empty_is_refused(settings, tmp_path):
+    with pytest.raises(DataError, match="Raise the share"):
+        warm(replace(settings, public_share=0.005), tmp_path / "run")
+    assert not (tmp_path / "run/stages").exists()
+
+
+def test_private_images_never_reach_the_generator(settings, tmp_path):
+    with open_run(settings, verb="warmup", out=tmp_path / "run") as run:
+        scene = set_scene(settings, run)
+        with pytest.raises(PrivacyError, match="which is private"):
+            warmup_generator.album_of(replace(scene, public=scene.private))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_sound(name):
+    config = PRESETS[name]()
+    assert train.PRESETS is not None
+    assert config.training.epsilon == config.epsilon
+    assert PRESETS[name].__doc__
+
+
+def test_the_command_line_names_each_stage(settings, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["warmup", "split", "--preset", "digits-cpu", "--out", str(tmp_path / "run")])
+    assert stopped.value.code == 0
+    assert "stage split of" in capsys.readouterr().out
+    assert Run(tmp_path / "run").stage("split").finished
+    assert digits("0-2", "train", 2).shape == (1, 16, 16)
+    assert torch.get_default_dtype() == torch.float32
