@@ -64,7 +64,7 @@ def require_alike(private: Images, public: Images) -> None:
         are = "image is" if len(places) == 1 else "images are"
         raise PrivacyError(
             f'{len(places)} {are} both in "{private.name}", which is private (at {shown}{more}), '
-            f'and in "{public.name}", which is public: such images would be moved and released as '
+            f'and in "{public.name}", which is public: such images would be used without noise, as '
             "if they were public. Leave them out of one of the sets."
         )
 

@@ -27,7 +27,7 @@ class Augmentation:
     flip: bool = False
     """Mirror left and right, half of the time."""
     cutout: int = 0
-    """Side of a grey square put at a random place."""
+    """Side of a grey square put at a random place, half of the time."""
     colour: float = 0.0
     """Largest relative change of brightness, contrast and saturation."""
     affine: float = 0.0
@@ -70,8 +70,9 @@ def random_flip(images: Pixels, dice: Dice) -> Pixels:
 
 
 def cutout(images: Pixels, side: int, dice: Dice) -> Pixels:
-    """Cover a square around a random pixel with grey (DeVries and Taylor 2017)."""
+    """Cover a square around a random pixel with grey, half of the time (DeVries, Taylor 2017)."""
     height, width = images.shape[2:]
+    chosen = dice.throw(1).reshape(-1, 1, 1, 1) < 0.5
     row, column = dice.integers(height, 1).T, dice.integers(width, 1).T
 
     def covered(centre: Tensor, length: int) -> Tensor:
@@ -80,7 +81,7 @@ def cutout(images: Pixels, side: int, dice: Dice) -> Pixels:
         return (place >= first) & (place < first + side)
 
     square = covered(row, height)[:, None, :, None] & covered(column, width)[:, None, None, :]
-    return images.masked_fill(square, 0.5)
+    return images.masked_fill(square & chosen, 0.5)
 
 
 def random_colour(images: Pixels, strength: float, dice: Dice) -> Pixels:

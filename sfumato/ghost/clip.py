@@ -206,7 +206,7 @@ class Ghost:
                 losses.sum(), dummies, allow_unused=True, retain_graph=retain
             )
         kept = sort_kept(tape, found[len(tape.norms) :])
-        squares = self._squares(tape, kept, found[: len(tape.norms)])
+        squares, several = self._squares(tape, kept, found[: len(tape.norms)])
         norms = squares.sum(dim=0).sqrt()
         bound = self.clipping.max_norm / self.num_groups**0.5
         style, stability = self.clipping.style, self.clipping.stability
@@ -214,13 +214,17 @@ class Ghost:
         factors = torch.where(norms.isfinite(), factors, 0.0)
         if mask is not None:
             factors = torch.where(mask, factors, 0.0)
-        total = {} if self.two_pass else self._weigh(tape, kept, factors, norms)
+        total = {} if self.two_pass else self._weigh(tape, kept, several, factors, norms)
         return Clipped(total, norms, factors, losses.detach())
 
     def _squares(
         self, tape: Tape, kept: list[Kept], from_products: Sequence[Tensor | None]
-    ) -> Float[Tensor, "groups n"]:
-        """Squared norms: from the products, from kept gradients, and from sums of several uses."""
+    ) -> tuple[Float[Tensor, "groups n"], dict[str, Tensor]]:
+        """Squared norms: from the products, from kept gradients, and from sums of several uses.
+
+        Those sums come back too. Several uses may cancel (a loss less a product with the weights),
+        so what is measured is what is added up: there is no difference that rounding could hide.
+        """
         zero = torch.zeros(tape.examples, device=self._device)
         rows = [zero if found is None else found for found in from_products]
         joint, named = joint_names(tape.parts), tape.parameters
@@ -250,27 +254,35 @@ class Ghost:
         for name, gradient in several.items():
             group = self.group_of[name]
             rows[group] = rows[group] + contract.square_norm(gradient)
-        return torch.stack(rows)
+        return torch.stack(rows), several
 
     def _weigh(
-        self, tape: Tape, kept: list[Kept], factors: Tensor, norms: Tensor
-    ) -> dict[str, Tensor]:
+        self, tape: Tape, kept: list[Kept], several: dict[str, Tensor], factors: Tensor,
+        norms: Tensor,
+    ) -> dict[str, Tensor]:  # fmt: skip
         """The sums of clipped gradients, pulled back from where they met the batch."""
         broken = None if torch.compiler.is_compiling() else ~norms.isfinite()
         if broken is not None and not bool(broken.any()):
             broken = None
         elif broken is None:
             broken = ~norms.isfinite()
+        total = {}
+        for name, each in several.items():
+            sound = contract.without(each, broken)
+            total[name] = contract.weighted_sum(sound, factors[self.group_of[name]].to(each.dtype))
+        done = set(several)
+        kept = [one for one in kept if done.isdisjoint(one.part.sources)]
         sums = [
             one.weighted(factors[self.group_of[one.part.path]], broken).to(one.value.dtype)
             for one in kept
         ]
         met = {name for one in kept for name in one.part.sources}
         names = [name for name in tape.parameters if name in met]
-        gradients = torch.autograd.grad(
-            [one.value for one in kept], [tape.parameters[n] for n in names], sums
-        )
-        return {name: g.detach() for name, g in zip(names, gradients, strict=True)}
+        if names:
+            values, wanted = [one.value for one in kept], [tape.parameters[n] for n in names]
+            found = torch.autograd.grad(values, wanted, sums)
+            total |= {name: g.detach() for name, g in zip(names, found, strict=True)}
+        return total
 
     def _second_pass(
         self, first: Clipped, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]

@@ -81,11 +81,13 @@ class Config(train_settings.Config):
     @property
     def training(self) -> train_settings.Config:
         """The target's settings."""
-        names = [item.name for item in fields(train_settings.Config)]
+        # Its public images would be for an extender.
+        names = [item.name for item in fields(train_settings.Config) if item.name != "public"]
         return train_settings.Config(**{name: getattr(self, name) for name in names})
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._refuse_extender("target")
         if not 0 < self.judge_share < 1:
             raise ConfigError(f"judge_share={self.judge_share:g} must lie between 0 and 1.")
         if self.n < 1 or self.seeds < 1:

@@ -87,13 +87,15 @@ class Config(train_settings.Config):
     @property
     def training(self) -> train_settings.Config:
         """The teacher's settings."""
-        names = [item.name for item in fields(train_settings.Config)]
+        # Its public images would be for an extender.
+        names = [item.name for item in fields(train_settings.Config) if item.name != "public"]
         return train_settings.Config(**{name: getattr(self, name) for name in names})
 
     def __post_init__(self) -> None:
         if self.verify is not None:
             return
         super().__post_init__()
+        self._refuse_extender("teacher")
         for name in ("student_batch", "repeats", "public_images"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")

@@ -4,7 +4,7 @@ Load, build, plan, train, score: the privacy is in the plan and in the step that
 makes; everything else is ordinary training.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from sfumato.data.images import Images
-    from sfumato.ghost.clip import Clipped, Ghost
     from sfumato.privacy.budget import Plan
     from sfumato.privacy.ledger import Header, Ledger
     from sfumato.privacy.sampling import Secret
@@ -34,6 +33,7 @@ def needs_run(config: Config) -> bool:
 def run(config: Config, run: Run | None) -> dict[str, Any]:
     """Load, build, plan, train, score. Of several processes, all but the leader have no run."""
     from sfumato.data.load import load_splits
+    from sfumato.recipes.train_step import load_public
     from sfumato.train.setup import pick_device
     from sfumato.train.world import join_world, leave_world
 
@@ -43,16 +43,18 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         if world.agree(run is not None and run.finished):
             return {} if run is None else run.summary
         train, test = load_splits(config.data, people=config.people, **config.loading)
+        public = load_public(config, train, test)
         if config.explain:
             return {"explanation": explain_layers(config, *prepare(config, train, device))}
-        return run_on(config, train, test, run, world)
+        return run_on(config, train, test, run, world, public=public)
     finally:
         leave_world()
 
 
 def run_on(
-    config: Config, train: "Images", test: "Images", run: Run | None, world: "World | None" = None
-) -> dict[str, Any]:
+    config: Config, train: "Images", test: "Images", run: Run | None,
+    world: "World | None" = None, public: "Images | None" = None,
+) -> dict[str, Any]:  # fmt: skip
     """The same with images that are loaded already: what a recipe of several stages calls."""
     from sfumato.train.setup import pick_device
     from sfumato.train.world import World
@@ -63,7 +65,7 @@ def run_on(
     learner, reading = prepare(config, train, pick_device(config.device))
     secret = draw_secret(config, run, world)
     plan, ledger = promise(config, reading, secret, run, world)
-    learn(config, learner, reading, plan, ledger, secret, run, world)
+    learn(config, learner, reading, plan, ledger, secret, run, world, public=public)
     if run is None:
         return {}
     return conclude(config, learner, replace(reading, images=test), plan, ledger, run)
@@ -98,6 +100,7 @@ def prepare(config: Config, images: "Images", device: "torch.device") -> "tuple[
     from sfumato.train.loop import Learner
     from sfumato.train.reading import Reading
     from sfumato.train.setup import choose_parameters, make_optimizer, make_schedule
+    from sfumato.train.sharp import LastGradient
 
     torch.manual_seed(config.seed)
     model = build_model(
@@ -121,7 +124,10 @@ def prepare(config: Config, images: "Images", device: "torch.device") -> "tuple[
         weight_decay=config.weight_decay,
     )  # fmt: skip
     schedule = make_schedule(optimizer, config.schedule, number_of_steps(config, len(reading)))
-    return Learner(model, optimizer, schedule, new_average(model, config.ema)), reading
+    # SAM walks up along its own batch; only the private way needs to remember.
+    uphill = config.sharpness and config.mode != "non-private"
+    last = LastGradient(model) if uphill else None
+    return Learner(model, optimizer, schedule, new_average(model, config.ema), last), reading
 
 
 def group_by_person(config: Config, images: "Images") -> Any:
@@ -164,6 +170,8 @@ def promise(
     size = len(reading)
     plan, delta = plan_for(config, size)
     header = header_of(config, reading.images.name, delta, secret)
+    if config.public is not None:
+        header = replace(header, public=f"{header.public}, and the images of {config.public}")
     if run is None:
         return plan, Ledger(world.agree(None))
     run.write_json("plan.json", plan)
@@ -217,42 +225,23 @@ def learn(
     secret: "Secret",
     run: Run | None,
     world: "World",
+    *,
+    public: "Images | None" = None,
 ) -> None:
     """Take all the steps, from wherever an earlier try was cut."""
-    from sfumato.ghost.clip import Ghost
-    from sfumato.ghost.factors import Clipping
     from sfumato.privacy.sampling import poisson_batches
-    from sfumato.train.features import with_features
+    from sfumato.recipes.train_step import make_step
     from sfumato.train.loop import fit
     from sfumato.train.memory import advised, few_shapes, fitting_batch
     from sfumato.train.progress import price_list, progress
-    from sfumato.train.steps import plain_step, private_step
 
     learner.load(world.agree(run and run.load_checkpoint()))
     if run is not None and learner.step:
         run.log(f"going on after step {learner.step}: what was paid is not paid again")
-    clipping = Clipping(
-        max_norm=config.max_grad_norm, style=config.clip, per_layer=config.per_layer
-    )
-    mode = "ghost_mixed" if config.mode == "non-private" else config.mode
-    ghost = Ghost(learner.model, mode, config.two_pass, clipping)
-    if config.mode == "non-private":
-        ledger.charge(replace(plan, steps=1).event("train", 0, data=reading.images.name))
-        step = plain_step(learner.model, reading, world=world)
-    else:
-        say = run.log if run else lambda _: None
-        with advised(ghost, reading, 3):
-            try_on_noise(ghost, reading, say)
-            # Only of a model that has passed: a body that mixes examples has no features of one.
-            model, reading = with_features(learner.model, reading, say)
-            if model is not learner.model:
-                ghost = replace(ghost, model=model, layouts={})
-                try_on_noise(ghost, reading)
-        clip = compiled(ghost, reading) if config.compile else ghost.clip
-        step = private_step(
-            ghost, reading, plan, ledger, secret, world=world, clip=clip,
-            check_every=config.check_every,
-        )  # fmt: skip
+    step, ghost, reading = make_step(
+        config, learner, reading, plan, ledger, secret, world=world, public=public,
+        say=run.log if run else lambda _: None,
+    )  # fmt: skip
     size = fitting_batch(ghost, reading, config.physical_batch_size, plan.expected_batch, world)
     if run is not None and config.physical_batch_size == "auto":
         run.log(f"{size} examples fit at once")
@@ -265,28 +254,6 @@ def learn(
     )
     with advised(ghost, reading, size):
         fit(learner, batches, step, run, world=world, tell=tell)
-
-
-def try_on_noise(
-    ghost: "Ghost", reading: "Reading", say: Callable[[str], None] = lambda _: None
-) -> None:
-    """Refuse the model unless its per-example gradients are those of autograd."""
-    import torch
-
-    from sfumato.ghost.admit import admit
-
-    say("testing on noise that the model's per-example gradients are those of autograd")
-    exact = replace(reading, precision=torch.float32)
-    admit(ghost, reading.losses, reading.trial(), 3, exact.losses)
-
-
-def compiled(ghost: "Ghost", reading: "Reading") -> "Callable[..., Clipped]":
-    """`ghost.clip` in one compiled graph; where parameters meet the batch is found eagerly."""
-    import torch
-
-    ghost.clip(reading.losses, reading.trial(), 3)
-    torch._dynamo.config.trace_autograd_ops = True  # pyright: ignore
-    return torch.compile(ghost.clip, fullgraph=True)
 
 
 def explain_layers(config: Config, learner: "Learner", reading: "Reading") -> str:

@@ -10,6 +10,7 @@ from sfumato.errors import ConfigError
 from sfumato.recipes.image_source import ImageSource
 
 Mode = Literal["ghost_mixed", "ghost", "non-ghost", "non-private"]
+Extender = Literal["none", "dope", "mirror", "weight-multiplicity"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +86,16 @@ class Config(ImageSource):
     """Random crops with this much reflect padding."""
     flip: bool = False
     """Random mirror images."""
+    sharpness: float = 0.0
+    """Take steps this far uphill, for flat minima: DP-SAT's rho; in plain training SAM's."""
+    extender: Extender = "none"
+    """What public images add to a private step; costs no privacy."""
+    public: str | None = None
+    """For an extender: public images of the same classes; a name, file or folder as for data."""
+    public_batch_size: int = 64
+    """Public images that an extender looks at at a time."""
+    public_rho: float = 0.05
+    """How far weight-multiplicity moves the weights for each view."""
     ema: float = 0.0
     """Decay of the average of weights; 0 for none."""
     precision: Literal["float32", "bf16"] = "float32"
@@ -104,7 +115,8 @@ class Config(ImageSource):
 
     def __post_init__(self) -> None:
         self._check_promise()
-        for name in ("physical_batch_size", "augmult", "images_per_person"):
+        self._check_extender()
+        for name in ("physical_batch_size", "augmult", "images_per_person", "public_batch_size"):
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
         if not (self.lr > 0 and math.isfinite(self.lr)):
@@ -115,6 +127,34 @@ class Config(ImageSource):
             raise ConfigError("--two-pass sums in the precision of the model: use float32 with it.")
         if self.people is not None and self.unit == "example":
             raise ConfigError("--people says who is on each image: add --unit person.")
+
+    def _check_extender(self) -> None:
+        for name in ("sharpness", "public_rho"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name):g} must be at least 0, and finite.")
+        if self.extender == "none":
+            return
+        if self.mode == "non-private":
+            raise ConfigError(f"--extender {self.extender} is for private steps: leave it out.")
+        if self.public is None:
+            raise ConfigError(f"--extender {self.extender} looks at public images: add --public.")
+        if self.explain:
+            raise ConfigError("--explain is about the model: leave --extender out.")
+        if self.extender == "dope" and self.two_pass:
+            raise ConfigError(
+                "--two-pass sums gradients before --extender dope subtracts, so rounding could "
+                "bring an example over the bound. Use one pass."
+            )
+        if self.extender == "dope" and self.per_layer:
+            raise ConfigError("--extender dope shifts all layers as one: leave --per-layer out.")
+
+    def _refuse_extender(self, model: str) -> None:
+        """For verbs whose --public are other images than those a model learns by."""
+        if self.extender != "none":
+            raise ConfigError(
+                f"--public says something else here. Train the {model} with sfumato train "
+                f"--extender {self.extender}, and give its run with --{model}."
+            )
 
     def _check_promise(self) -> None:
         given = [value for value in (self.epsilon, self.noise_multiplier) if value is not None]

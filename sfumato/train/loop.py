@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from sfumato.privacy.sampling import Batch
 from sfumato.runs import Run
+from sfumato.train.sharp import LastGradient
 from sfumato.train.steps import Step
 from sfumato.train.world import World
 
@@ -32,6 +33,7 @@ class Learner:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     average: AveragedModel | None = None
+    last: LastGradient | None = None
     step: int = 0
     whole: bool = True
     """Whether weights and number of steps belong together: not in the middle of a step."""
@@ -44,7 +46,8 @@ class Learner:
     @property
     def _pieces(self) -> dict[str, Any]:
         pieces = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
-        return pieces if self.average is None else {**pieces, "average": self.average}
+        more = {"average": self.average, "last": self.last}
+        return {**pieces, **{name: piece for name, piece in more.items() if piece is not None}}
 
     def state(self) -> dict[str, Any]:
         """Everything that a later `load` needs."""
@@ -62,6 +65,8 @@ class Learner:
     def advance(self) -> None:
         """One optimizer step with the gradients that are there, and all that goes with it."""
         self.whole = False
+        if self.last is not None:
+            self.last.keep(self.model)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.schedule.step()

@@ -5,6 +5,7 @@ images. A unit has several rows in the inputs (its images, and of each its augme
 to each other, and one loss, their mean. So all of them together are clipped as one.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +19,9 @@ from sfumato.data.dice import Dice
 from sfumato.data.images import Images
 from sfumato.data.people import People
 from sfumato.privacy.sampling import Chunk
+
+Losses = Callable[..., Tensor]
+"""One loss a unit, of (model, inputs, labels)."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Reading:
     precision: torch.dtype = torch.float32
     people: People | None = None
     seed: int = 0
+    change: Callable[[Losses], Losses] | None = None
+    """What an extender makes of the losses (see `extend`)."""
 
     def __len__(self) -> int:
         """The number of units: images, or people."""
@@ -84,14 +90,18 @@ class Reading:
         mean = torch.tensor(self.mean, device=self.device).reshape(1, -1, 1, 1)
         return mean, torch.tensor(self.deviation, device=self.device).reshape(1, -1, 1, 1)
 
-    def logits(self, model: nn.Module, x: Tensor) -> Tensor:
+    def logits(self, model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """The model's answers, in the precision asked for, as float32."""
         lower = self.precision != torch.float32
         with torch.autocast(self.device.type, self.precision) if lower else nullcontext():
             return model(x).float()
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """One cross-entropy a unit, averaged over all of its rows."""
+        """One cross-entropy a unit, averaged over all of its rows; or what was made of it."""
+        losses = self._losses if self.change is None else self.change(self._losses)
+        return losses(model, x, y)
+
+    def _losses(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         labels = y.repeat_interleave(self.views)
         each = F.cross_entropy(self.logits(model, x), labels, reduction="none")
         return each.unflatten(0, (-1, self.rows)).mean(dim=1)

@@ -120,7 +120,7 @@ def test_private_images_among_the_public_are_refused_by_place():
         require_alike(private, public)
     assert str(caught.value) == (
         '1 image is both in "faces", which is private (at 4), and in "clouds", which is public: '
-        "such images would be moved and released as if they were public. Leave them out of one "
+        "such images would be used without noise, as if they were public. Leave them out of one "
         "of the sets."
     )
 

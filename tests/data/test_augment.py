@@ -85,6 +85,14 @@ def test_a_cutout_greys_one_square():
     assert torch.equal(rows * columns, covered.sum(dim=(2, 3)))
 
 
+def test_a_cutout_covers_about_half_of_the_images():
+    # The square is larger than the image, so that whoever has one is grey all over.
+    covered = cutout(torch.zeros(400, 1, 6, 6), 16, dice(400)) == 0.5
+    shares = covered.flatten(1).float().mean(dim=1)
+    assert set(shares.tolist()) == {0.0, 1.0}
+    assert 150 < int(shares.sum()) < 250
+
+
 def test_an_affine_change_of_no_strength_changes_nothing():
     images = batch()
     assert torch.allclose(random_affine(images, 0.0, dice()), images, atol=1e-5)
