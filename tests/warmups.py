@@ -18,7 +18,6 @@ TINY = Diffusion(
 MADE = (
     "stages/split/public.npz", "stages/generator/model.safetensors", "stages/sample/images.npz",
     "stages/warmup/model.safetensors", "stages/train/model.safetensors",
-    "stages/train/ledger.jsonl",
 )  # fmt: skip
 
 

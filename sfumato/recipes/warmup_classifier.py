@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 
 def warm_up(scene: Scene, stage: Run) -> None:
     """Train the classifier on drawn images and the public ones."""
+    images = joined(drawn_images(scene), scene.public)
+    model = warm_model(scene, images, stage)
+    stage.save_tensors("model.safetensors", model.state_dict())
+    stage.finish({"images": len(images)})
+
+
+def drawn_images(scene: Scene) -> "Images":
+    """What the stage sample left."""
     from sfumato.data.load import load_images
 
-    drawn = load_images(str(scene.run.stage("sample").path / "images.npz"), "train", private=False)
-    model = warm_model(scene, joined(drawn, scene.public), stage)
-    stage.save_tensors("model.safetensors", model.state_dict())
-    stage.finish({"images": len(drawn) + len(scene.public)})
+    path = scene.run.stage("sample").path / "images.npz"
+    return load_images(str(path), "train", private=False)
 
 
 def joined(drawn: "Images", public: "Images") -> "Images":
@@ -68,7 +74,9 @@ def norm_of(scene: Scene) -> str:
 def privately(scene: Scene, stage: Run) -> None:
     """DP-SGD on the private rest, from the warm start."""
     warm = scene.run.stage("warmup").path / "model.safetensors"
-    train.run_on(from_weights(scene, warm), scene.private, scene.test, stage)
+    train.run_on(
+        from_weights(scene, warm), scene.private, scene.test, stage, public=drawn_images(scene)
+    )
 
 
 def from_weights(scene: Scene, weights: Path | None) -> train.Config:
@@ -105,7 +113,9 @@ def controls(scene: Scene, stage: Run) -> dict[str, float]:
         place.finish({"images": len(scene.public)})
     scratch = Run(stage.private / "scratch", stage.say)
     scratch.path.mkdir(exist_ok=True)
-    train.run_on(from_weights(scene, None), scene.private, scene.test, scratch)
+    train.run_on(
+        from_weights(scene, None), scene.private, scene.test, scratch, public=drawn_images(scene)
+    )
     return {
         "warmup_on_public_images_alone": score(scene, place.path / "model.safetensors"),
         "dp_from_scratch": read_json(scratch.private / "scores.json")["test_accuracy"],

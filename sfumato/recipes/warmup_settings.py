@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar, Literal
 
 from sfumato.errors import ConfigError
@@ -29,6 +29,8 @@ class Config(train_settings.Config):
         "all", "split", "generator", "guide", "sample", "warmup", "train", "evaluate"
     ] = "all"
     """Stop after this stage (also as the first word: sfumato warmup generator ...)."""
+    public: str | None = "drawn"
+    """What an extender looks at: always the drawn images, here."""
     public_share: float = 0.04
     """The share of every class that is declared public: a decision about people."""
     diffusion: Diffusion = field(default_factory=Diffusion)
@@ -64,10 +66,13 @@ class Config(train_settings.Config):
     def training(self) -> train_settings.Config:
         """Settings of the private stage."""
         names = [item.name for item in fields(train_settings.Config)]
-        return train_settings.Config(**{name: getattr(self, name) for name in names})
+        settings = train_settings.Config(**{name: getattr(self, name) for name in names})
+        return settings if self.extender != "none" else replace(settings, public=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.public != Config.public:
+            raise ConfigError("an extender looks at the drawn images here: leave --public out.")
         if not 0 < self.public_share < 1:
             raise ConfigError(f"public_share={self.public_share:g} must lie between 0 and 1.")
         for name in ("number", "sample_steps", "warm_batch"):

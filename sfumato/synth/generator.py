@@ -175,6 +175,7 @@ def train_painter(
     every = math.ceil(settings.steps / settings.gen_looks)
     while painter.step < settings.steps and not painter.stale(settings.gen_patience):
         set_rate(painter.optimizer, settings.rate(painter.step))
+        torch.manual_seed(hash((seed, painter.step)) % 2**63)  # for dropout, which has no dice
         turn(seed, painter.step)
         painter.average.update_parameters(painter.denoiser)
         painter.step += 1

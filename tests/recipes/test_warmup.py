@@ -1,12 +1,11 @@
 """sfumato warmup, end to end on tiny images: what each stage leaves, what is promised, resuming."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from inversions import digits
 from warmups import MADE, same, scores_of, tiny, warm
 
 from sfumato.cli import main
@@ -36,7 +35,7 @@ def test_the_ledger_speaks_of_the_private_rest_alone(finished, settings):
     ledger = Ledger.from_records(read_lines(finished / "stages/train/ledger.jsonl"))
     assert ledger.header.data.endswith("-without-30%")
     assert {event.stage for event in ledger.events} == {"train"}
-    assert ledger.events[0].sampling_rate == pytest.approx(40 / 126)
+    assert ledger.events[0].rate == pytest.approx(40 / 126)
     done = json.loads((finished / "done.json").read_text())
     assert done["epsilon"] == pytest.approx(ledger.epsilon())
     assert done["public_images"] == 54
@@ -153,6 +152,32 @@ def test_private_images_never_reach_the_generator(settings, tmp_path):
             warmup_generator.album_of(replace(scene, public=scene.private))
 
 
+@pytest.mark.parametrize("extender", ["dope", "mirror", "weight-multiplicity"])
+def test_an_extender_looks_at_drawn_images(settings, finished, tmp_path, extender):
+    shutil.copytree(finished, tmp_path / "run")
+    for name in ("stages/train", "stages/evaluate"):
+        shutil.rmtree(tmp_path / "run" / name)
+    (tmp_path / "run/done.json").unlink()
+    config = replace(settings, extender=extender)
+    settings_there = json.loads((tmp_path / "run/config.json").read_text())
+    settings_there["config"]["extender"] = extender
+    (tmp_path / "run/config.json").write_text(json.dumps(settings_there))
+    warm(config, tmp_path / "run")
+    equal = same(tmp_path / "run", finished)
+    assert equal["stages/warmup/model.safetensors"]
+    assert not equal["stages/train/model.safetensors"]
+    header = read_lines(tmp_path / "run/stages/train/ledger.jsonl")[0]
+    assert "the images of drawn" in json.dumps(header)
+
+
+def test_guidance_bends_what_is_drawn(settings, finished, tmp_path):
+    config = replace(settings, guide_weight=2.0, guide_epochs=1.0, stage="sample")
+    warm(config, tmp_path / "run")
+    assert same(tmp_path / "run", finished, MADE[:3]) == {
+        MADE[0]: True, MADE[1]: True, MADE[2]: False
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_sound(name):
     config = PRESETS[name]()
@@ -167,5 +192,3 @@ def test_the_command_line_names_each_stage(settings, tmp_path, capsys):
     assert stopped.value.code == 0
     assert "stage split of" in capsys.readouterr().out
     assert Run(tmp_path / "run").stage("split").finished
-    assert digits("0-2", "train", 2).shape == (1, 16, 16)
-    assert torch.get_default_dtype() == torch.float32
