@@ -186,6 +186,15 @@ def test_presets_are_sound(name):
     assert PRESETS[name].__doc__
 
 
+def test_the_miniature_on_digits_warms_up_and_learns_privately(tmp_path):
+    warm(PRESETS["digits-cpu"](), tmp_path / "run")
+    scores = scores_of(tmp_path / "run")
+    assert scores["warmup"] > 0.7
+    assert scores["dp"] > scores["warmup"]
+    drawn = json.loads((tmp_path / "run/stages/sample/done.json").read_text())
+    assert drawn["copies"] < 0.05
+
+
 def test_the_command_line_names_each_stage(settings, tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["warmup", "split", "--preset", "digits-cpu", "--out", str(tmp_path / "run")])
