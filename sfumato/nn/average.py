@@ -77,6 +77,8 @@ def _move(averages: Sequence[Any], current: Sequence[Any], share: Tensor) -> Non
     for average, value in pairs:
         if not average.is_floating_point():
             average.copy_(value)
+    if not moving:
+        return
     # All tensors in three launches.
     old = [average for average, _ in moving]
     way = torch._foreach_sub([value for _, value in moving], old)  # pyright: ignore

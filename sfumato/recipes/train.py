@@ -57,7 +57,7 @@ def run_on(
 ) -> dict[str, Any]:  # fmt: skip
     """The same with images that are loaded already: what a recipe of several stages calls."""
     from sfumato.train.setup import pick_device
-    from sfumato.train.world import World
+    from sfumato.train.world import World, leave_world
 
     world = World() if world is None else world
     if run is not None and run.finished:
@@ -66,6 +66,8 @@ def run_on(
     secret = draw_secret(config, run, world)
     plan, ledger = promise(config, reading, secret, run, world)
     learn(config, learner, reading, plan, ledger, secret, run, world, public=public)
+    world.any(False)  # all leave at once: who is left behind while the leader scores would fail
+    leave_world()
     if run is None:
         return {}
     return conclude(config, learner, replace(reading, images=test), plan, ledger, run)

@@ -76,7 +76,7 @@ def contact_sheet(
         here = here[sure[here].argsort(descending=True, stable=True)]
         chosen = guesses[here[[0, len(here) // 2, -1]]]
         columns.append(torch.cat([real, blank, chosen.to(real)]))
-    rows = ("trained on", "", "guess: best", "median", "worst")
+    rows = ("trained on", "", "guess: best\n(say judges)", "median", "worst")
     lines = zip(rows, torch.stack(columns, dim=1), strict=True)
     return save_image_rows(path, list(lines), [str(names[label]) for label in classes])
 
@@ -92,7 +92,7 @@ def sweep_plots(path: Path, rows: Sequence[SweepRow]) -> Path:
     finite = sorted({row.epsilon for row in rows if row.epsilon < math.inf})
     places = {epsilon: epsilon for epsilon in finite}
     places[math.inf] = 4 * max(finite, default=1.0)
-    ticks = {place: f"{epsilon:g}" for epsilon, place in places.items()}
+    ticks = {place: f"{epsilon:.3g}" for epsilon, place in places.items()}
     series: dict[str, list[SweepRow]] = {}
     for row in rows:
         series.setdefault(_kind(row), []).append(row)
@@ -125,7 +125,7 @@ def sweep_table(rows: Iterable[SweepRow]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        epsilon = f"inf, stopped as {row.epsilon:g}" if row.control else f"{row.epsilon:g}"
+        epsilon = f"inf, stopped as {row.epsilon:.3g}" if row.control else f"{row.epsilon:.3g}"
         cells = (
             _kind(row), epsilon, str(row.seed), f"{row.test_accuracy:.3f}",
             _text(row.attack), f"{row.floor['mean']:.3f}", _text(row.gap),

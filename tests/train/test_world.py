@@ -32,7 +32,7 @@ def two(tmp_path_factory):
     out = tmp_path_factory.mktemp("world") / "two"
     flags = ("--noise-seed", "1", "--out", str(out), "--json")
     done = command(2, *flags)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-9000:]
     return out, done.stdout, flags
 
 
@@ -58,13 +58,13 @@ def test_one_process_speaks_and_pays_for_all(two):
 def test_a_finished_run_of_several_processes_is_reported_again(two):
     _, printed, flags = two
     again = command(2, *flags)
-    assert again.returncode == 0, again.stderr[-2000:]
+    assert again.returncode == 0, again.stderr[-9000:]
     assert json.loads(again.stdout)["epsilon"] == json.loads(printed)["epsilon"]
 
 
 def test_two_processes_draw_one_secret(tmp_path):
     done = command(2, "--out", str(tmp_path / "run"), "--json")
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-9000:]
     assert json.loads(done.stdout)["not_for_release"] == []
 
 
