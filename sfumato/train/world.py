@@ -6,6 +6,7 @@ charges the ledger, adds noise, once, and hands the result round. So the promise
 process.
 """
 
+import gc
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ def leave_world() -> None:
     """Say good-bye to the other processes."""
     if dist.is_initialized():
         dist.destroy_process_group()
+        gc.collect()  # a group that is kept by a cycle would have its threads torn down at the end
 
 
 def _unflatten(flat: Tensor, tensors: Mapping[str, Tensor]) -> None:
