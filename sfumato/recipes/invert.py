@@ -33,7 +33,7 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
 
     if config.explain:
         return train.run(config.training, None)
-    run = require_one_process("invert", "target", run)
+    run = require_one_process("invert", "trains a target: give it with --target RUN", run)
     if config.sweep:
         from sfumato.recipes.invert_sweep import sweep
 

@@ -41,7 +41,7 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         return check(config)
     if config.explain:
         return train.run(config.training, None)
-    run = require_one_process("release", "teacher", run)
+    run = require_one_process("release", "trains a teacher: give it with --teacher RUN", run)
     scene = set_scene(config, run)
     if not (run.path / "stages").exists():
         check_early(scene)

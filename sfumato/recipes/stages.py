@@ -48,11 +48,10 @@ def tell_stage(summary: Mapping[str, Any]) -> str:
 
 
 def require_one_process(verb: str, what: str, run: Run | None) -> Run:
-    """The run, or a word on how several processes help: to train what `verb` begins with."""
+    """The run, or a word on how several processes help: to train `what`, and hand it on."""
     if run is None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
-            f"sfumato {verb} is for one process. Train the {what} on several, with torchrun and "
-            f"sfumato train, and give it with --{what} RUN."
+            f"sfumato {verb} is for one process. With torchrun, sfumato train {what}."
         )
     return run
 

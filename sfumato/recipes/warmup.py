@@ -37,7 +37,9 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     """Split, generator, guide, sample, warmup, train, evaluate."""
     if config.explain:
         return train.run(config.training, None)
-    run = require_one_process("warmup", "weights", run)
+    run = require_one_process(
+        "warmup", "goes on from its stages/warmup/model.safetensors: --weights FILE", run
+    )
     scene = set_scene(config, run)
     last = STAGES[-1] if config.stage == "all" else config.stage
     again = AGAIN if config.stage == AGAIN else ""
@@ -64,13 +66,19 @@ def show(summary: Mapping[str, Any]) -> str:
         return train.show(summary)
     if "stage" in summary:
         return tell_stage(summary)
-    lines = train.show({**summary, "run": f"{summary['run']}/stages/train"}).splitlines()
+    where = f"{summary['run']}/stages/train"
+    first = [
+        line
+        for line in train.show({**summary, "run": where}).splitlines()
+        if "private  " not in line
+    ]
     return "\n".join(
         [
-            *lines,
+            *first,
             f"  public    {summary['public_images']} images of {summary['public']}: nothing is "
             "promised about them",
-            f"  drawn     {summary['run']}/stages/sample/images.npz, and samples.png",
+            f"  drawn     {summary['run']}/stages/sample/images.npz; pictures of how it learnt in "
+            "stages/generator/samples",
             f"  private   {summary['run']}/private: do not share; scores.json has the accuracy",
         ]
     )

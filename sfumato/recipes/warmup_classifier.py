@@ -49,13 +49,10 @@ def warm_model(scene: Scene, images: "Images", stage: Run) -> "nn.Module":
 
     config = scene.config
     learner, reading = train.prepare(
-        replace(config.training, norm=norm_of(scene)), images.require_public("a warm-up"),
-        scene.device,
-    )  # fmt: skip
+        one_by_one(from_weights(scene, None)), images.require_public("a warm-up"), scene.device
+    )
     moves = Augmentation(crop=config.crop, flip=config.flip, cutout=config.warm_cutout)
-    reading = replace(
-        reading, augmentation=moves, views=1, precision=scene.precision, people=None
-    )  # fmt: skip
+    reading = replace(reading, augmentation=moves, views=1, precision=scene.precision)
     step = plain_step(learner.model, reading)
     if config.warm_rho:
         step = sharp_step(learner.model, reading, config.warm_rho)
@@ -64,11 +61,6 @@ def warm_model(scene: Scene, images: "Images", stage: Run) -> "nn.Module":
         batch_size=config.warm_batch, weight_decay=5e-4, seed=config.seed, optimizer="sgd",
         say=stage.say,
     )  # fmt: skip
-
-
-def norm_of(scene: Scene) -> str:
-    """What becomes of BatchNorm: the same before and after the warm-up."""
-    return scene.config.norm or "group"
 
 
 def privately(scene: Scene, stage: Run) -> None:
@@ -81,8 +73,14 @@ def privately(scene: Scene, stage: Run) -> None:
 
 def from_weights(scene: Scene, weights: Path | None) -> train.Config:
     """Settings of the private stage, from this start."""
-    settings = replace(scene.config.training, norm=norm_of(scene))
+    # BatchNorm becomes the same before and after the warm-up, weights or not.
+    settings = replace(scene.config.training, norm=scene.config.norm or "group")
     return settings if weights is None else replace(settings, weights=weights, pretrained=False)
+
+
+def one_by_one(settings: train.Config) -> train.Config:
+    """The same for images that are nobody's: drawn ones, or those a model is tested on."""
+    return replace(settings, unit="example", people=None)
 
 
 def evaluate(scene: Scene, stage: Run) -> None:
@@ -126,5 +124,6 @@ def score(scene: Scene, weights: Path) -> float:
     """Test accuracy of the classifier with these weights."""
     from sfumato.train.steps import accuracy
 
-    learner, reading = train.prepare(from_weights(scene, weights), scene.test, scene.device)
+    settings = one_by_one(from_weights(scene, weights))
+    learner, reading = train.prepare(settings, scene.test, scene.device)
     return accuracy(learner.model, replace(reading, precision=scene.precision))

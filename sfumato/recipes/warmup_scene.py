@@ -42,17 +42,27 @@ def set_scene(config: Config, run: Run) -> Scene:
 
     images, test = load_splits(config.data, people=config.people, **config.loading)
     public, private = images.public_share(config.public_share, config.seed)
-    fewest = min(int((public.labels == label).sum()) for label in range(len(public.classes)))
-    if fewest < 2:
-        raise DataError(
-            f"a public share of {config.public_share:g} leaves a class of {images.name} with one "
-            "image, and one is held out to see when the generator should stop. Raise the share."
-        )
     scene = Scene(config, run, pick_device(config.device), public, private, test)
     if not (run.path / "stages" / "split").exists():
-        train.plan_for(config.training, len(private))
+        if config.promises:
+            train.plan_for(config.training, len(private))
+        check_parts(scene)
         build_all(scene)
     return scene
+
+
+def check_parts(scene: Scene) -> None:
+    """Refuse a public share of which nothing can be held out, or nothing is left."""
+    from sfumato.recipes.warmup_generator import parts_of
+
+    held_out, own = parts_of(scene)
+    missing = set(range(len(own.classes))) - set(own.labels.tolist())
+    if not len(held_out) or missing or len(own) < 2:
+        raise DataError(
+            f"{len(scene.public)} public images are too few: some are held out "
+            f"(--gen-held-out {scene.config.diffusion.gen_held_out:g}) to see when the generator "
+            "should stop, and every class must be left to learn from. Raise --public-share."
+        )
 
 
 def build_all(scene: Scene) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 from sfumato.errors import ConfigError
@@ -66,8 +66,21 @@ class Config(train_settings.Config):
     def training(self) -> train_settings.Config:
         """Settings of the private stage."""
         names = [item.name for item in fields(train_settings.Config)]
-        settings = train_settings.Config(**{name: getattr(self, name) for name in names})
-        return settings if self.extender != "none" else replace(settings, public=None)
+        found = {name: getattr(self, name) for name in names}
+        if self.extender == "none":
+            found["public"] = None
+        if not self.promises:
+            found["mode"] = "non-private"
+        return train_settings.Config(**found)
+
+    @property
+    def promises(self) -> bool:
+        """Whether the private stage may be reached: whoever wants a generator needs no epsilon."""
+        return self.stage in ("all", "train", "evaluate") or self.epsilon is not None
+
+    def _check_promise(self) -> None:
+        if self.promises:
+            super()._check_promise()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,7 @@ from warmups import MADE, same, scores_of, tiny, warm
 
 from sfumato.cli import main
 from sfumato.data.load import load_images
-from sfumato.errors import DataError, PrivacyError
+from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import train, warmup, warmup_generator
@@ -143,6 +143,38 @@ def test_a_share_that_leaves_a_class_empty_is_refused(settings, tmp_path):
     with pytest.raises(DataError, match="Raise the share"):
         warm(replace(settings, public_share=0.005), tmp_path / "run")
     assert not (tmp_path / "run/stages").exists()
+
+
+def test_a_share_of_which_nothing_can_be_held_out_is_refused(settings, tmp_path):
+    few = replace(settings, diffusion=replace(settings.diffusion, gen_held_out=0.001))
+    with pytest.raises(DataError, match=r"--gen-held-out 0\.001.* Raise --public-share"):
+        warm(few, tmp_path / "run")
+    assert not (tmp_path / "run/stages").exists()
+
+
+def test_whoever_wants_a_generator_alone_needs_no_epsilon(settings, tmp_path):
+    warm(replace(settings, epsilon=None, stage="sample"), tmp_path / "run")
+    assert (tmp_path / "run/stages/sample/images.npz").exists()
+    with pytest.raises(ConfigError, match="neither of --epsilon"):
+        replace(settings, epsilon=None)
+
+
+def test_a_promise_about_people_takes_all_images_of_one_to_the_same_part(settings, tmp_path):
+    with np.load(settings.data) as arrays:
+        people = {
+            f"people_{part}": np.arange(len(arrays[f"y_{part}"])) // 2 for part in ("train", "test")
+        }
+        np.savez(tmp_path / "people.npz", **dict(arrays), **people)
+    config = replace(settings, data=str(tmp_path / "people.npz"), unit="person", batch_size=20)
+    warm(config, tmp_path / "run")
+    header = read_lines(tmp_path / "run/stages/train/ledger.jsonl")[0]
+    assert '"unit": "person"' in json.dumps(header)
+    with open_run(config, verb="warmup", out=tmp_path / "run") as run:
+        scene = set_scene(config, run)
+    images = {image.numpy().tobytes() for image in scene.public.pixels}
+    with np.load(settings.data) as arrays:
+        known = np.array([image.tobytes() in images for image in arrays["x_train"]])
+    assert (known[0::2] == known[1::2]).all()
 
 
 def test_private_images_never_reach_the_generator(settings, tmp_path):
