@@ -28,7 +28,8 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from sfumato.attack.access import Access
 from sfumato.attack.adversarial import hinge_discriminator, hinge_generator
 from sfumato.attack.inversion import Wish
-from sfumato.attack.prior import Gan, GanSettings, Lesson, iteration, new_gan
+from sfumato.attack.prior import iteration
+from sfumato.attack.pupils import Gan, GanSettings, Lesson, new_gan
 from sfumato.attack.views import Views
 from sfumato.nn.resize import ResizingConv2d
 from sfumato.nn.zoo import build_model

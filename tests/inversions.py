@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sfumato.attack.latent import Search
-from sfumato.attack.prior import GanSettings
+from sfumato.attack.pupils import GanSettings
 from sfumato.attack.views import Views
 from sfumato.data.load import load_images
 from sfumato.recipes import invert, train

@@ -4,7 +4,7 @@ import torch
 from toy_target import access_to_toy, some_images
 
 from sfumato.attack.inversion import Wish
-from sfumato.attack.prior import GanSettings, Lesson, new_gan
+from sfumato.attack.pupils import GanSettings, Lesson, new_gan
 from sfumato.attack.views import Views
 
 METHODS = ("plg", "gmi", "ked")

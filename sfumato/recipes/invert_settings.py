@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from sfumato.attack.latent import Search
-from sfumato.attack.prior import GanSettings, Method
+from sfumato.attack.pupils import GanSettings, Method
 from sfumato.attack.views import Views
 from sfumato.errors import ConfigError
 from sfumato.recipes import train_settings

@@ -124,7 +124,8 @@ def wish_of(scene: Scene) -> "Wish":
 
 def prior(scene: Scene, stage: Run) -> None:
     """A generator of images that the target takes for its classes."""
-    from sfumato.attack.prior import Lesson, new_gan, train_gan
+    from sfumato.attack.prior import train_gan
+    from sfumato.attack.pupils import Lesson, new_gan
 
     config = scene.config
     if config.method == "pixels":
@@ -175,7 +176,7 @@ def of_generator(scene: Scene) -> Drawing:
     """Codes of the trained generator."""
     import torch
 
-    from sfumato.attack.prior import new_gan
+    from sfumato.attack.pupils import new_gan
     from sfumato.nn.zoo import load_weights
 
     config = scene.config

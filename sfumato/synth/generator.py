@@ -24,7 +24,9 @@ from sfumato.synth.copies import find_copies
 from sfumato.synth.denoise import Denoiser, denoising_losses, draw_sigma
 from sfumato.synth.geometry import Geometry
 from sfumato.synth.sample import draw_images
+from sfumato.train.progress import stale
 from sfumato.train.replay import Replay
+from sfumato.train.resume import load_optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +92,10 @@ class Painter:
     looks: list[dict[str, float]] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)
 
-    def stale(self, patience: int) -> bool:
-        """Whether so many looks have brought nothing better; with 0 never."""
-        losses = [look["held_out_loss"] for look in self.looks]
-        since = len(losses) - 1 - losses.index(min(losses)) if losses else 0
-        return 0 < patience <= since
+    @property
+    def scores(self) -> list[float]:
+        """How well held-out images were denoised at each look: more is better."""
+        return [-look["held_out_loss"] for look in self.looks]
 
     def state(self) -> dict[str, Any]:
         """Everything that a later `load` needs."""
@@ -106,8 +107,9 @@ class Painter:
         """Go back to a state; to stay here, with None."""
         if state is None:
             return
-        for name in ("denoiser", "optimizer", "average"):
+        for name in ("denoiser", "average"):
             getattr(self, name).load_state_dict(state[name])
+        load_optimizer(self.optimizer, state["optimizer"])
         self.step, self.looks, self.best = state["step"], state["looks"], state["best"]
 
 
@@ -173,7 +175,7 @@ def train_painter(
         lambda dice: learn(painter, album, settings, precision, dice), album.pixels.device
     )
     every = math.ceil(settings.steps / settings.gen_looks)
-    while painter.step < settings.steps and not painter.stale(settings.gen_patience):
+    while painter.step < settings.steps and not stale(painter.scores, settings.gen_patience):
         set_rate(painter.optimizer, settings.rate(painter.step))
         torch.manual_seed(hash((seed, painter.step)) % 2**63)  # for dropout, which has no dice
         turn(seed, painter.step)
@@ -184,9 +186,7 @@ def train_painter(
         found, samples = look(painter, album, precision)
         if not math.isfinite(found["held_out_loss"]):
             raise SfumatoError("the generator diverged. Lower --gen-lr, with another --out.")
-        if not painter.looks or found["held_out_loss"] < min(
-            look["held_out_loss"] for look in painter.looks
-        ):
+        if -found["held_out_loss"] > max(painter.scores, default=-math.inf):
             state = painter.average.module.state_dict()
             painter.best = {name: value.clone() for name, value in state.items()}
         painter.looks.append(found)

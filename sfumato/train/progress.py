@@ -1,9 +1,9 @@
-"""The line that shows how far a training is: step, rate, loss, epsilon so far, time left."""
+"""How far a training is: the line that shows it, and whether going on brings anything."""
 
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sfumato.privacy.accounting import price
 from sfumato.privacy.budget import Plan
@@ -51,3 +51,9 @@ def price_list(plan: Plan, ledger: Ledger, stage: str) -> Callable[[int], float]
         for mark in marks
     }
     return lambda step: prices[next(mark for mark in marks if mark >= step)]
+
+
+def stale(looks: Sequence[float], patience: int) -> bool:
+    """Whether so many looks have brought nothing better, which is more; with patience 0 never."""
+    since = len(looks) - 1 - looks.index(max(looks)) if looks else 0
+    return 0 < patience <= since

@@ -10,6 +10,7 @@ import pytest
 import torch
 from inversions import MADE, attack, learn, lesson, same, scores_of, tiny
 from safetensors.torch import load_file
+from whole_runs import fixtures
 
 from sfumato.attack import prior
 from sfumato.cli import main
@@ -24,16 +25,7 @@ from sfumato.train.loop import Learner
 SEEN_BY_ATTACKERS = MADE[1:4]
 
 
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory):
-    return tiny(tmp_path_factory.mktemp("sets"))
-
-
-@pytest.fixture(scope="module")
-def finished(settings, tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "whole"
-    attack(settings, out)
-    return out
+settings, finished = fixtures(tiny, attack)
 
 
 def done_of(out, stage):

@@ -9,7 +9,7 @@ from inversions import attack, digits, learn, lesson, own_net, save, tiny
 from safetensors.torch import save_file
 
 from sfumato.attack.latent import Search
-from sfumato.attack.prior import GanSettings
+from sfumato.attack.pupils import GanSettings
 from sfumato.cli import main
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError, DataError, RunError, SfumatoError

@@ -11,7 +11,7 @@ from inversions import attack, digits, scores_of, tiny
 from people import portraits
 from PIL import Image
 
-from sfumato.attack.prior import GanSettings
+from sfumato.attack.pupils import GanSettings
 from sfumato.errors import SfumatoError
 from sfumato.recipes import invert_sweep
 from sfumato.recipes.invert_scene import same_images, set_scene

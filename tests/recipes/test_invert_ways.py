@@ -21,6 +21,7 @@ from inversions import (
 )
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from whole_runs import fixtures
 
 from sfumato.recipes import invert_stages
 from sfumato.recipes.invert import PRESETS, Config
@@ -29,17 +30,7 @@ from sfumato.recipes.invert_score import as_judge
 from sfumato.runs import Run, open_run
 from sfumato.train.plain import reading_of
 
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory):
-    return tiny(tmp_path_factory.mktemp("sets"))
-
-
-@pytest.fixture(scope="module")
-def finished(settings, tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "whole"
-    attack(settings, out)
-    return out
+settings, finished = fixtures(tiny, attack)
 
 
 def test_a_target_that_sfumato_trained_is_attacked_as_it_is(settings, tmp_path):

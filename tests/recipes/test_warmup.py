@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from warmups import MADE, same, scores_of, tiny, warm
+from whole_runs import fixtures
 
 from sfumato.cli import main
 from sfumato.data.load import load_images
@@ -18,17 +19,7 @@ from sfumato.recipes.warmup_scene import set_scene
 from sfumato.recipes.warmup_settings import PRESETS, STAGES
 from sfumato.runs import Run, open_run
 
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory):
-    return tiny(tmp_path_factory.mktemp("sets"))
-
-
-@pytest.fixture(scope="module")
-def finished(settings, tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "whole"
-    warm(settings, out)
-    return out
+settings, finished = fixtures(tiny, warm)
 
 
 def test_the_ledger_speaks_of_the_private_rest_alone(finished, settings):
