@@ -178,8 +178,10 @@ def main() -> None:
     for name, frozen in (("published", False), ("ours", True)):
         access = make_access(words, device, frozen=frozen)
         gan = new_gan("plg", access, settings, 0)
-        ours = our_loop(gan, access, words)
-        loops[name] = ours if frozen else published_loop(gan, access, words, pictures)
+        if frozen:
+            loops[name] = our_loop(gan, access, words)
+        else:
+            loops[name] = published_loop(gan, access, words, pictures)
     times: dict[str, list[float]] = {name: [] for name in loops}
     for turn in range(ROUNDS + 1):
         for name, loop in loops.items():
