@@ -40,6 +40,12 @@ class Dice:
         words = mix(self.keys + GOLDEN * turns[:, None])
         return ((words >> 40) & 0xFFFFFF).to(dtype) / 2**24
 
+    def normal(self, times: int) -> Float[Tensor, "times n"]:
+        """The next standard normal numbers of each row (Box and Muller 1958); none beyond 5.8."""
+        length, angle = self.throw(times + times % 2).chunk(2)
+        length, angle = (-2 * torch.log1p(-length)).sqrt(), 2 * torch.pi * angle
+        return torch.cat([length * angle.cos(), length * angle.sin()])[:times]
+
     def integers(self, high: int, times: int) -> Int[Tensor, "times n"]:
         """The next whole numbers of each row, from 0 to `high` less one."""
         return (self.throw(times, torch.float64) * high).long()

@@ -155,7 +155,7 @@ def best_share(error: float) -> float:
 def teacher_noise(config: Config, size: int, budget: "Budget", spent: "Sequence[Event]") -> float:
     """The least noise that training needs when the other releases are paid for."""
     from sfumato.privacy.budget import make_plan
-    from sfumato.recipes.train import number_of_steps
+    from sfumato.recipes.train_learner import number_of_steps
 
     plan = make_plan(
         budget, size=size, batch_size=config.batch_size, steps=number_of_steps(config, size),

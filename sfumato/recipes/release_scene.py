@@ -9,6 +9,7 @@ from sfumato.recipes import train
 from sfumato.recipes.release_budget import Shares, share_budget
 from sfumato.recipes.release_settings import Config
 from sfumato.recipes.stages import given_run, require_heeded
+from sfumato.recipes.train_learner import group_by_person
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Scene:
     @cached_property
     def units(self) -> int:
         """How many images, or people, the promise is about."""
-        people = train.group_by_person(self.teacher, self.private)
+        people = group_by_person(self.teacher, self.private)
         return len(self.private) if people is None else len(people)
 
     @property

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sfumato.recipes import train
 from sfumato.recipes.release_budget import one_release, require_within, teacher_settings
 from sfumato.recipes.release_scene import Scene, finished_book, open_book, teacher_of
+from sfumato.recipes.train_learner import group_by_person
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def near_copies(scene: Scene, images: "Images", stage: Run) -> dict[str, float]:
     threshold = float(usual.sort().values[len(usual) // 100]) if len(usual) else 0.0
     if not (stage.path / "private" / "count.json").exists():
         near = (nearest_distances(rows(scene.private), rows(images)) < threshold).cpu()
-        people = train.group_by_person(scene.teacher, scene.private)
+        people = group_by_person(scene.teacher, scene.private)
         if people is not None:
             assert scene.private.people is not None
             counts = torch.zeros(len(people)).index_add(0, scene.private.people, near.float())

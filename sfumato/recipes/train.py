@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sfumato.errors import ConfigError
+from sfumato.recipes.train_learner import number_of_steps
+from sfumato.recipes.train_learner import prepare as prepare
 from sfumato.recipes.train_settings import PRESETS as PRESETS
 from sfumato.recipes.train_settings import Config
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
-    import torch
-
     from sfumato.data.images import Images
     from sfumato.privacy.budget import Plan
     from sfumato.privacy.ledger import Header, Ledger
@@ -89,69 +88,6 @@ def show(summary: Mapping[str, Any]) -> str:
     ]
     lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
     return "\n".join(lines)
-
-
-def prepare(config: Config, images: "Images", device: "torch.device") -> "tuple[Learner, Reading]":
-    """The model, its optimizer, and how it reads images."""
-    import torch
-
-    from sfumato.data.augment import Augmentation
-    from sfumato.nn.average import new_average
-    from sfumato.nn.normalise import apply_norm_policy
-    from sfumato.nn.zoo import build_model, pixel_statistics
-    from sfumato.train.loop import Learner
-    from sfumato.train.reading import Reading
-    from sfumato.train.setup import choose_parameters, make_optimizer, make_schedule
-    from sfumato.train.sharp import LastGradient
-
-    torch.manual_seed(config.seed)
-    model = build_model(
-        config.model, classes=len(images.classes), shape=images.shape,
-        pretrained=config.pretrained, weights=config.weights,
-    )  # fmt: skip
-    statistics = pixel_statistics(model, images.shape[0])
-    has_weights = config.pretrained or config.weights is not None
-    model = apply_norm_policy(model, config.norm or ("frozen" if has_weights else "group"))
-    layout = torch.channels_last if device.type == "cuda" else torch.preserve_format
-    model = model.to(device).to(memory_format=layout)  # pyright: ignore
-    choose_parameters(model, config.train_only, config.freeze)
-    reading = Reading(
-        images.to(device), device, *statistics,
-        Augmentation(crop=config.crop, flip=config.flip), config.augmult,
-        torch.bfloat16 if config.precision == "bf16" else torch.float32,
-        group_by_person(config, images), config.seed,
-    )  # fmt: skip
-    optimizer = make_optimizer(
-        model, config.optimizer, lr=config.lr, momentum=config.momentum,
-        weight_decay=config.weight_decay,
-    )  # fmt: skip
-    schedule = make_schedule(optimizer, config.schedule, number_of_steps(config, len(reading)))
-    # SAM walks up along its own batch; only the private way needs to remember.
-    uphill = config.sharpness and config.mode != "non-private"
-    last = LastGradient(model) if uphill else None
-    return Learner(model, optimizer, schedule, new_average(model, config.ema), last), reading
-
-
-def group_by_person(config: Config, images: "Images") -> Any:
-    """Who is on which image, if the promise is about people."""
-    from sfumato.data.people import People
-
-    if config.unit == "example":
-        return None
-    if images.people is None:
-        raise ConfigError(
-            f'nobody knows who is on the images of "{images.name}". Give --people folder, '
-            "--people FILE.csv, or arrays people_train and people_test in an .npz file."
-        )
-    return People(images.people, config.images_per_person)
-
-
-def number_of_steps(config: Config, size: int) -> int:
-    """Steps that the settings ask for."""
-    from sfumato.privacy.budget import count_steps
-
-    epochs = 5.0 if config.epochs is None and config.steps is None else config.epochs
-    return count_steps(size, config.batch_size, epochs=epochs, steps=config.steps)
 
 
 def draw_secret(config: Config, run: Run | None, world: "World") -> "Secret":
@@ -278,18 +214,19 @@ def conclude(
 
     run.save_tensors("model.safetensors", learner.best.state_dict())
     run.write_json("private/scores.json", {"test_accuracy": accuracy(learner.best, test)})
-    return run.finish(
-        {
-            "epsilon": ledger.epsilon(),
-            "delta": ledger.header.delta,
-            "unit": ledger.header.unit,
-            "noise_multiplier": plan.noise_multiplier,
-            "rate": plan.rate,
-            "steps": plan.steps,
-            "relation": plan.relation,
-            "data": ledger.header.data,
-            "model": config.model,
-            "run": str(run.path),
-            "not_for_release": ledger.objections,
-        }
-    )
+    return run.finish({**kept(plan, ledger), "model": config.model, "run": str(run.path)})
+
+
+def kept(plan: "Plan", ledger: "Ledger") -> dict[str, Any]:
+    """What was promised, for a summary."""
+    return {
+        "epsilon": ledger.epsilon(),
+        "delta": ledger.header.delta,
+        "unit": ledger.header.unit,
+        "noise_multiplier": plan.noise_multiplier,
+        "rate": plan.rate,
+        "steps": plan.steps,
+        "relation": plan.relation,
+        "data": ledger.header.data,
+        "not_for_release": ledger.objections,
+    }

@@ -43,21 +43,25 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     scene = set_scene(config, run)
     last = STAGES[-1] if config.stage == "all" else config.stage
     again = AGAIN if config.stage == AGAIN else ""
-    summary = follow(scene, stages(), last, run.stage, run.log, again)
+    summary = follow(scene, stages(config), last, run.stage, run.log, again)
     if last == STAGES[-1]:
-        summary = {**run.stage("train").summary, **summary, "run": str(run.path)}
+        learnt = "generator" if config.private else "train"
+        summary = {**run.stage(learnt).summary, **summary, "run": str(run.path)}
         run.finish({**summary, "public": scene.public.name, "public_images": len(scene.public)})
     return run.summary if config.stage == "all" else {**summary, "stage": config.stage,
                                                      "run": str(run.path)}  # fmt: skip
 
 
-def stages() -> dict[str, Callable[[Scene, Run], object]]:
+def stages(config: Config) -> dict[str, Callable[[Scene, Run], object]]:
     """What each stage does."""
+    from sfumato.recipes import warmup_private
     from sfumato.recipes.warmup_classifier import evaluate, privately, warm_up
     from sfumato.recipes.warmup_generator import generator, guide, sample, split
 
     made = (split, generator, guide, sample, warm_up, privately, evaluate)
-    return dict(zip(STAGES, made, strict=True))
+    if config.private:
+        made = (warmup_private.generator, sample, warm_up, warmup_private.evaluate)
+    return dict(zip(config.stages, made, strict=True))
 
 
 def show(summary: Mapping[str, Any]) -> str:

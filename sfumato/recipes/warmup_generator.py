@@ -52,38 +52,41 @@ def make_denoiser(scene: Scene) -> "Denoiser":
     from sfumato.synth.generator import new_denoiser
 
     torch.manual_seed(scene.config.seed)
-    classes = len(scene.public.classes)
+    classes, shape = len(scene.private.classes), scene.private.shape
     if scene.config.denoiser is None:
-        made = new_denoiser(scene.config.diffusion, scene.public.shape, classes)
+        settings = scene.config.diffusion
+        made = new_denoiser(settings, shape, classes, told=not scene.config.private)
     else:
         module, _, function = scene.config.denoiser.partition(":")
         made = Denoiser(Diffusers(own_function(module, function, classes)))
-    require_fit(made, scene.public.shape, classes)
+    require_fit(made, shape, classes)
     return made
 
 
 def generator(scene: Scene, stage: Run) -> None:
     """A diffusion model of the public share."""
-    from sfumato.report.figures import save_image_rows
     from sfumato.synth.generator import new_painter, train_painter
 
     settings, album = scene.config.diffusion, album_of(scene)
     painter = new_painter(make_denoiser(scene), settings, scene.device)
-    folder = stage.path / "samples"
-    folder.mkdir(exist_ok=True)
-
-    def show(seen: int, samples: "torch.Tensor") -> None:
-        rows = samples.cpu().float().unflatten(0, (len(scene.public.classes), -1)) / 255
-        drawn = [("", row) for row in rows.transpose(0, 1)]
-        save_image_rows(folder / f"{seen:09d}.png", drawn, scene.public.classes)
-
     made = train_painter(
         painter, album, settings, stage, seed=scene.config.seed, precision=scene.precision,
-        show=show,
+        show=lambda seen, samples: show_samples(scene, stage, seen, samples),
     )  # fmt: skip
     stage.save_tensors("model.safetensors", made.state_dict())
     best = min(painter.looks, key=lambda look: look["held_out_loss"])
     stage.finish({"images_seen": painter.step * settings.gen_batch, **best})
+
+
+def show_samples(scene: Scene, stage: Run, seen: int, samples: "torch.Tensor") -> None:
+    """A picture of samples, the same number of each class, after so many images."""
+    from sfumato.report.figures import save_image_rows
+
+    classes, folder = scene.private.classes, stage.path / "samples"
+    folder.mkdir(exist_ok=True)
+    rows = samples.cpu().float().unflatten(0, (len(classes), -1)) / 255
+    drawn = [("", row) for row in rows.transpose(0, 1)]
+    save_image_rows(folder / f"{seen:09d}.png", drawn, classes)
 
 
 def trained_denoiser(scene: Scene) -> "Denoiser":
@@ -161,7 +164,7 @@ def sample(scene: Scene, stage: Run) -> None:
     from sfumato.files import atomic
     from sfumato.synth.sample import draw_images
 
-    config, classes = scene.config, len(scene.public.classes)
+    config, classes = scene.config, len(scene.private.classes)
     denoiser, bend = trained_denoiser(scene), guide_of(scene)
     labels = torch.arange(config.number) % classes
     seeds = config.seed + torch.arange(config.number)
@@ -171,7 +174,7 @@ def sample(scene: Scene, stage: Run) -> None:
             continue
         part = slice(start, start + PIECE)
         pixels = draw_images(
-            denoiser, labels[part], seeds[part], scene.public.shape,
+            denoiser, labels[part], seeds[part], scene.private.shape,
             solver=config.solver, steps=config.sample_steps, guide=bend,
             guide_weight=config.guide_weight, precision=scene.precision,
         )  # fmt: skip
@@ -184,7 +187,8 @@ def sample(scene: Scene, stage: Run) -> None:
         name="drawn",
     )  # fmt: skip
     drawn.save_npz(stage.path / "images.npz")
-    stage.finish({"drawn": len(drawn), **say_copies(scene, drawn)})
+    copies = say_copies(scene, drawn) if len(scene.public) else {}
+    stage.finish({"drawn": len(drawn), **copies})
     for path in stage.path.glob("piece-*.npy"):
         path.unlink()
 

@@ -1,6 +1,6 @@
 """Who has what in `sfumato warmup`: the public share, the private rest, and the test images."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sfumato.errors import DataError
@@ -21,7 +21,8 @@ class Scene:
     run: Run
     device: "torch.device"
     public: "Images"
-    """Declared public: what everything before the private stage learns from."""
+    """Declared public: what everything before the private stage learns from; empty if it is
+    the generator that is private."""
     private: "Images"
     """The rest: what the ledger speaks of."""
     test: "Images"
@@ -41,14 +42,22 @@ def set_scene(config: Config, run: Run) -> Scene:
     from sfumato.train.setup import pick_device
 
     images, test = load_splits(config.data, people=config.people, **config.loading)
-    public, private = images.public_share(config.public_share, config.seed)
+    public, private = shares(images, config)
     scene = Scene(config, run, pick_device(config.device), public, private, test)
-    if not (run.path / "stages" / "split").exists():
+    if not (run.path / "stages" / config.stages[0]).exists():
         if config.promises:
             train.plan_for(config.training, len(private))
-        check_parts(scene)
+        if not config.private:
+            check_parts(scene)
         build_all(scene)
     return scene
+
+
+def shares(images: "Images", config: Config) -> "tuple[Images, Images]":
+    """What is public of the images, and the private rest."""
+    if config.private:
+        return replace(images.select([]), name="no image", private=False), images
+    return images.public_share(config.public_share, config.seed)
 
 
 def check_parts(scene: Scene) -> None:

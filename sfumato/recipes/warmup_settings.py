@@ -10,6 +10,7 @@ from sfumato.recipes import train_settings
 from sfumato.synth.generator import Diffusion
 
 STAGES = ("split", "generator", "guide", "sample", "warmup", "train", "evaluate")
+PRIVATE_STAGES = ("generator", "sample", "warmup", "evaluate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,9 @@ class Config(train_settings.Config):
     """What an extender looks at: always the drawn images, here."""
     public_share: float = 0.04
     """The share of every class that is declared public: a decision about people."""
+    private: bool = False
+    """The generator learns all images, privately; none is public. Settings of training are its own,
+    and --augmult says how many draws of noise each image is seen under."""
     diffusion: Diffusion = field(default_factory=Diffusion)
     """The generator, which learns the public share alone."""
     denoiser: str | None = None
@@ -75,8 +79,14 @@ class Config(train_settings.Config):
 
     @property
     def promises(self) -> bool:
-        """Whether the private stage may be reached: whoever wants a generator needs no epsilon."""
-        return self.stage in ("all", "train", "evaluate") or self.epsilon is not None
+        """Whether a private stage may be reached: whoever wants a generator needs no epsilon."""
+        late = self.stage in ("all", "train", "evaluate")
+        return self.private or late or self.epsilon is not None
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Those that are taken: after a private generator there is nothing left to learn from."""
+        return PRIVATE_STAGES if self.private else STAGES
 
     def _check_promise(self) -> None:
         if self.promises:
@@ -86,6 +96,8 @@ class Config(train_settings.Config):
         super().__post_init__()
         if self.public != Config.public:
             raise ConfigError("an extender looks at the drawn images here: leave --public out.")
+        if self.private:
+            self._check_private()
         if not 0 < self.public_share < 1:
             raise ConfigError(f"public_share={self.public_share:g} must lie between 0 and 1.")
         for name in ("number", "sample_steps", "warm_batch"):
@@ -97,6 +109,18 @@ class Config(train_settings.Config):
         for name in ("warm_rho", "guide_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name):g} must be 0 or more, finite.")
+
+    def _check_private(self) -> None:
+        if self.stage not in ("all", *PRIVATE_STAGES):
+            raise ConfigError(
+                f"a private generator has no stage {self.stage}: it learns all images, so none is "
+                f"left for it. There are: {', '.join(PRIVATE_STAGES)}."
+            )
+        if self.guide_weight:
+            raise ConfigError("a guide learns from public images, and --private has none.")
+        if self.extender != "none" or self.controls:
+            word = "--controls" if self.controls else "--extender"
+            raise ConfigError(f"{word} is for the stage train, which --private does not have.")
 
 
 def digits_cpu() -> Config:

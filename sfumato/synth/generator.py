@@ -130,8 +130,10 @@ class Album:
         return channels, height, width
 
 
-def new_denoiser(settings: Diffusion, shape: tuple[int, int, int], classes: int) -> Denoiser:
-    """A denoiser with our network, untrained."""
+def new_denoiser(
+    settings: Diffusion, shape: tuple[int, int, int], classes: int, *, told: bool = True
+) -> Denoiser:
+    """A denoiser with our network, untrained; it can be `told` how an image was moved."""
     channels, height, width = shape
     if height != width:
         raise ConfigError(
@@ -142,7 +144,7 @@ def new_denoiser(settings: Diffusion, shape: tuple[int, int, int], classes: int)
         UNet(
             channels=channels, size=height, classes=classes, width=settings.gen_width,
             multipliers=settings.gen_multipliers, blocks=settings.gen_blocks,
-            dropout=settings.gen_dropout,
+            dropout=settings.gen_dropout, conditions=9 if told else 0,
         )
     )  # fmt: skip
 

@@ -45,7 +45,7 @@ def distil_step(
 
     def step(batch: Batch) -> dict[str, float]:
         (chunk,) = batch.chunks
-        x, _ = reading.inputs(chunk, batch.step)
+        x = reading.inputs(chunk, batch.step)[0]
         wanted = answers(x, chunk.indices)
         # Dropout is a function of the step, so that a run that was cut ends with the same weights.
         torch.manual_seed(hash((reading.seed, batch.step)))

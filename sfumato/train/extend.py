@@ -51,9 +51,9 @@ class PublicGradient:
         order = torch.randperm(size, generator=torch.Generator().manual_seed(dice))
         chosen = order[: self.batch_size]
         chunk = Chunk(chosen, torch.ones(len(chosen), dtype=torch.bool))
-        x, y = self.reading.inputs(chunk, step)
+        inputs = self.reading.inputs(chunk, step)
         torch.manual_seed(dice)
-        loss = self.reading.losses(self.model, x, y).mean()
+        loss = self.reading.losses(self.model, *inputs).mean()
         named = learning(self.model)
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         pairs = zip(named.items(), found, strict=True)

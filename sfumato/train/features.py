@@ -24,17 +24,17 @@ class FeatureReading(Reading):
 
     features: Tensor | None = None
 
-    def inputs(self, chunk: Chunk, step: int) -> tuple[Tensor, Tensor]:
+    def inputs(self, chunk: Chunk, step: int) -> tuple[Tensor, ...]:
         """Features of the units' images, and their labels."""
         assert self.features is not None
         places = self.places(chunk, step)
         found = self.features[places.to(self.features.device)].to(self.device)
         return found, self.images.labels[places].to(self.device)
 
-    def trial(self, units: int = 3) -> tuple[Tensor, Tensor]:
+    def trial(self, units: int = 3) -> tuple[Tensor, ...]:
         """Noise of the right shape."""
         assert self.features is not None
-        _, y = super().trial(units)
+        y = super().trial(units)[1]
         shape = (units * self.rows, *self.features.shape[1:])
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         return noise.to(self.device, self.features.dtype), y
@@ -74,7 +74,7 @@ def _head_of(model: nn.Module, reading: Reading) -> tuple[str, nn.Module, Tensor
     if len(learning) != 1:
         return None
     ((path, head),) = learning
-    x, _ = replace(reading, people=None).trial(3)
+    x = replace(reading, people=None).trial(3)[0]
     try:
         features, logits = _run(model, head, reading, x)
         again, _ = _run(model, head, reading, x)

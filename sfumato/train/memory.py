@@ -98,8 +98,7 @@ def release() -> None:
 
 def _fits(ghost: Ghost, reading: Reading, size: int) -> bool:
     try:
-        x, y = reading.trial(size)
-        ghost.clip(reading.losses, (x, y), size)
+        ghost.clip(reading.losses, reading.trial(size), size)
     except (torch.OutOfMemoryError, RuntimeError) as problem:
         if not out_of_memory(problem):
             raise

@@ -21,7 +21,7 @@ from sfumato.data.people import People
 from sfumato.privacy.sampling import Chunk
 
 Losses = Callable[..., Tensor]
-"""One loss a unit, of (model, inputs, labels)."""
+"""One loss a unit, of a model and inputs."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,21 @@ class Reading:
         """Rows of the inputs that belong to one unit."""
         return self.views * (1 if self.people is None else self.people.most)
 
-    def inputs(self, chunk: Chunk, step: int) -> tuple[Tensor, Tensor]:
+    def inputs(self, chunk: Chunk, step: int) -> tuple[Tensor, ...]:
         """Normalised views, those of one unit side by side, and the labels of its images.
 
         Guarantee: what a unit looks like in a step depends on the seed, the step and the unit.
         """
         places = self.places(chunk, step)
         pixels = self.scale(places).repeat_interleave(self.views, dim=0)
+        views = self.augmentation(pixels, self.dice(places, step))
+        return self.normalise(views), self.images.labels[places].to(self.device)
+
+    def dice(self, places: Tensor, step: int, *more: int) -> Dice:
+        """What is drawn for each row in a step; `more` names a stream of its own."""
         images = places.repeat_interleave(self.views).to(self.device)
         row = torch.arange(len(images), device=self.device) % self.rows
-        views = self.augmentation(pixels, Dice.of(self.seed, step, images, row))
-        return self.normalise(views), self.images.labels[places].to(self.device)
+        return Dice.of(self.seed, step, images, row, *more)
 
     def places(self, chunk: Chunk, step: int) -> Tensor:
         """Where the images of the chunk's units are."""
@@ -96,17 +100,19 @@ class Reading:
         with torch.autocast(self.device.type, self.precision) if lower else nullcontext():
             return model(x).float()
 
-    def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """One cross-entropy a unit, averaged over all of its rows; or what was made of it."""
+    def losses(self, model: nn.Module, *inputs: Tensor) -> Tensor:
+        """One loss a unit, averaged over all of its rows; or what was made of it."""
         losses = self._losses if self.change is None else self.change(self._losses)
-        return losses(model, x, y)
+        return losses(model, *inputs)
 
-    def _losses(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def _losses(self, model: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """The cross-entropy of the model's answers."""
+        x, y = inputs
         labels = y.repeat_interleave(self.views)
         each = F.cross_entropy(self.logits(model, x), labels, reduction="none")
         return each.unflatten(0, (-1, self.rows)).mean(dim=1)
 
-    def trial(self, units: int = 3) -> tuple[Tensor, Tensor]:
+    def trial(self, units: int = 3) -> tuple[Tensor, ...]:
         """Noise of the right shape: no private image is looked at."""
         generator = torch.Generator().manual_seed(0)
         shape = (units * self.rows, *self.images.shape)

@@ -59,12 +59,12 @@ def private_step(
         if ghost.clipping.max_norm != max_norm:
             ghost.clipping = replace(ghost.clipping, max_norm=max_norm)
         for place, chunk in world.share(batch.chunks):
-            x, y = reading.inputs(chunk, batch.step)
+            inputs = reading.inputs(chunk, batch.step)
             torch.manual_seed(secret.seed(("dropout", *book, "train", batch.step, place)))
             mask = chunk.mask.to(reading.device)
-            found = clip(reading.losses, (x, y), len(mask), mask)
+            found = clip(reading.losses, inputs, len(mask), mask)
             if check_every and batch.step % check_every == 0 and place < world.size:
-                check_contributions(ghost, reading.losses, (x, y), len(mask))
+                check_contributions(ghost, reading.losses, inputs, len(mask))
             for name, part in found.total.items():
                 total[name] += part
             clipped = (found.factors[0] < 1)[mask].sum()
@@ -106,9 +106,9 @@ def plain_step(model: nn.Module, reading: Reading, *, world: World | None = None
         size = max(1, len(batch.indices))
         loss = torch.zeros((), device=reading.device)
         for place, chunk in world.share(batch.chunks):
-            x, y = reading.inputs(chunk, batch.step)
+            inputs = reading.inputs(chunk, batch.step)
             torch.manual_seed(hash((reading.seed, batch.step, place)))
-            losses = reading.losses(model, x, y)
+            losses = reading.losses(model, *inputs)
             kept = torch.where(chunk.mask.to(reading.device), losses, 0.0)
             (kept.sum() / size).backward()
             loss += kept.detach().sum()

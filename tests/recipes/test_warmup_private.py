@@ -1,0 +1,94 @@
+"""sfumato warmup --private: a generator under a ledger, and what it may not be combined with."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from warmups import TINY, scores_of, tiny, warm
+from whole_runs import fixtures
+
+from sfumato.data.load import load_images
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.files import read_lines
+from sfumato.privacy.ledger import Ledger
+from sfumato.recipes import warmup, warmup_generator
+from sfumato.recipes.warmup_scene import set_scene
+from sfumato.recipes.warmup_settings import PRIVATE_STAGES
+from sfumato.runs import open_run
+
+
+def privately(folder, **changes):
+    """Settings of a private generator that takes seconds."""
+    private = {"private": True, "optimizer": "adam", "lr": 1e-3, "augmult": 2, "ema": 0.5}
+    return tiny(folder, **{**private, "diffusion": replace(TINY, gen_dropout=0.0), **changes})
+
+
+settings, finished = fixtures(privately, warm)
+
+
+def test_the_ledger_of_the_generator_speaks_of_all_images(finished):
+    ledger = Ledger.from_records(read_lines(finished / "stages/generator/ledger.jsonl"))
+    assert ledger.header.data.endswith("digits-train")
+    assert [event.stage for event in ledger.events] == ["train"] * 3
+    assert ledger.events[0].rate == pytest.approx(40 / 180)
+    assert ledger.epsilon() <= 8.0
+    done = json.loads((finished / "done.json").read_text())
+    assert done["epsilon"] == pytest.approx(ledger.epsilon())
+    assert done["public_images"] == 0
+    assert "epsilon 8" in warmup.show({**done, "run": str(finished)})
+
+
+def test_nothing_but_the_generator_and_the_score_reads_an_image(settings, finished, tmp_path):
+    arrays = dict(np.load(settings.data))
+    arrays["x_train"] = 255 - arrays["x_train"]
+    np.savez(tmp_path / "digits.npz", **arrays)
+    out = tmp_path / "run"
+    out.mkdir()
+    changed = replace(settings, data=str(tmp_path / "digits.npz"), stage="warmup")
+    warm(replace(changed, stage="generator"), out)
+    weights = "stages/generator/model.safetensors"
+    assert (out / weights).read_bytes() != (finished / weights).read_bytes()
+    (out / weights).write_bytes((finished / weights).read_bytes())
+    warm(changed, out)
+    for name in ("stages/sample/images.npz", "stages/warmup/model.safetensors"):
+        assert (out / name).read_bytes() == (finished / name).read_bytes()
+
+
+def test_each_stage_goes_on_where_it_was_cut(settings, finished, tmp_path):
+    for name in PRIVATE_STAGES:
+        assert warm(replace(settings, stage=name), tmp_path / "run")["stage"] == name
+    for name in ("stages/generator/model.safetensors", "stages/sample/images.npz"):
+        assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
+    assert scores_of(tmp_path / "run") == scores_of(finished)
+
+
+def test_drawn_images_are_no_longer_private_and_pictures_of_them_are_there(finished):
+    drawn = load_images(str(finished / "stages/sample/images.npz"), "train", private=False)
+    assert drawn.labels.bincount().tolist() == [10, 10, 10]
+    assert len(list((finished / "stages/generator/samples").glob("*.png"))) == 1
+    assert set(scores_of(finished)) == {"drawn"}
+
+
+def test_private_images_do_not_reach_the_public_generator(settings, tmp_path):
+    with open_run(settings, verb="warmup", out=tmp_path / "run") as run:
+        scene = set_scene(settings, run)
+        with pytest.raises(PrivacyError, match="adds no noise"):
+            warmup_generator.parts_of(replace(scene, public=scene.private))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stage": "split"}, "no stage split"),
+        ({"stage": "train"}, "no stage train"),
+        ({"guide_weight": 1.0}, "a guide learns from public images"),
+        ({"controls": True}, "--controls is for the stage train"),
+        ({"extender": "dope"}, "--extender is for the stage train"),
+        ({"epsilon": None}, "epsilon"),
+        ({"epsilon": None, "stage": "generator"}, "epsilon"),
+    ],
+)
+def test_what_a_private_generator_cannot_do_is_said(settings, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        replace(settings, **changes)
