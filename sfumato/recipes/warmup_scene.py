@@ -1,11 +1,12 @@
 """Who has what in `sfumato warmup`: the public share, the private rest, and the test images."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sfumato.errors import DataError
 from sfumato.recipes.warmup_settings import Config
 from sfumato.runs import Run
+from sfumato.train.world import World
 
 if TYPE_CHECKING:
     import torch
@@ -18,13 +19,21 @@ class Scene:
     """Three sets of images."""
 
     config: Config
-    run: Run
+    directory: Run | None
+    """The run; of several processes the leader alone has it."""
     device: "torch.device"
     public: "Images"
     """Declared public: what everything before the private stage learns from."""
     private: "Images"
     """The rest: what the ledger speaks of."""
     test: "Images"
+    world: World = field(default_factory=World)
+
+    @property
+    def run(self) -> Run:
+        """The run, for what the leader does alone."""
+        assert self.directory is not None, "another process has the run directory"
+        return self.directory
 
     @property
     def precision(self) -> "torch.dtype":
@@ -34,7 +43,7 @@ class Scene:
         return quick_precision(self.device)
 
 
-def set_scene(config: Config, run: Run) -> Scene:
+def set_scene(config: Config, run: Run | None, world: World | None = None) -> Scene:
     """Load images, declare a share of them public, and refuse at once what cannot work."""
     from sfumato.data.load import load_splits
     from sfumato.recipes import train
@@ -42,8 +51,9 @@ def set_scene(config: Config, run: Run) -> Scene:
 
     images, test = load_splits(config.data, people=config.people, **config.loading)
     public, private = images.public_share(config.public_share, config.seed)
-    scene = Scene(config, run, pick_device(config.device), public, private, test)
-    if not (run.path / "stages" / "split").exists():
+    device, world = pick_device(config.device), World() if world is None else world
+    scene = Scene(config, run, device, public, private, test, world)
+    if run is None or not (run.path / "stages" / "split").exists():
         if config.promises:
             train.plan_for(config.training, len(private))
         check_parts(scene)
