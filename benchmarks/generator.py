@@ -16,10 +16,11 @@ from dataclasses import replace
 
 import torch
 
-from sfumato.synth.generator import Album, Diffusion, learn, new_denoiser, new_painter
+from sfumato.synth.album import Album
+from sfumato.synth.generator import Diffusion, new_denoiser, new_painter, new_turn
 from sfumato.synth.sample import draw_images
-from sfumato.train.replay import Replay
 from sfumato.train.setup import quick_precision
+from sfumato.train.world import World
 
 ROUNDS, EACH = 5, 20
 """Rounds, and steps in each."""
@@ -48,7 +49,7 @@ def measure(width: int, way: str, words: argparse.Namespace) -> str:
     if way == "compiled":
         painter.denoiser.compile()
     precision = quick_precision(device)
-    turn = Replay(lambda dice: learn(painter, album, settings, precision, dice), device)
+    turn = new_turn(painter, album, settings, precision, World())
 
     def steps() -> None:
         for step in range(words.steps):

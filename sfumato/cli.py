@@ -7,7 +7,7 @@ imported when the verb is called. Every verb takes `--preset`, `--out` and `--js
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from inspect import cleandoc
@@ -44,7 +44,7 @@ class Order(Generic[Config]):
     preset: str | None = None
     """Start from these settings; further flags change them."""
     out: Path | None = None
-    """The run directory. The same command goes on where it was cut."""
+    """The run directory, or the file of a command that writes one. The same command goes on."""
     json: bool = False
     """Print the summary as JSON on standard output."""
 
@@ -97,6 +97,8 @@ def _leads() -> bool:
 
 
 def _execute(recipe: Any, verb: str, order: "Order[Any]") -> dict[str, Any]:
+    if hasattr(recipe, "writes_file") and recipe.writes_file(order.config):
+        return recipe.write_file(order.config, order.out, _say if _leads() else lambda _: None)
     if not (recipe.needs_run(order.config) or order.out) or not _leads():
         return recipe.run(order.config, None)
     shared = hasattr(recipe, "shares_run") and recipe.shares_run(order.config)
@@ -129,6 +131,7 @@ def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":
         default = Order(config=recipe.PRESETS[name](), preset=name)
     elif (known := _remembered(recipe, verb, _value(words, "--out"))) is not None:
         default = Order(config=known)
+        words = [*_passing(recipe, words), *words]
     order: Any = tyro.cli(
         Order[tyro.conf.OmitArgPrefixes[recipe.Config]],
         args=words,
@@ -157,9 +160,19 @@ def _remembered(recipe: Any, verb: str, out: str | None) -> Any:
     found = read_json(record)
     if found.get("verb") != verb:
         return None
-    config = from_json(recipe.Config, found["config"])
-    passing = getattr(recipe.Config, "PASSING", {})
-    return replace(config, **passing)
+    return from_json(recipe.Config, found["config"])
+
+
+def _passing(recipe: Any, words: list[str]) -> list[str]:
+    """Flags for settings that a run does not remember, apart from those that are given.
+
+    Only with all flags can a config be judged: without an epsilon a run may have one stage and not
+    all of them.
+    """
+    settings = getattr(recipe.Config, "PASSING", {}).items()
+    flags = {f"--{name.replace('_', '-')}": str(value) for name, value in settings}
+    missing = [pair for pair in flags.items() if _value(words, pair[0]) is None]
+    return [word for pair in missing for word in pair]
 
 
 def _say(message: str) -> None:

@@ -5,13 +5,18 @@ are whole numbers. An optional `classes` array names the classes; optional `peop
 `people_test` say, by a number or a name, who is on each image. Nothing is ever unpickled.
 """
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
 
-from sfumato.data.images import Images
+from sfumato.data.images import Images, keras_layout
 from sfumato.errors import DataError
+from sfumato.files import atomic
 
 
 def load_npz(path: Path, split: str, *, private: bool, name: str | None = None) -> Images:
@@ -37,6 +42,52 @@ def load_npz(path: Path, split: str, *, private: bool, name: str | None = None) 
         private=private,
         people=_people(arrays, split),
     )
+
+
+def save_npz_pieces(
+    path: Path,
+    splits: Mapping[str, tuple[Int[Tensor, " n"], Iterable[UInt8[Tensor, "k c h w"]]]],
+    *,
+    classes: tuple[str, ...],
+    shape: tuple[int, int, int],
+    note: str = "",
+) -> Path:
+    """Write labels and images of each split, which come piece by piece and are never all in memory.
+
+    `load_npz` reads it back; `read_note` has the note.
+    """
+    empty = torch.empty(0, *shape, dtype=torch.uint8)
+    with atomic(path) as file, ZipFile(file, "w", ZIP_DEFLATED) as archive:
+
+        def write(name: str, array: np.ndarray) -> None:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+        for split in ("train", "test"):
+            labels, pieces = splits.get(split, (torch.empty(0, dtype=torch.int64), ()))
+            with archive.open(f"x_{split}.npy", "w", force_zip64=True) as member:
+                kind = np.lib.format.header_data_from_array_1_0(keras_layout(empty))
+                kind["shape"] = (len(labels), *kind["shape"][1:])
+                np.lib.format.write_array_header_1_0(member, kind)
+                written = 0
+                for piece in pieces:
+                    member.write(keras_layout(piece).tobytes())
+                    written += len(piece)
+            assert written == len(labels), f"{written} images and {len(labels)} labels"
+            write(f"y_{split}", labels.numpy())
+        write("classes", np.array(classes, dtype=np.str_))
+        if note:
+            write("note", np.array(note))
+    return path
+
+
+def read_note(path: Path) -> str | None:
+    """What `save_npz_pieces` noted in a file; None if it wrote no such file."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return str(file["note"]) if "note" in file else None
+    except Exception:  # whatever it is, it is not ours
+        return None
 
 
 def _people(arrays: dict[str, np.ndarray], split: str) -> torch.Tensor | None:

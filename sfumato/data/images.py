@@ -153,9 +153,9 @@ class Images:
         path = Path(path)
         held_out = self.select([]) if test is None else test
         arrays = {
-            "x_train": _keras(self.pixels),
+            "x_train": keras_layout(self.pixels),
             "y_train": self.labels.numpy(),
-            "x_test": _keras(held_out.pixels),
+            "x_test": keras_layout(held_out.pixels),
             "y_test": held_out.labels.numpy(),
             "classes": np.array(self.classes, dtype=np.str_),
         }
@@ -181,12 +181,13 @@ class Images:
             if members:
                 folder.mkdir(parents=True, exist_ok=True)
             for index in members:
-                picture = Image.fromarray(_keras(self.pixels[index : index + 1])[0])
+                picture = Image.fromarray(keras_layout(self.pixels[index : index + 1])[0])
                 picture.save(folder / f"{index:0{digits}d}.png")
         return path
 
 
-def _keras(pixels: UInt8[Tensor, "n c h w"]) -> np.ndarray:
+def keras_layout(pixels: UInt8[Tensor, "n c h w"]) -> np.ndarray:
+    """Channels last, and none for grey images."""
     array = pixels.cpu().permute(0, 2, 3, 1).numpy()
     return array[..., 0] if array.shape[-1] == 1 else array
 

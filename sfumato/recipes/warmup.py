@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sfumato.recipes import train
-from sfumato.recipes.stages import follow, require_one_process, tell_stage
+from sfumato.recipes.stages import follow, tell_stage
+from sfumato.recipes.warmup_draw import show_drawn
+from sfumato.recipes.warmup_draw import write_file as write_file
 from sfumato.recipes.warmup_scene import Scene, set_scene
 from sfumato.recipes.warmup_settings import PRESETS as PRESETS
 from sfumato.recipes.warmup_settings import STAGES
 from sfumato.recipes.warmup_settings import Config as Config
+from sfumato.recipes.warmup_together import several, together
 from sfumato.runs import Run
 
 FIRST_WORDS = {stage: ("--stage", stage) for stage in STAGES}
@@ -33,13 +36,17 @@ def asks_more(config: Config) -> bool:
     return config.stage == AGAIN
 
 
+def writes_file(config: Config) -> bool:
+    """Whether images are drawn from another run's generator, into a file."""
+    return config.run is not None
+
+
 def run(config: Config, run: Run | None) -> dict[str, Any]:
     """Split, generator, guide, sample, warmup, train, evaluate."""
     if config.explain:
         return train.run(config.training, None)
-    run = require_one_process(
-        "warmup", "goes on from its stages/warmup/model.safetensors: --weights FILE", run
-    )
+    if run is None or several():
+        return together(config, run, stages(config))
     scene = set_scene(config, run)
     last = STAGES[-1] if config.stage == "all" else config.stage
     again = AGAIN if config.stage == AGAIN else ""
@@ -68,20 +75,26 @@ def show(summary: Mapping[str, Any]) -> str:
     """What was promised, and where it is."""
     if "explanation" in summary:
         return train.show(summary)
+    if "file" in summary:
+        return show_drawn(summary)
     if "stage" in summary:
         return tell_stage(summary)
-    where = f"{summary['run']}/stages/train"
-    first = [
+    learnt = "train" if summary["public_images"] else "generator"
+    where = f"{summary['run']}/stages/{learnt}"
+    lines = [
         line
         for line in train.show({**summary, "run": where}).splitlines()
         if "private  " not in line
     ]
+    if summary["public_images"]:
+        lines.append(
+            f"  public    {summary['public_images']} images of {summary['public']}: nothing is "
+            "promised about them"
+        )
     return "\n".join(
         [
-            *first,
-            f"  public    {summary['public_images']} images of {summary['public']}: nothing is "
-            "promised about them",
-            f"  drawn     {summary['run']}/stages/sample/images.npz; pictures of how it learnt in "
+            *lines,
+            f"  drawn     {summary['run']}/stages/sample/images.npz; pictures in "
             "stages/generator/samples",
             f"  private   {summary['run']}/private: do not share; scores.json has the accuracy",
         ]

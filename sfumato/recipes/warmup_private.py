@@ -13,22 +13,23 @@ from sfumato.recipes.warmup_scene import Scene
 from sfumato.runs import Run
 
 
-def generator(scene: Scene, stage: Run) -> None:
-    """A diffusion model of the private images, under a ledger of its own."""
+def generator(scene: Scene, stage: Run | None) -> None:
+    """A diffusion model of the private images, under a ledger of its own, by all processes."""
     import torch
 
-    from sfumato.recipes.warmup_generator import make_denoiser, show_samples
+    from sfumato.recipes.warmup_generator import blueprint_of, make_denoiser, show_samples
     from sfumato.synth.noising import NoisingReading
     from sfumato.synth.sample import draw_images
-    from sfumato.train.world import World
 
-    settings, world = scene.config.training, World()
+    settings, world = scene.config.training, scene.world
     half = (0.5,) * scene.private.shape[0]  # pixels from 0 to 1 become -1 to 1
     reading = new_reading(NoisingReading, settings, scene.private, scene.device, (half, half))
     learner = new_learner(settings, make_denoiser(scene), reading)
     secret = train.draw_secret(settings, stage, world)
     plan, ledger = train.promise(settings, reading, secret, stage, world)
     train.learn(settings, learner, reading, plan, ledger, secret, stage, world)
+    if stage is None:
+        return
     made = learner.best.eval()
     stage.save_tensors("model.safetensors", made.state_dict())
     labels = torch.arange(len(scene.private.classes)).repeat_interleave(8)
@@ -38,6 +39,7 @@ def generator(scene: Scene, stage: Run) -> None:
     )
     seen = math.ceil(plan.steps * plan.expected_batch)
     show_samples(scene, stage, seen, samples)
+    blueprint_of(scene).keep(stage)
     stage.finish({**train.kept(plan, ledger), "model": "a generator", "run": str(stage.path)})
 
 

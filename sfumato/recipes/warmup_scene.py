@@ -1,11 +1,12 @@
 """Who has what in `sfumato warmup`: the public share, the private rest, and the test images."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sfumato.errors import DataError
 from sfumato.recipes.warmup_settings import Config
 from sfumato.runs import Run
+from sfumato.train.world import World
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,8 @@ class Scene:
     """Three sets of images."""
 
     config: Config
-    run: Run
+    directory: Run | None
+    """The run; of several processes the leader alone has it."""
     device: "torch.device"
     public: "Images"
     """Declared public: what everything before the private stage learns from; empty if it is
@@ -26,6 +28,13 @@ class Scene:
     private: "Images"
     """The rest: what the ledger speaks of."""
     test: "Images"
+    world: World = field(default_factory=World)
+
+    @property
+    def run(self) -> Run:
+        """The run, for what the leader does alone."""
+        assert self.directory is not None, "another process has the run directory"
+        return self.directory
 
     @property
     def precision(self) -> "torch.dtype":
@@ -35,7 +44,7 @@ class Scene:
         return quick_precision(self.device)
 
 
-def set_scene(config: Config, run: Run) -> Scene:
+def set_scene(config: Config, run: Run | None, world: World | None = None) -> Scene:
     """Load images, declare a share of them public, and refuse at once what cannot work."""
     from sfumato.data.load import load_splits
     from sfumato.recipes import train
@@ -43,8 +52,9 @@ def set_scene(config: Config, run: Run) -> Scene:
 
     images, test = load_splits(config.data, people=config.people, **config.loading)
     public, private = shares(images, config)
-    scene = Scene(config, run, pick_device(config.device), public, private, test)
-    if not (run.path / "stages" / config.stages[0]).exists():
+    device, world = pick_device(config.device), World() if world is None else world
+    scene = Scene(config, run, device, public, private, test, world)
+    if run is None or not (run.path / "stages" / config.stages[0]).exists():
         if config.promises:
             train.plan_for(config.training, len(private))
         if not config.private:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from sfumato.errors import ConfigError
@@ -42,6 +43,8 @@ class Config(train_settings.Config):
     denoiser: str | None = None
     """Another network: module:function, called with the classes, makes a diffusers UNet2DModel."""
 
+    run: Path | None = None
+    """With sample: draw from the generator of this run, into the file that --out names."""
     number: int = 50_000
     """Images to draw."""
     solver: Literal["heun", "dpm"] = "heun"
@@ -98,6 +101,14 @@ class Config(train_settings.Config):
             raise ConfigError("an extender looks at the drawn images here: leave --public out.")
         if self.private:
             self._check_private()
+        if self.run is not None and self.stage != "sample":
+            raise ConfigError(
+                "--run draws from a generator that is there: sfumato warmup sample --run RUN "
+                "--out FILE.npz. Other stages go on by --out RUN."
+            )
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
         if not 0 < self.public_share < 1:
             raise ConfigError(f"public_share={self.public_share:g} must lie between 0 and 1.")
         for name in ("number", "sample_steps", "warm_batch"):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Int, UInt8
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
@@ -20,13 +19,13 @@ from sfumato.errors import ConfigError, SfumatoError
 from sfumato.nn.average import new_half_life_average
 from sfumato.nn.unet import UNet
 from sfumato.runs import Run
-from sfumato.synth.copies import find_copies
+from sfumato.synth.album import Album, look
 from sfumato.synth.denoise import Denoiser, denoising_losses, draw_sigma
 from sfumato.synth.geometry import Geometry
-from sfumato.synth.sample import draw_images
 from sfumato.train.progress import stale
 from sfumato.train.replay import Replay
 from sfumato.train.resume import load_optimizer
+from sfumato.train.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,23 +112,6 @@ class Painter:
         self.step, self.looks, self.best = state["step"], state["looks"], state["best"]
 
 
-@dataclass(frozen=True)
-class Album:
-    """Public images on the device: those to learn from, and those held out."""
-
-    pixels: UInt8[Tensor, "n c h w"]
-    labels: Int[Tensor, " n"]
-    held_out: UInt8[Tensor, "m c h w"]
-    held_out_labels: Int[Tensor, " m"]
-    classes: int
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width."""
-        channels, height, width = self.pixels.shape[1:]
-        return channels, height, width
-
-
 def new_denoiser(
     settings: Diffusion, shape: tuple[int, int, int], classes: int, *, told: bool = True
 ) -> Denoiser:
@@ -164,54 +146,105 @@ def new_painter(denoiser: Denoiser, settings: Diffusion, device: torch.device) -
 
 
 def train_painter(
-    painter: Painter, album: Album, settings: Diffusion, run: Run, *, seed: int = 0,
+    painter: Painter, album: Album, settings: Diffusion, run: Run | None, *, seed: int = 0,
     precision: torch.dtype = torch.float32, show: Callable[[int, Tensor], None] = lambda *_: None,
+    world: World | None = None, compiled: bool = False,
 ) -> Denoiser:  # fmt: skip
     """Train until held-out images are denoised no better; the average of weights at its best.
 
     At each look there is a checkpoint, a line of numbers, and samples for `show`, which gets the
-    number of images seen and 8 samples of each class. A run that was cut goes on.
+    number of images seen and 8 samples of each class. A run that was cut goes on, also with another
+    number of processes. Of several the leader alone has a run and looks, and the weights at their
+    best are its own.
     """
-    painter.load(run.load_checkpoint())
-    turn = Replay(
-        lambda dice: learn(painter, album, settings, precision, dice), album.pixels.device
-    )
+    world = World() if world is None else world
+    if settings.gen_batch < world.size:
+        raise ConfigError(f"--gen-batch {settings.gen_batch} is no image for some processes.")
+    start = painter.denoiser.state_dict()  # a network that was brought may be made by chance
+    world.hand_round({name: part for name, part in start.items() if part.is_floating_point()})
+    painter.load(world.agree(run and run.load_checkpoint()))
+    if compiled:
+        painter.denoiser.compile()
+    turn = new_turn(painter, album, settings, precision, world)
     every = math.ceil(settings.steps / settings.gen_looks)
     while painter.step < settings.steps and not stale(painter.scores, settings.gen_patience):
         set_rate(painter.optimizer, settings.rate(painter.step))
-        torch.manual_seed(hash((seed, painter.step)) % 2**63)  # for dropout, which has no dice
-        turn(seed, painter.step)
+        dice = (seed, painter.step, *([world.rank] if world.size > 1 else []))
+        torch.manual_seed(hash(dice) % 2**63)  # for dropout, which has no dice
+        turn(*dice)
         painter.average.update_parameters(painter.denoiser)
         painter.step += 1
         if painter.step % every and painter.step < settings.steps:
             continue
-        found, samples = look(painter, album, precision)
+        found, samples = None, None
+        if world.leads:
+            found, samples = look(painter.average.module, album, precision)
+        found = world.agree(found)
         if not math.isfinite(found["held_out_loss"]):
             raise SfumatoError("the generator diverged. Lower --gen-lr, with another --out.")
-        if -found["held_out_loss"] > max(painter.scores, default=-math.inf):
-            state = painter.average.module.state_dict()
-            painter.best = {name: value.clone() for name, value in state.items()}
-        painter.looks.append(found)
-        run.save_checkpoint(painter.state())
-        seen = painter.step * settings.gen_batch
-        run.measure(painter.step, private=False, images=seen, **found)
-        run.say(
-            f"{seen} of {settings.steps * settings.gen_batch} images  held-out loss "
-            f"{found['held_out_loss']:.4f}  copies {found['copies']:.1%} (of held-out images "
-            f"{found['held_out_copies']:.1%})"
-        )
-        show(seen, samples)
+        note_look(painter, found)
+        if run is not None and samples is not None:
+            seen = painter.step * settings.gen_batch
+            run.measure(painter.step, private=False, images=seen, **found)
+            run.say(
+                f"{seen} of {settings.steps * settings.gen_batch} images  held-out loss "
+                f"{found['held_out_loss']:.4f}  copies {found['copies']:.1%} (of held-out images "
+                f"{found['held_out_copies']:.1%})"
+            )
+            show(seen, samples)
+            run.save_checkpoint(painter.state())  # last: what is written after it is forgotten
     painter.denoiser.load_state_dict(painter.best)
     return painter.denoiser.eval().requires_grad_(False)
 
 
+def note_look(painter: Painter, found: dict[str, float]) -> None:
+    """Remember what was seen, and the weights if they were never better."""
+    if -found["held_out_loss"] > max(painter.scores, default=-math.inf):
+        state = painter.average.module.state_dict()
+        painter.best = {name: value.clone() for name, value in state.items()}
+    painter.looks.append(found)
+
+
+def new_turn(
+    painter: Painter, album: Album, settings: Diffusion, precision: torch.dtype, world: World
+) -> Callable[..., None]:
+    """One step of Adam on the loss of a batch, whose chance is a function of numbers.
+
+    Each of several processes takes a part of the batch, and all step along the whole gradient. What
+    they tell each other stands between two recordings.
+    """
+    device, step = album.pixels.device, painter.optimizer.step
+
+    def gradient(dice: torch.Generator) -> None:
+        learn(painter, album, settings, precision, dice, world)
+
+    def advance(_: torch.Generator) -> None:
+        step()
+
+    def both(dice: torch.Generator) -> None:
+        gradient(dice)
+        step()
+
+    if world.size == 1:
+        return Replay(both, device)
+    first, second = Replay(gradient, device), Replay(advance, device)
+
+    def turn(*seed: int) -> None:
+        first(*seed)
+        found = {name: weight.grad for name, weight in painter.denoiser.named_parameters()}
+        world.add_up({name: grad for name, grad in found.items() if grad is not None})
+        second(*seed)
+
+    return turn
+
+
 def learn(
     painter: Painter, album: Album, settings: Diffusion, precision: torch.dtype,
-    dice: torch.Generator,
+    dice: torch.Generator, world: World,
 ) -> None:  # fmt: skip
-    """One step of Adam on the loss of a batch."""
+    """Leave the gradient of the mean loss of a batch: what this process's part adds to it."""
     device = album.pixels.device
-    count = settings.gen_batch
+    count = len(range(settings.gen_batch)[world.rank :: world.size])
     where = torch.randint(len(album.pixels), (count,), generator=dice, device=device)
     images = album.pixels[where].float() / 127.5 - 1
     conditions = None
@@ -226,8 +259,7 @@ def learn(
         losses = denoising_losses(
             painter.denoiser, images, album.labels[where], conditions, sigma=sigma, noise=noise
         )
-    losses.mean().backward()
-    painter.optimizer.step()
+    (losses.sum() / settings.gen_batch).backward()
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -237,35 +269,3 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-
-
-@torch.no_grad()
-def look(
-    painter: Painter, album: Album, precision: torch.dtype, each: int = 8
-) -> tuple[dict[str, float], UInt8[Tensor, "k c h w"]]:
-    """How well the average denoises held-out images, and how many of its samples are copies."""
-    device = album.pixels.device
-    denoiser = painter.average.module.eval()
-    assert isinstance(denoiser, Denoiser)
-    dice = torch.Generator(device).manual_seed(0)
-    total = torch.zeros((), device=device)
-    for pixels, labels in zip(
-        album.held_out.split(256), album.held_out_labels.split(256), strict=True
-    ):
-        images = pixels.float() / 127.5 - 1
-        sigma = draw_sigma(len(images), dice, device)
-        noise = torch.randn(images.shape, generator=dice, device=device)
-        with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-            found = denoising_losses(denoiser, images, labels, sigma=sigma, noise=noise)
-        total += found.sum()
-    labels = torch.arange(album.classes).repeat_interleave(each)
-    samples = draw_images(
-        denoiser, labels, torch.arange(len(labels)), album.shape, solver="dpm", steps=12,
-        precision=precision,
-    )  # fmt: skip
-    numbers = {
-        "held_out_loss": float(total) / len(album.held_out),
-        "copies": find_copies(samples, album.pixels.cpu()).share,
-        "held_out_copies": find_copies(album.held_out.cpu(), album.pixels.cpu()).share,
-    }
-    return numbers, samples

@@ -8,15 +8,21 @@ process.
 
 import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sfumato.errors import SfumatoError
+
 T = TypeVar("T")
+
+PATIENCE = timedelta(hours=12)
+"""How long processes wait for one that works alone. One that dies takes the others along."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,28 @@ class World:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
+    def ask(self, read: Callable[[], T]) -> T:
+        """What the leader reads, on every process; what it objects to is raised on each."""
+        found, problem = None, None
+        try:
+            found = read() if self.leads else None
+        except SfumatoError as met:
+            problem = met
+        problem = self.agree(problem)
+        if problem is not None:
+            raise problem
+        return self.agree(found)
+
+    def collect(self, tensor: Tensor) -> list[Tensor]:
+        """For the leader every process's tensor, all of one shape, on the CPU; else nothing."""
+        if self.size == 1:
+            return [tensor.cpu()]
+        by_gpu = dist.get_backend() == "nccl"
+        ours = tensor.cuda() if by_gpu else tensor.cpu()
+        found = [torch.empty_like(ours) for _ in range(self.size)] if self.leads else None
+        dist.gather(ours, found, dst=0)
+        return [each.cpu() for each in found or ()]
+
     def any(self, flag: bool) -> bool:
         """Whether it is so on any process."""
         if self.size == 1:
@@ -74,7 +102,8 @@ def join_world(device: torch.device) -> World:
     if not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=PATIENCE)
     return World(dist.get_rank(), size)
 
 

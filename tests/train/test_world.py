@@ -1,11 +1,9 @@
 """Several processes give the promise, and the model, of one."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+import several
 import torch
 from safetensors.torch import load_file
 
@@ -20,11 +18,7 @@ FLAGS = [
 
 
 def command(processes, *flags):
-    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    start = [sys.executable] if processes == 1 else [sys.executable, *several]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [*start, "-m", "sfumato", *FLAGS, *flags]
-    return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300)
+    return several.command(processes, *FLAGS, *flags)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,64 @@
+"""The images that a generator learns, and those that are held out to see how far it is.
+
+Held-out images are denoised better and better while a model learns what images have in common, and
+worse once it learns the others by heart. No private image and no test image is asked.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor, nn
+
+from sfumato.synth.copies import find_copies
+from sfumato.synth.denoise import Denoiser, denoising_losses, draw_sigma
+from sfumato.synth.sample import draw_images
+
+
+@dataclass(frozen=True)
+class Album:
+    """Public images on the device: those to learn from, and those held out."""
+
+    pixels: UInt8[Tensor, "n c h w"]
+    labels: Int[Tensor, " n"]
+    held_out: UInt8[Tensor, "m c h w"]
+    held_out_labels: Int[Tensor, " m"]
+    classes: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        channels, height, width = self.pixels.shape[1:]
+        return channels, height, width
+
+
+@torch.no_grad()
+def look(
+    denoiser: nn.Module, album: Album, precision: torch.dtype, each: int = 8
+) -> tuple[dict[str, float], UInt8[Tensor, "k c h w"]]:
+    """How well held-out images are denoised, how many samples are copies, and the samples."""
+    device = album.pixels.device
+    denoiser = denoiser.eval()
+    assert isinstance(denoiser, Denoiser)
+    dice = torch.Generator(device).manual_seed(0)
+    total = torch.zeros((), device=device)
+    for pixels, labels in zip(
+        album.held_out.split(256), album.held_out_labels.split(256), strict=True
+    ):
+        images = pixels.float() / 127.5 - 1
+        sigma = draw_sigma(len(images), dice, device)
+        noise = torch.randn(images.shape, generator=dice, device=device)
+        with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+            found = denoising_losses(denoiser, images, labels, sigma=sigma, noise=noise)
+        total += found.sum()
+    labels = torch.arange(album.classes).repeat_interleave(each)
+    samples = draw_images(
+        denoiser, labels, torch.arange(len(labels)), album.shape, solver="dpm", steps=12,
+        precision=precision,
+    )  # fmt: skip
+    numbers = {
+        "held_out_loss": float(total) / len(album.held_out),
+        "copies": find_copies(samples, album.pixels.cpu()).share,
+        "held_out_copies": find_copies(album.held_out.cpu(), album.pixels.cpu()).share,
+    }
+    return numbers, samples
