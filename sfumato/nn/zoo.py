@@ -91,6 +91,20 @@ def pixel_statistics(
     return (average[0],) * channels, (average[1],) * channels
 
 
+def wanted_size(name: str) -> int | None:
+    """Pixels a side, in three channels, that a model with published weights was trained on.
+
+    None for a model that is made for the images at hand: one of ours, or your own.
+    """
+    prefix, _, rest = name.partition(":")
+    if name in MODELS or (rest and prefix != "torchvision"):
+        return None
+    import timm
+
+    known = None if rest else timm.get_pretrained_cfg(name)
+    return known.input_size[-1] if known else 224
+
+
 def head_parameters(model: nn.Module) -> set[str]:
     """Names of the parameters of the last layer, the one that was made for the classes."""
     own = model.get_classifier() if hasattr(model, "get_classifier") else None  # pyright: ignore

@@ -4,9 +4,10 @@ All of this compares with private or test images, without noise: it is for the o
 everything but the pictures of public and released images goes to `private/`.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sfumato.recipes.fidelity import Extractor, compare_sets, thin
 from sfumato.recipes.release_scene import Scene, teacher_of
 from sfumato.recipes.release_stages import pack, pixel_rows
 from sfumato.recipes.release_student import distil, new_student, trained_student
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from sfumato.data.images import Images
-
-MOST = 5_000
-"""Images of a set that are compared with others: distances of all pairs are taken."""
 
 
 def evaluate(scene: Scene, stage: Run) -> None:
@@ -35,8 +33,7 @@ def evaluate(scene: Scene, stage: Run) -> None:
     }
     if scene.config.controls:
         scores["controls"] = controls(scene, model)
-    extractor, name = feature_extractor(scene, model)
-    scores["quality"] = {"features": name, **compare_images(scene, images, extractor)}
+    scores["quality"] = compare_images(scene, images, feature_extractor(scene, model))
     scores["membership"] = membership(scene, images)
     if scene.config.repeats > 1:
         scores["repeats"] = repeat(scene, scores["test_accuracy"])
@@ -110,28 +107,21 @@ def side_student(scene: Scene, name: str, images: "Images", answers: Any = None)
     return model.eval(), reading
 
 
-def feature_extractor(scene: Scene, teacher: "nn.Module") -> "tuple[nn.Module, str]":
+def feature_extractor(scene: Scene, teacher: "nn.Module") -> Extractor:
     """The network whose features images are compared in, and its name."""
     from sfumato.attack.features import headless
 
     if scene.config.extractor == "teacher":
-        return headless(teacher), f"last layer of the teacher, {scene.teacher.model}"
+        return Extractor(headless(teacher), f"last layer of the teacher, {scene.teacher.model}")
     model, _ = side_student(scene, "real", scene.private)
     name = f"last layer of {scene.student}, trained on {scene.private.name} without privacy"
-    return headless(model), name
+    return Extractor(headless(model), name)
 
 
-def compare_images(scene: Scene, images: "Images", extractor: "nn.Module") -> dict[str, Any]:
+def compare_images(scene: Scene, images: "Images", extractor: Extractor) -> dict[str, Any]:
     """Released images beside private ones; and for scale, public and test images beside them."""
-    from sfumato.attack.features import extract
-    from sfumato.report.quality import compare
-
-    def features(some: "Images") -> "Tensor":
-        return extract(extractor, thin(some), scene.device).values
-
-    real = features(scene.private)
     sets = {"released": images, "public": scene.public, "test": scene.test}
-    return {name: asdict(compare(real, features(some))) for name, some in sets.items()}
+    return compare_sets(extractor, scene.private, sets, scene.device)
 
 
 def membership(scene: Scene, images: "Images") -> dict[str, float]:
@@ -213,12 +203,3 @@ def draw(scene: Scene, images: "Images") -> None:
         ("nearest private", some.pixels[nearest].float() / 255),
     ]
     save_image_rows(scene.run.private / "nearest.png", pairs, classes)
-
-
-def thin(images: "Images") -> "Images":
-    """At most `MOST` of them, spread evenly."""
-    import torch
-
-    if len(images) <= MOST:
-        return images
-    return images.select(torch.linspace(0, len(images) - 1, MOST).round().long())

@@ -62,7 +62,8 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
 def stages(config: Config) -> dict[str, Callable[[Scene, Run], object]]:
     """What each stage does."""
     from sfumato.recipes import warmup_private
-    from sfumato.recipes.warmup_classifier import evaluate, privately, warm_up
+    from sfumato.recipes.warmup_classifier import privately, warm_up
+    from sfumato.recipes.warmup_evaluate import evaluate
     from sfumato.recipes.warmup_generator import generator, guide, sample, split
 
     made = (split, generator, guide, sample, warm_up, privately, evaluate)

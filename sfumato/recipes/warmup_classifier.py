@@ -1,4 +1,4 @@
-"""The stages of `sfumato warmup` that make a classifier: warmup, train, evaluate."""
+"""The stages of `sfumato warmup` that make a classifier: warmup and train."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -81,49 +81,3 @@ def from_weights(scene: Scene, weights: Path | None) -> train.Config:
 def one_by_one(settings: train.Config) -> train.Config:
     """The same for images that are nobody's: drawn ones, or those a model is tested on."""
     return replace(settings, unit="example", people=None)
-
-
-def evaluate(scene: Scene, stage: Run) -> None:
-    """What each step was worth, on test images: private, for they are."""
-    from sfumato.files import read_json
-
-    scores = {
-        "warmup": score(scene, scene.run.stage("warmup").path / "model.safetensors"),
-        "dp": read_json(scene.run.stage("train").private / "scores.json")["test_accuracy"],
-    }
-    if scene.config.controls:
-        scores |= controls(scene, stage)
-    scene.run.write_json("private/scores.json", scores)
-    told = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
-    scene.run.say(f"test accuracy, for your eyes: {told}")
-    stage.finish({"controls": scene.config.controls})
-
-
-def controls(scene: Scene, stage: Run) -> dict[str, float]:
-    """The same warm-up on public images alone, and DP without a warm-up."""
-    from sfumato.files import read_json
-
-    place = Run(stage.private / "public-alone", stage.say)
-    place.path.mkdir(exist_ok=True)
-    if not place.finished:
-        model = warm_model(scene, scene.public, place)
-        place.save_tensors("model.safetensors", model.state_dict())
-        place.finish({"images": len(scene.public)})
-    scratch = Run(stage.private / "scratch", stage.say)
-    scratch.path.mkdir(exist_ok=True)
-    train.run_on(
-        from_weights(scene, None), scene.private, scene.test, scratch, public=drawn_images(scene)
-    )
-    return {
-        "warmup_on_public_images_alone": score(scene, place.path / "model.safetensors"),
-        "dp_from_scratch": read_json(scratch.private / "scores.json")["test_accuracy"],
-    }
-
-
-def score(scene: Scene, weights: Path) -> float:
-    """Test accuracy of the classifier with these weights."""
-    from sfumato.train.steps import accuracy
-
-    settings = one_by_one(from_weights(scene, weights))
-    learner, reading = train.prepare(settings, scene.test, scene.device)
-    return accuracy(learner.model, replace(reading, precision=scene.precision))

@@ -45,9 +45,15 @@ def generator(scene: Scene, stage: Run | None) -> None:
 
 def evaluate(scene: Scene, stage: Run) -> None:
     """What drawn images teach a classifier, on test images: private, for they are."""
-    from sfumato.recipes.warmup_classifier import score
+    from sfumato.recipes.warmup_evaluate import (
+        fidelity,
+        prepare_evaluation,
+        score,
+        tell_fidelity,
+    )
 
-    scores = {"drawn": score(scene, scene.run.stage("warmup").path / "model.safetensors")}
-    scene.run.write_json("private/scores.json", scores)
-    scene.run.say(f"test accuracy after drawn images alone, for your eyes: {scores['drawn']:.3f}")
-    stage.finish({"controls": False})
+    found, reached = fidelity(scene, prepare_evaluation(scene)), score(scene)
+    scene.run.write_json("private/scores.json", {"drawn": reached, "fidelity": found})
+    scene.run.say(f"test accuracy after drawn images alone, for your eyes: {reached:.3f}")
+    scene.run.say(f"images, for your eyes: {tell_fidelity(found)}")
+    stage.finish({"controls": []})

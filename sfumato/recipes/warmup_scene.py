@@ -85,11 +85,13 @@ def check_parts(scene: Scene) -> None:
 
 
 def build_all(scene: Scene) -> None:
-    """Make generator and classifier once: what cannot be built is refused before anything."""
+    """Make every network once: what cannot be built is refused before anything."""
     import torch
 
     from sfumato.recipes import train
+    from sfumato.recipes.warmup_evaluate import prepare_evaluation
     from sfumato.recipes.warmup_generator import make_denoiser
 
     make_denoiser(scene)
+    prepare_evaluation(scene)
     train.prepare(scene.config.training, scene.private.select([0]), torch.device("cpu"))

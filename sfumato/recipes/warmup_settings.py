@@ -22,7 +22,10 @@ class Config(train_settings.Config):
     promise, for the images that are not public.
     """
 
-    MAY_CHANGE: ClassVar = (*train_settings.Config.MAY_CHANGE, "stage", "controls")
+    MAY_CHANGE: ClassVar = (
+        *train_settings.Config.MAY_CHANGE, "stage", "controls", "control_widths", "extractor",
+        "extractor_weights",
+    )  # fmt: skip
     """Settings that say how, not what: a run may go on with others."""
     PASSING: ClassVar = {"stage": "all"}
     """Settings of one command, which a run does not remember."""
@@ -68,6 +71,12 @@ class Config(train_settings.Config):
     """Side of a square that is covered, half of the time."""
     controls: bool = False
     """Score also: warm-up only, the same warm-up on public images alone, DP from scratch."""
+    control_widths: tuple[int, ...] = ()
+    """And with --controls: the warm-up on images of generators of these widths."""
+    extractor: str = "scattering"
+    """Features to compare images in: fixed wavelets, or those of a pretrained model, by name."""
+    extractor_weights: Path | None = None
+    """A file of weights for it."""
 
     @property
     def training(self) -> train_settings.Config:
@@ -120,6 +129,18 @@ class Config(train_settings.Config):
         for name in ("warm_rho", "guide_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name):g} must be 0 or more, finite.")
+        self._check_controls()
+
+    def _check_controls(self) -> None:
+        if not self.control_widths:
+            return
+        if not self.controls:
+            raise ConfigError("--control-widths are controls: give --controls with them.")
+        if self.denoiser is not None:
+            raise ConfigError(
+                "--control-widths are widths of our own network, and --denoiser is another: leave "
+                "one of them out."
+            )
 
     def _check_private(self) -> None:
         if self.stage not in ("all", *PRIVATE_STAGES):

@@ -89,7 +89,13 @@ class Diffusers(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        config: Any = network.config
+        config: Any = getattr(network, "config", None)
+        if not hasattr(config, "in_channels"):
+            raise ConfigError(
+                f"{type(network).__name__} does not say in a config what images it is for, as a "
+                "UNet2DModel of diffusers does (in_channels, out_channels, sample_size, "
+                "num_class_embeds). Give one of those."
+            )
         self.channels: int = config.in_channels
         if config.out_channels != config.in_channels:
             raise ConfigError(
@@ -121,6 +127,26 @@ class Diffusers(nn.Module):
         kind = next(self.network.parameters()).dtype
         told = None if self.classes is None else labels
         return self.network(x.to(kind), noise_level.to(kind), class_labels=told).sample.to(x.dtype)
+
+    def try_out(self, shape: tuple[int, int, int]) -> None:
+        """Raise `ConfigError` unless images of this shape go through: a config does not say that.
+
+        A network that halves 28 pixels three times, for one, cannot double them back.
+        """
+        learning = self.training
+        device = next(self.parameters()).device
+        blank = torch.zeros(1, *shape, device=device)
+        try:
+            with torch.no_grad():
+                self.eval()(blank, blank[:, 0, 0, 0], torch.zeros_like(blank[:, 0, 0, 0]).long())
+        except (RuntimeError, ValueError) as problem:
+            given = " x ".join(map(str, shape))
+            raise ConfigError(
+                f"{type(self.network).__name__} fails on images of {given} ({problem}). Make one "
+                "with fewer levels, or give --image-size."
+            ) from problem
+        finally:
+            self.train(learning)
 
 
 def denoising_losses(
@@ -169,6 +195,8 @@ def require_fit(denoiser: Denoiser, shape: tuple[int, int, int], classes: int | 
             f"{classes or 'none'}: labels would mean something else to it. Train one on images of "
             "these classes."
         )
+    if isinstance(network, Diffusers):
+        network.try_out(shape)
 
 
 def _check_shape(network: Any, shape: tuple[int, ...]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from warmups import MADE, same, scores_of, tiny, warm
+from warmups import MADE, cut_in, same, scores_of, tiny, warm
 from whole_runs import fixtures
 
 from sfumato.cli import main
@@ -82,49 +82,29 @@ def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
     assert all(same(out, finished).values())
 
 
-class Cut(Exception):
-    pass
-
-
 @pytest.mark.parametrize(
-    ("module", "name", "after"),
+    ("name", "after"),
     [
-        (warmup_generator, "say_copies", 0),
-        ("sfumato.synth.generator", "learn", 5),
-        ("sfumato.synth.sample", "draw_images", 1),
-        ("sfumato.train.sharp", "sharp_step", 0),
-        ("sfumato.train.loop", "Learner.advance", 9),
+        ("sfumato.recipes.warmup_generator:say_copies", 0),
+        ("sfumato.synth.generator:learn", 5),
+        ("sfumato.synth.sample:draw_images", 1),
+        ("sfumato.train.sharp:sharp_step", 0),
+        ("sfumato.train.loop:Learner.advance", 9),
     ],
 )
-def test_a_run_that_was_cut_ends_the_same(
-    settings, finished, tmp_path, monkeypatch, module, name, after
-):
+def test_a_run_that_was_cut_ends_the_same(settings, finished, tmp_path, monkeypatch, name, after):
     monkeypatch.setattr(warmup_generator, "PIECE", 13)
-    calls = []
-    target = module if not isinstance(module, str) else __import__(module, fromlist=["x"])
-    for part in name.split(".")[:-1]:
-        target = getattr(target, part)
-    original = getattr(target, name.split(".")[-1])
-
-    def cut(*arguments, **options):
-        calls.append(0)
-        if len(calls) == after + 1:
-            raise Cut
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(target, name.split(".")[-1], cut)
-    out = tmp_path / "run"
-    with pytest.raises(Cut):
-        warm(settings, out)
-    monkeypatch.setattr(target, name.split(".")[-1], original)
-    warm(settings, out)
-    assert all(same(out, finished).values())
+    with cut_in(name, after):
+        warm(settings, tmp_path / "run")
+    warm(settings, tmp_path / "run")
+    assert all(same(tmp_path / "run", finished).values())
 
 
 def test_controls_are_scored_and_stay_private(settings, finished, tmp_path):
     warm(replace(settings, controls=True), tmp_path / "run")
     scores = scores_of(tmp_path / "run")
-    assert set(scores) == {"warmup", "dp", "warmup_on_public_images_alone", "dp_from_scratch"}
+    controls = {"warmup_on_public_images_alone", "dp_from_scratch"}
+    assert set(scores) == {"warmup", "dp", *controls, "fidelity"}
     outside = [p for p in (tmp_path / "run").rglob("*") if "private" not in p.parts and p.is_file()]
     for path in outside:
         assert b"accuracy" not in path.read_bytes(), path

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from stand_ins import StandIn
+from denoisers import StandIn
 from torch import nn
 
 from sfumato.errors import ConfigError
@@ -247,20 +247,57 @@ def test_a_network_of_diffusers_of_another_size_or_told_of_augmentation_is_refus
         Denoiser(Diffusers(StandIn()))(y, sigma, labels, conditions)
 
 
-def test_the_unet_of_diffusers_itself_is_accepted():
+def test_a_network_that_says_nothing_of_its_images_is_refused():
+    with pytest.raises(ConfigError, match="Conv2d does not say in a config"):
+        Diffusers(nn.Conv2d(3, 3, 3))
+
+
+def test_a_network_of_diffusers_is_tried_out_before_it_learns():
+    network = StandIn(sample_size=None)
+    network.conv = nn.Conv2d(3, 3, 9)
+    denoiser = Denoiser(Diffusers(network))
+    with pytest.raises(ConfigError, match=r"StandIn fails on images of 3 x 8 x 8 .* fewer levels"):
+        require_fit(denoiser, (3, 8, 8), 2)
+    assert network.training
+
+
+def real_unet(**changes):
     diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
-    network = diffusers.UNet2DModel(
-        sample_size=8,
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        layers_per_block=1,
-        norm_num_groups=4,
-        num_class_embeds=2,
-    )
-    denoiser = Denoiser(Diffusers(network.eval()))
+    settings = {
+        "sample_size": 8,
+        "block_out_channels": (8, 16),
+        "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+        "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+        "num_class_embeds": 2,
+    }
+    torch.manual_seed(0)
+    return Denoiser(Diffusers(diffusers.UNet2DModel(**{**settings, **changes})))
+
+
+def test_the_unet_of_diffusers_itself_is_accepted():
+    denoiser = real_unet().eval()
     require_fit(denoiser, (3, 8, 8), 2)
     y, labels, _, sigma, noise = batch()
     found = denoising_losses(denoiser, y, labels, sigma=sigma, noise=noise)
     assert found.isfinite().all()
     assert not torch.equal(denoiser(y, sigma, labels), denoiser(y, sigma, 1 - labels))
+    assert not torch.equal(denoiser(y, sigma, labels), denoiser(y, 2 * sigma, labels))
+
+
+def test_the_unet_of_diffusers_itself_is_admitted_by_the_private_engine():
+    y, labels, _, sigma, noise = batch()
+    admit(
+        Ghost(real_unet()),
+        lambda model, *given: denoising_losses(model, *given[:2], sigma=given[2], noise=given[3]),
+        (y, labels, sigma, noise),
+        4,
+    )
+
+
+def test_the_unet_of_diffusers_itself_is_refused_where_images_cannot_be_halved():
+    blocks = {"down_block_types": ["DownBlock2D"] * 4, "up_block_types": ["UpBlock2D"] * 4}
+    deep = real_unet(sample_size=28, block_out_channels=(8, 8, 8, 8), **blocks)
+    with pytest.raises(ConfigError, match="UNet2DModel fails on images of 3 x 28 x 28"):
+        require_fit(deep, (3, 28, 28), 2)

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from stand_ins import StandIn
+from denoisers import StandIn
 from warmups import TINY
 
 from sfumato.errors import ConfigError, RunError

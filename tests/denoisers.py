@@ -1,4 +1,4 @@
-"""Networks that are called like those of libraries which need not be installed."""
+"""Networks that are called like a UNet2DModel of diffusers, for machines that do not have it."""
 
 from types import SimpleNamespace
 
@@ -19,9 +19,9 @@ class StandIn(nn.Module):
             "num_class_embeds": 2,
         }
         self.config = SimpleNamespace(**{**usual, **config})
-        count = self.config.num_class_embeds
-        self.class_embedding = None if count is None else nn.Embedding(count, 3)
-        self.conv = nn.Conv2d(self.config.in_channels, self.config.out_channels, 3, padding=1)
+        channels, count = self.config.in_channels, self.config.num_class_embeds
+        self.class_embedding = None if count is None else nn.Embedding(count, channels)
+        self.conv = nn.Conv2d(channels, self.config.out_channels, 3, padding=1)
 
     def forward(self, sample, timestep, class_labels=None):
         if (self.class_embedding is None) != (class_labels is None):
@@ -30,3 +30,23 @@ class StandIn(nn.Module):
         if self.class_embedding is not None:
             out = out + self.class_embedding(class_labels)[:, :, None, None]
         return SimpleNamespace(sample=out)
+
+
+def grey(classes):
+    """As --denoiser calls it: for grey images of 8 pixels."""
+    return StandIn(in_channels=1, out_channels=1, num_class_embeds=classes)
+
+
+def colour(classes):
+    """For images that digits are not."""
+    return StandIn(num_class_embeds=classes)
+
+
+def of_two_classes(classes):
+    """For other classes."""
+    return StandIn(in_channels=1, out_channels=1)
+
+
+def plain(classes):
+    """A network that says nothing of itself."""
+    return nn.Conv2d(1, 1, 3, padding=1)

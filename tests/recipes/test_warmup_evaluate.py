@@ -1,0 +1,155 @@
+"""What sfumato warmup was worth: fidelity of drawn images, and controls of several sizes."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from warmups import MADE, cut_in, same, scores_of, tiny, warm
+from whole_runs import fixtures
+
+from sfumato.cli import main
+from sfumato.errors import ConfigError
+from sfumato.recipes import warmup_evaluate
+from sfumato.recipes.warmup_scene import set_scene
+from sfumato.runs import open_run
+
+settings, finished = fixtures(tiny, warm)
+MODEL = MADE[3]
+
+
+def control(out, width):
+    return out / f"stages/evaluate/private/width-{width}"
+
+
+@pytest.fixture(scope="module", name="sized")
+def a_run_with_controls_of_two_widths(finished, tmp_path_factory):
+    out = tmp_path_factory.mktemp("sized") / "run"
+    shutil.copytree(finished, out)
+    words = ["warmup", "evaluate", "--out", str(out), "--controls", "--control-widths", "4", "8"]
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 0
+    return out
+
+
+def test_drawn_images_are_compared_with_test_images_beside_as_many_public_ones(finished):
+    found = scores_of(finished)["fidelity"]
+    assert "scattering" in found.pop("features")
+    assert set(found) == {"drawn", "public"}
+    for part in found.values():
+        assert (part["real_count"], part["made_count"]) == (60, 30)
+    # A generator of six steps draws noise.
+    assert found["public"]["frechet"] < found["drawn"]["frechet"]
+    assert found["public"]["coverage"] > found["drawn"]["coverage"]
+
+
+def test_where_more_are_drawn_they_stand_beside_private_ones(settings, finished, tmp_path):
+    config = replace(settings, number=70)
+    with open_run(config, verb="warmup", out=tmp_path / "run") as run:
+        scene = set_scene(config, run)
+        scene.private.select(range(70)).save_npz(run.stage("sample").path / "images.npz")
+        found = warmup_evaluate.fidelity(scene, warmup_evaluate.prepare_evaluation(scene))
+    counts = {name: part["made_count"] for name, part in found.items() if name != "features"}
+    assert counts == {"drawn": 54, "public": 54, "drawn_more": 70, "private": 70}
+    told = warmup_evaluate.tell_fidelity(found)
+    assert "to 60 test images: 54 drawn " in told
+    assert "FID" not in told
+
+
+def test_too_few_images_to_compare_do_not_stop_a_run(settings, finished, tmp_path):
+    with open_run(settings, verb="warmup", out=tmp_path / "run") as run:
+        scene = set_scene(settings, run)
+        scene.public.select(range(0, 54, 12)).save_npz(run.stage("sample").path / "images.npz")
+        found = warmup_evaluate.fidelity(scene, warmup_evaluate.prepare_evaluation(scene))
+    assert found.keys() == {"features"}
+    assert "too few" in warmup_evaluate.tell_fidelity(found)
+
+
+def test_how_good_images_are_stays_private_and_is_shown(settings, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    said = []
+    config = replace(settings, stage="evaluate")
+    with open_run(config, verb="warmup", out=tmp_path / "run", say=said.append) as run:
+        warmup_evaluate.evaluate(set_scene(config, run), run.stage("evaluate"))
+    (line,) = [words for words in said if words.startswith("images, for your eyes")]
+    assert "30 drawn" in line
+    assert "30 public" in line
+    for path in (tmp_path / "run").rglob("*"):
+        if "private" not in path.parts and path.is_file():
+            assert b"rechet" not in path.read_bytes(), path
+
+
+def test_a_control_of_a_width_is_the_warm_up_of_a_run_with_that_width(sized, settings, tmp_path):
+    narrow = replace(settings.diffusion, gen_width=4)
+    warm(replace(settings, diffusion=narrow, stage="warmup"), tmp_path / "run")
+    assert (control(sized, 4) / MODEL).read_bytes() == (tmp_path / "run" / MODEL).read_bytes()
+    assert (control(sized, 4) / MODEL).read_bytes() != (sized / MODEL).read_bytes()
+
+
+def test_the_generators_own_width_is_not_trained_again(sized):
+    scores = scores_of(sized)
+    assert scores["warmup_with_width_8"] == scores["warmup"]
+    assert not control(sized, 8).exists()
+    assert set(scores) == {
+        "warmup", "dp", "warmup_on_public_images_alone", "dp_from_scratch", "warmup_with_width_4",
+        "warmup_with_width_8", "fidelity",
+    }  # fmt: skip
+
+
+def test_controls_that_are_done_stay_and_later_ones_are_added(
+    sized, settings, tmp_path, monkeypatch
+):
+    shutil.copytree(sized, tmp_path / "run")
+    before = scores_of(sized)
+    with monkeypatch.context() as patch:
+        for name in ("sfumato.synth.generator.learn", "sfumato.train.loop.Learner.advance"):
+            patch.setattr(name, lambda *_: pytest.fail("nothing is left to learn"))
+        config = replace(settings, stage="evaluate")
+        warm(replace(config, controls=True, control_widths=(4, 8)), tmp_path / "run")
+        assert scores_of(tmp_path / "run") == before
+        warm(config, tmp_path / "run")
+        assert scores_of(tmp_path / "run") == before
+    warm(replace(config, controls=True, control_widths=(12,)), tmp_path / "run")
+    scores = scores_of(tmp_path / "run")
+    assert isinstance(scores.pop("warmup_with_width_12"), float)
+    assert scores == before
+    done = json.loads((tmp_path / "run/stages/evaluate/done.json").read_text())
+    assert len(done["controls"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [("sfumato.synth.generator:learn", 4), ("sfumato.train.loop:Learner.advance", 9)],
+)
+def test_a_control_that_was_cut_ends_the_same(settings, finished, sized, tmp_path, name, after):
+    shutil.copytree(finished, tmp_path / "run")
+    place = "stages/evaluate/private"
+    for done in ("public-alone", "scratch"):
+        shutil.copytree(sized / place / done, tmp_path / "run" / place / done)
+    config = replace(settings, stage="evaluate", controls=True, control_widths=(4,))
+    with cut_in(name, after):
+        warm(config, tmp_path / "run")
+    warm(config, tmp_path / "run")
+    again = control(tmp_path / "run", 4)
+    assert same(again, control(sized, 4), MADE[1:4]) == dict.fromkeys(MADE[1:4], True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"control_widths": (4,)}, "give --controls with them"),
+        (
+            {"control_widths": (4,), "controls": True, "denoiser": "a:b"},
+            "and --denoiser is another",
+        ),
+        ({"control_widths": (6,), "controls": True}, "width 6 has no groups"),
+        ({"control_widths": (0,), "controls": True}, "must be at least 1"),
+        ({"extractor": "resnet19"}, "Did you mean"),
+        ({"extractor": "wrn-16-4"}, "Give --extractor-weights FILE"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_before_anything(settings, tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        warm(replace(settings, **changes), tmp_path / "run")
+    assert not (tmp_path / "run/stages").exists()
