@@ -192,6 +192,7 @@ def halves() -> dict[str, Callable[[], Config]]:
 
 PRESETS: dict[str, Callable[[], Config]] = {
     "digits-cpu": digits_cpu,
+    "s1": digits_cpu,
     "m1": small("mnist@0-4", "mnist@5-9", ": 0.96 of guesses by both judges, floor 0.01"),
     "m1-mirror": small("mnist@5-9", "mnist@0-4", ": 0.56, floor 0.006"),
     **halves(),
