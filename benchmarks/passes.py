@@ -1,6 +1,6 @@
 """The private stage of `sfumato warmup`: passes of WRN-16-4 a second, against plain and Opacus.
 
-    python benchmarks/passes.py --device cuda [--compile] [--float32]     leaves Opacus out if absent
+    python benchmarks/passes.py --device cuda [--compile] [--float32]   (Opacus only if it is there)
 
 A pass is one view of one image, forward and backward, 32 x 32 x 3: a step of 4,000 images of 16
 views has 64,000. Views are drawn and normalised beforehand; a step is what `sfumato train --augmult
