@@ -17,7 +17,8 @@ from dataclasses import replace
 import torch
 
 from sfumato.synth.album import Album
-from sfumato.synth.generator import Diffusion, new_denoiser, new_painter, new_turn
+from sfumato.synth.diffusion import Diffusion
+from sfumato.synth.generator import new_denoiser, new_painter, new_turn
 from sfumato.synth.sample import draw_images
 from sfumato.train.setup import quick_precision
 from sfumato.train.world import World

@@ -11,7 +11,7 @@ from inversions import save
 from sfumato.recipes import warmup
 from sfumato.recipes.warmup import Config
 from sfumato.runs import open_run
-from sfumato.synth.generator import Diffusion
+from sfumato.synth.diffusion import Diffusion
 
 TINY = Diffusion(
     gen_width=8, gen_multipliers=(1,), gen_blocks=1, gen_images=96, gen_batch=16, gen_ramp=16,

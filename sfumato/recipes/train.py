@@ -52,9 +52,12 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
 
 def run_on(
     config: Config, train: "Images", test: "Images", run: Run | None,
-    world: "World | None" = None, public: "Images | None" = None,
+    world: "World | None" = None, public: "Images | None" = None, declared: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """The same with images that are loaded already: what a recipe of several stages calls."""
+    """The same with images that are loaded already: what a recipe of several stages calls.
+
+    `declared` names images that it declared public.
+    """
     from sfumato.train.setup import pick_device
     from sfumato.train.world import World, leave_world
 
@@ -63,7 +66,7 @@ def run_on(
         return run.summary
     learner, reading = prepare(config, train, pick_device(config.device))
     secret = draw_secret(config, run, world)
-    plan, ledger = promise(config, reading, secret, run, world)
+    plan, ledger = promise(config, reading, secret, run, world, declared)
     learn(config, learner, reading, plan, ledger, secret, run, world, public=public)
     world.any(False)  # all leave at once: who is left behind while the leader scores would fail
     leave_world()
@@ -100,16 +103,20 @@ def draw_secret(config: Config, run: Run | None, world: "World") -> "Secret":
 
 
 def promise(
-    config: Config, reading: "Reading", secret: "Secret", run: Run | None, world: "World"
-) -> "tuple[Plan, Ledger]":
-    """The plan that keeps the budget, and the ledger that will show it."""
+    config: Config, reading: "Reading", secret: "Secret", run: Run | None, world: "World",
+    declared: str = "",
+) -> "tuple[Plan, Ledger]":  # fmt: skip
+    """The plan that keeps the budget, and the ledger that will show it.
+
+    `declared` names images that were declared public before: the ledger says so.
+    """
     from sfumato.privacy.ledger import Ledger
 
     size = len(reading)
     plan, delta = plan_for(config, size)
     header = header_of(config, reading.images.name, delta, secret)
-    if config.public is not None:
-        header = replace(header, public=f"{header.public}, and the images of {config.public}")
+    for images in filter(None, (declared, config.public)):
+        header = replace(header, public=f"{header.public}, and the images of {images}")
     if run is None:
         return plan, Ledger(world.agree(None))
     run.write_json("plan.json", plan)

@@ -48,9 +48,9 @@ def warm_model(scene: Scene, images: "Images", stage: Run) -> "nn.Module":
     from sfumato.train.steps import plain_step
 
     config = scene.config
-    learner, reading = train.prepare(
-        one_by_one(from_weights(scene, None)), images.require_public("a warm-up"), scene.device
-    )
+    # All of it learns: what a later stage leaves frozen must have been good for something.
+    settings = replace(one_by_one(from_weights(scene, None)), train_only="all", freeze=())
+    learner, reading = train.prepare(settings, images.require_public("a warm-up"), scene.device)
     moves = Augmentation(crop=config.crop, flip=config.flip, cutout=config.warm_cutout)
     reading = replace(reading, augmentation=moves, views=1, precision=scene.precision)
     step = plain_step(learner.model, reading)
@@ -67,8 +67,9 @@ def privately(scene: Scene, stage: Run) -> None:
     """DP-SGD on the private rest, from the warm start."""
     warm = scene.run.stage("warmup").path / "model.safetensors"
     train.run_on(
-        from_weights(scene, warm), scene.private, scene.test, stage, public=drawn_images(scene)
-    )
+        from_weights(scene, warm), scene.private, scene.test, stage, public=drawn_images(scene),
+        declared=f"{scene.public.name} ({len(scene.public)}, chosen by seed {scene.config.seed})",
+    )  # fmt: skip
 
 
 def from_weights(scene: Scene, weights: Path | None) -> train.Config:

@@ -71,9 +71,8 @@ def controls(scene: Scene, stage: Run) -> dict[str, float]:
         alone.save_tensors("model.safetensors", model.state_dict())
         alone.finish({"images": len(scene.public)})
     scratch = own_place(stage, "scratch")
-    train.run_on(
-        from_weights(scene, None), scene.private, scene.test, scratch, public=drawn_images(scene)
-    )
+    settings = replace(from_weights(scene, None), extender="none", public=None)
+    train.run_on(settings, scene.private, scene.test, scratch)
     return {
         "warmup_on_public_images_alone": score(scene, alone.path / "model.safetensors"),
         "dp_from_scratch": read_json(scratch.private / "scores.json")["test_accuracy"],

@@ -133,9 +133,10 @@ def sample(scene: Scene, stage: Run | None) -> None:
     """Draw images of every class, in pieces; each is a function of its own number."""
     import torch
 
+    from sfumato.config import dumps
     from sfumato.data.arrays import save_npz_pieces
     from sfumato.data.images import Images
-    from sfumato.recipes.warmup_draw import drawing
+    from sfumato.recipes.warmup_draw import drawing, promise_of
     from sfumato.synth.pieces import Pieces
 
     config, images = scene.config, scene.private
@@ -146,16 +147,17 @@ def sample(scene: Scene, stage: Run | None) -> None:
     if stage is None:
         return
     labels = torch.arange(config.number) % len(images.classes)
+    promise = promise_of(scene.run.path / "stages" / "generator", stored.blueprint.ledger)
     save_npz_pieces(
         stage.path / "images.npz", {"train": (labels, pieces)}, classes=images.classes,
-        shape=images.shape,
+        shape=images.shape, note=dumps(promise),
     )  # fmt: skip
     some = pieces.first(2000)
     looked_at = Images(
         pixels=some, labels=labels[: len(some)], classes=images.classes, name="drawn", private=False
     )
     copies = say_copies(scene, looked_at) if len(scene.public) else {}
-    stage.finish({"drawn": config.number, **copies})
+    stage.finish({"drawn": config.number, **copies, **promise})
     pieces.remove()
 
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sfumato.errors import DataError
+from sfumato.errors import ConfigError, DataError
+from sfumato.recipes.train_learner import group_by_person
 from sfumato.recipes.warmup_settings import Config
 from sfumato.runs import Run
 from sfumato.train.world import World
@@ -56,7 +57,13 @@ def set_scene(config: Config, run: Run | None, world: World | None = None) -> Sc
     scene = Scene(config, run, device, public, private, test, world)
     if run is None or not (run.path / "stages" / config.stages[0]).exists():
         if config.promises:
-            train.plan_for(config.training, len(private))
+            people = group_by_person(config.training, private)
+            train.plan_for(config.training, len(private) if people is None else len(people))
+        if config.number < len(private.classes):
+            raise ConfigError(
+                f"--number {config.number} is less than an image of each of "
+                f"{len(private.classes)} classes."
+            )
         if not config.private:
             check_parts(scene)
         build_all(scene)

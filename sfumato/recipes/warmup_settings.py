@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from sfumato.errors import ConfigError
 from sfumato.recipes import train_settings
-from sfumato.synth.generator import Diffusion
+from sfumato.synth.diffusion import Diffusion
 
 STAGES = ("split", "generator", "guide", "sample", "warmup", "train", "evaluate")
 PRIVATE_STAGES = ("generator", "sample", "warmup", "evaluate")
@@ -120,9 +120,9 @@ class Config(train_settings.Config):
     def _check_numbers(self) -> None:
         if not 0 < self.public_share < 1:
             raise ConfigError(f"public_share={self.public_share:g} must lie between 0 and 1.")
-        for name in ("number", "sample_steps", "warm_batch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+        for name, least in (("number", 1), ("sample_steps", 2), ("warm_batch", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least {least}.")
         for name in ("warm_epochs", "warm_lr", "guide_epochs"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name):g} must be above 0 and finite.")
@@ -148,6 +148,10 @@ class Config(train_settings.Config):
                 f"a private generator has no stage {self.stage}: it learns all images, so none is "
                 f"left for it. There are: {', '.join(PRIVATE_STAGES)}."
             )
+        if self.mode == "non-private":
+            raise ConfigError("--private keeps a promise, and --mode non-private none: leave one.")
+        if self.train_only != "all" or self.freeze:
+            raise ConfigError("--train-only and --freeze: all of a private generator learns.")
         if self.guide_weight:
             raise ConfigError("a guide learns from public images, and --private has none.")
         if self.extender != "none" or self.controls:

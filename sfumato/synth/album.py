@@ -5,6 +5,7 @@ worse once it learns the others by heart. No private image and no test image is 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Int, UInt8
@@ -30,6 +31,11 @@ class Album:
         """Channels, height and width."""
         channels, height, width = self.pixels.shape[1:]
         return channels, height, width
+
+    @cached_property
+    def held_out_copies(self) -> float:
+        """The share of copies among images that were not learnt: those are so by chance."""
+        return find_copies(self.held_out.cpu(), self.pixels.cpu()).share
 
 
 @torch.no_grad()
@@ -59,6 +65,6 @@ def look(
     numbers = {
         "held_out_loss": float(total) / len(album.held_out),
         "copies": find_copies(samples, album.pixels.cpu()).share,
-        "held_out_copies": find_copies(album.held_out.cpu(), album.pixels.cpu()).share,
+        "held_out_copies": album.held_out_copies,
     }
     return numbers, samples

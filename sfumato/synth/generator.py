@@ -7,6 +7,7 @@ many samples are copies is said at every look. No private image and no test imag
 """
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,63 +22,16 @@ from sfumato.nn.unet import UNet
 from sfumato.runs import Run
 from sfumato.synth.album import Album, look
 from sfumato.synth.denoise import Denoiser, denoising_losses, draw_sigma
+from sfumato.synth.diffusion import Diffusion
 from sfumato.synth.geometry import Geometry
+from sfumato.train.loop import whole_steps
 from sfumato.train.progress import stale
 from sfumato.train.replay import Replay
 from sfumato.train.resume import load_optimizer
 from sfumato.train.world import World
 
-
-@dataclass(frozen=True, kw_only=True)
-class Diffusion:
-    """How the generator is built and trained. Lengths are counted in images that it has seen."""
-
-    gen_width: int = 64
-    """Width of its network; 128 is the published one."""
-    gen_multipliers: tuple[int, ...] = (2, 2, 2)
-    """Widths at each level, in units of that."""
-    gen_blocks: int = 4
-    """Blocks at each level."""
-    gen_dropout: float = 0.13
-    """Dropout in them."""
-    gen_images: int = 4_000_000
-    """Images to learn from, at most: public ones, again and again."""
-    gen_batch: int = 512
-    """Images in a step."""
-    gen_lr: float = 1e-3
-    """Learning rate of Adam at its height."""
-    gen_ramp: int = 200_000
-    """It rises until here, and falls to 0 in the last third."""
-    gen_half_life: int = 100_000
-    """Half-life of the average of weights; early on a tenth of what was seen."""
-    gen_moves: float = 0.15
-    """Chance that an image is scaled, turned or shifted; the network is told."""
-    gen_mirror: bool = True
-    """Whether images may be mirrored: not for digits."""
-    gen_held_out: float = 0.1
-    """The share of the public images that is held out, to see when to stop."""
-    gen_looks: int = 20
-    """How often to look."""
-    gen_patience: int = 5
-    """Looks without a better one after which training stops; 0 for never."""
-
-    def __post_init__(self) -> None:
-        for name in ("gen_width", "gen_blocks", "gen_images", "gen_batch", "gen_looks"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
-        if not 0 < self.gen_held_out < 1:
-            raise ConfigError(f"gen_held_out={self.gen_held_out:g} must lie between 0 and 1.")
-
-    @property
-    def steps(self) -> int:
-        """Steps, at most."""
-        return max(1, math.ceil(self.gen_images / self.gen_batch))
-
-    def rate(self, step: int) -> float:
-        """The learning rate at a step."""
-        rise = min(1.0, (step + 1) * self.gen_batch / max(1, self.gen_ramp))
-        fall = min(1.0, 3 * (1 - step / self.steps))
-        return self.gen_lr * rise * fall
+CHECKPOINT_SECONDS = 60.0
+"""At most so much is lost when training is killed; Ctrl-C loses nothing."""
 
 
 @dataclass
@@ -167,34 +121,51 @@ def train_painter(
         painter.denoiser.compile()
     turn = new_turn(painter, album, settings, precision, world)
     every = math.ceil(settings.steps / settings.gen_looks)
-    while painter.step < settings.steps and not stale(painter.scores, settings.gen_patience):
-        set_rate(painter.optimizer, settings.rate(painter.step))
-        dice = (seed, painter.step, *([world.rank] if world.size > 1 else []))
-        torch.manual_seed(hash(dice) % 2**63)  # for dropout, which has no dice
-        turn(*dice)
-        painter.average.update_parameters(painter.denoiser)
-        painter.step += 1
-        if painter.step % every and painter.step < settings.steps:
-            continue
-        found, samples = None, None
-        if world.leads:
-            found, samples = look(painter.average.module, album, precision)
-        found = world.agree(found)
-        if not math.isfinite(found["held_out_loss"]):
-            raise SfumatoError("the generator diverged. Lower --gen-lr, with another --out.")
-        note_look(painter, found)
-        if run is not None and samples is not None:
-            seen = painter.step * settings.gen_batch
-            run.measure(painter.step, private=False, images=seen, **found)
-            run.say(
-                f"{seen} of {settings.steps * settings.gen_batch} images  held-out loss "
-                f"{found['held_out_loss']:.4f}  copies {found['copies']:.1%} (of held-out images "
-                f"{found['held_out_copies']:.1%})"
-            )
-            show(seen, samples)
-            run.save_checkpoint(painter.state())  # last: what is written after it is forgotten
+    saved = time.monotonic()
+    with whole_steps() as interrupted:
+        while painter.step < settings.steps and not stale(painter.scores, settings.gen_patience):
+            set_rate(painter.optimizer, settings.rate(painter.step))
+            dice = (seed, painter.step, *([world.rank] if world.size > 1 else []))
+            torch.manual_seed(hash(dice) % 2**63)  # for dropout, which has no dice
+            turn(*dice)
+            painter.average.update_parameters(painter.denoiser)
+            painter.step += 1
+            due = not painter.step % every or painter.step == settings.steps
+            if due:
+                look_at(painter, album, settings, run, precision, show, world)
+            cut = world.any(interrupted())
+            late = time.monotonic() - saved > CHECKPOINT_SECONDS
+            if run is not None and (due or cut or late):
+                run.save_checkpoint(painter.state())  # last: what is written after it is forgotten
+                saved = time.monotonic()
+            if cut:
+                raise KeyboardInterrupt
     painter.denoiser.load_state_dict(painter.best)
     return painter.denoiser.eval().requires_grad_(False)
+
+
+def look_at(
+    painter: Painter, album: Album, settings: Diffusion, run: Run | None, precision: torch.dtype,
+    show: Callable[[int, Tensor], None], world: World,
+) -> None:  # fmt: skip
+    """Look at the average, remember it if it was never better, and let the leader tell."""
+    found, samples = None, None
+    if world.leads:
+        found, samples = look(painter.average.module, album, precision)
+    found = world.agree(found)
+    if not math.isfinite(found["held_out_loss"]):
+        raise SfumatoError("the generator diverged. Lower --gen-lr, with another --out.")
+    note_look(painter, found)
+    if run is None or samples is None:
+        return
+    seen = painter.step * settings.gen_batch
+    run.measure(painter.step, private=False, images=seen, **found)
+    run.say(
+        f"{seen} of {settings.steps * settings.gen_batch} images  held-out loss "
+        f"{found['held_out_loss']:.4f}  copies {found['copies']:.1%} (of held-out images "
+        f"{found['held_out_copies']:.1%})"
+    )
+    show(seen, samples)
 
 
 def note_look(painter: Painter, found: dict[str, float]) -> None:

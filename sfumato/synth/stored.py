@@ -19,7 +19,8 @@ from sfumato.nn.noisy import NoisyDiscriminator
 from sfumato.nn.zoo import own_function, read_state
 from sfumato.runs import Run
 from sfumato.synth.denoise import Denoiser, Diffusers, require_fit
-from sfumato.synth.generator import Diffusion, new_denoiser
+from sfumato.synth.diffusion import Diffusion
+from sfumato.synth.generator import new_denoiser
 from sfumato.synth.guide import DiscriminatorGuide
 
 NAME = "generator.json"

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from sfumato.recipes import train, warmup, warmup_generator
 from sfumato.recipes.warmup_scene import set_scene
 from sfumato.recipes.warmup_settings import PRESETS, STAGES
 from sfumato.runs import Run, open_run
+from sfumato.synth import generator
 
 settings, finished = fixtures(tiny, warm)
 
@@ -204,3 +206,42 @@ def test_the_command_line_names_each_stage(settings, tmp_path, capsys):
     assert stopped.value.code == 0
     assert "stage split of" in capsys.readouterr().out
     assert Run(tmp_path / "run").stage("split").finished
+
+
+def test_ctrl_c_loses_no_step_of_the_generator(settings, finished, tmp_path, monkeypatch):
+    learn, taken = generator.learn, []
+
+    def press(*arguments):
+        learn(*arguments)
+        taken.append(len(taken))
+        if len(taken) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(generator, "learn", press)
+    with pytest.raises(KeyboardInterrupt):
+        warm(settings, tmp_path / "run")
+    assert len(taken) == 1
+    warm(replace(settings, stage="generator"), tmp_path / "run")
+    assert len(taken) == settings.diffusion.steps
+    assert same(tmp_path / "run", finished, MADE[:2]) == dict.fromkeys(MADE[:2], True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gen_half_life": 0}, {"gen_lr": -1.0}, {"gen_lr": float("nan")}, {"gen_dropout": 2.0},
+        {"gen_multipliers": (0,)}, {"gen_multipliers": ()}, {"gen_moves": 2.0}, {"gen_ramp": -1},
+        {"gen_patience": -1}, {"gen_held_out": 1.0}, {"gen_batch": 0},
+    ],
+)  # fmt: skip
+def test_settings_of_the_generator_are_checked_by_their_names(settings, change):
+    (name,) = change
+    with pytest.raises(ConfigError, match=name):
+        replace(settings.diffusion, **change)
+
+
+def test_images_to_draw_are_at_least_one_of_each_class(settings, tmp_path):
+    with pytest.raises(ConfigError, match="each of 3 classes"):
+        warm(replace(settings, number=2), tmp_path / "run")
+    with pytest.raises(ConfigError, match="sample_steps=1 must be at least 2"):
+        replace(settings, sample_steps=1)

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from warmups import TINY, scores_of, tiny, warm
+from warmups import TINY, cut_in, scores_of, tiny, warm
 from whole_runs import fixtures
 
+from sfumato.data.arrays import read_note
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.files import read_lines
@@ -21,7 +22,7 @@ from sfumato.runs import open_run
 def privately(folder, **changes):
     """Settings of a private generator that takes seconds."""
     private = {"private": True, "optimizer": "adam", "lr": 1e-3, "augmult": 2, "ema": 0.5}
-    return tiny(folder, **{**private, "diffusion": replace(TINY, gen_dropout=0.0), **changes})
+    return tiny(folder, **{**private, "diffusion": TINY, **changes})
 
 
 settings, finished = fixtures(privately, warm)
@@ -55,12 +56,30 @@ def test_nothing_but_the_generator_and_the_score_reads_an_image(settings, finish
         assert (out / name).read_bytes() == (finished / name).read_bytes()
 
 
-def test_each_stage_goes_on_where_it_was_cut(settings, finished, tmp_path):
+def test_a_private_generator_that_was_cut_goes_on_and_pays_once(settings, finished, tmp_path):
+    out, weights = tmp_path / "run", "stages/generator/model.safetensors"
+    with cut_in("sfumato.train.steps:privatize", 2):
+        warm(settings, out)
+    assert not (out / weights).exists()
+    warm(settings, out)
+    assert (out / weights).read_bytes() == (finished / weights).read_bytes()
+    ledger = Ledger.from_records(read_lines(out / "stages/generator/ledger.jsonl"))
+    assert ledger.epsilon() <= 8.0
+
+
+def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path):
     for name in PRIVATE_STAGES:
         assert warm(replace(settings, stage=name), tmp_path / "run")["stage"] == name
     for name in ("stages/generator/model.safetensors", "stages/sample/images.npz"):
         assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
     assert scores_of(tmp_path / "run") == scores_of(finished)
+
+
+def test_drawn_images_say_what_is_promised_about_them(finished):
+    note = json.loads(read_note(finished / "stages/sample/images.npz") or "")
+    done = json.loads((finished / "stages/sample/done.json").read_text())
+    assert note["epsilon"] == done["epsilon"] <= 8.0
+    assert note["not_for_release"]  # the seed of the noise is known
 
 
 def test_drawn_images_are_no_longer_private_and_pictures_of_them_are_there(finished):
@@ -82,6 +101,8 @@ def test_private_images_do_not_reach_the_public_generator(settings, tmp_path):
     [
         ({"stage": "split"}, "no stage split"),
         ({"stage": "train"}, "no stage train"),
+        ({"mode": "non-private", "epsilon": None}, "--private keeps a promise"),
+        ({"train_only": "head"}, "all of a private generator learns"),
         ({"guide_weight": 1.0}, "a guide learns from public images"),
         ({"controls": True}, "--controls is for the stage train"),
         ({"extender": "dope"}, "--extender is for the stage train"),

@@ -15,7 +15,8 @@ from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.privacy.sampling import Chunk
 from sfumato.synth.denoise import Denoiser, denoising_losses
-from sfumato.synth.generator import Diffusion, new_denoiser
+from sfumato.synth.diffusion import Diffusion
+from sfumato.synth.generator import new_denoiser
 from sfumato.synth.noising import NoisingReading
 
 SMALL = Diffusion(gen_width=8, gen_multipliers=(1, 2), gen_blocks=1, gen_dropout=0.0)

@@ -26,3 +26,11 @@ def test_moments_lie_as_channels_last_parameters_do() -> None:
     for name in ("exp_avg", "exp_avg_sq"):
         assert found[name].stride() == parameter.stride() != was[name].stride()
         assert torch.equal(found[name], was[name])
+
+
+def test_a_rate_that_is_a_tensor_stays_the_tensor_it_was() -> None:
+    rates = torch.tensor(0.5), torch.tensor(0.25)
+    old, new = (torch.optim.Adam([torch.zeros(2)], lr=rate, capturable=True) for rate in rates)
+    load_optimizer(new, old.state_dict())
+    assert new.param_groups[0]["lr"] is rates[1]
+    assert float(rates[1]) == 0.5
