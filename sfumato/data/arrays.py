@@ -121,7 +121,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 f"{path} holds an object array, and opening it would run code from the file. Save "
                 "plain arrays of one shape instead."
             ) from problem
-        raise DataError(f"{path} is damaged or no .npz file ({problem}).") from problem
+        # Not what numpy says: it advises to trust the file.
+        raise DataError(f"{path} is damaged or no .npz file.") from problem
 
 
 def _pixels(array: np.ndarray, where: str) -> np.ndarray:

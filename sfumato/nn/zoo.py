@@ -59,7 +59,7 @@ def build_model(
     except (RuntimeError, AssertionError) as problem:
         raise ConfigError(
             f'"{name}" does not take images of {shape[0]} x {shape[1]} x {shape[2]} ({problem}). '
-            "Set --image-size to what it expects."
+            "Set --image-size to what it expects, or choose another --model."
         ) from problem
     if not isinstance(out, Tensor) or out.shape != (2, classes):
         found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__

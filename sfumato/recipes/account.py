@@ -173,7 +173,9 @@ def _price_ledger(config: Config) -> dict[str, Any]:
         )
     path = config.ledger / "ledger.jsonl" if config.ledger.is_dir() else config.ledger
     if not path.exists():
-        raise ConfigError(f"there is no ledger at {path}.")
+        inner = sorted(path.parent.glob("stages/*/ledger.jsonl"))
+        hint = f" Its stages have: --ledger {inner[0].parent}." if inner else ""
+        raise ConfigError(f"there is no ledger at {path}.{hint}")
     ledger = Ledger.from_records(read_lines(path))
     delta = ledger.header.delta if config.delta is None else config.delta
     Budget(epsilon=math.inf, delta=delta)

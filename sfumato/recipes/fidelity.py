@@ -107,7 +107,7 @@ def named_extractor(name: str, weights: Path | None, shape: tuple[int, int, int]
         made = build_model(name, classes=2, shape=shown, pretrained=published, weights=weights)
     except ConfigError as problem:
         raise ConfigError(
-            f"--extractor {name}: {problem} (A file of weights is given with --extractor-weights.)"
+            f"--extractor {name}: {str(problem).replace('--weights', '--extractor-weights')}"
         ) from problem
     network = headless(made).requires_grad_(False)
     return Extractor(network, f"last layer but one of {name}{_origin(made, weights, size)}", size)

@@ -43,7 +43,8 @@ def follow(
 
 def tell_stage(summary: Mapping[str, Any]) -> str:
     """What one stage found, in words."""
-    told = [f"  {k}  {v}" for k, v in summary.items() if k not in ("stage", "run")]
+    values = {k: v for k, v in summary.items() if k not in ("stage", "run")}
+    told = [f"  {k}  {v:.4g}" if isinstance(v, float) else f"  {k}  {v}" for k, v in values.items()]
     return "\n".join([f"stage {summary['stage']} of {summary['run']}", *told])
 
 

@@ -29,6 +29,7 @@ HEEDED = ("number", "solver", "sample_steps", "guide_weight", "seed")
 """Settings that say what is drawn; the weights do too."""
 TEST = 10
 """For so many images one more is drawn for testing: a data set has both."""
+NOTHING = "nothing is promised about the public images it learnt, and it may replay them"
 APART = 2**31
 """Where the numbers of those begin."""
 
@@ -75,8 +76,8 @@ def require_meaning(config: Config) -> None:
     other = [f"--{name.split('.')[-1].replace('_', '-')}" for name in names if name not in free]
     if other:
         raise ConfigError(
-            f"{', '.join(other)} has no meaning with --run: the generator is there, and images are "
-            "drawn as it learnt them. Leave it out."
+            f"{', '.join(other)}: without meaning beside --run. The generator is there, and images "
+            "are drawn as it learnt them. Leave it out."
         )
 
 
@@ -114,11 +115,11 @@ def digest_of(folder: Path) -> str:
 
 
 def promise_of(folder: Path, ledger: bool) -> dict[str, Any]:
-    """What the generator's ledger says; nothing, if it learnt public images."""
+    """What the generator's ledger says; that nothing is promised, if it learnt public images."""
     from sfumato.privacy.ledger import Ledger
 
     if not ledger:
-        return {}
+        return {"promise": NOTHING}
     if not (folder / "ledger.jsonl").exists():
         raise RunError(
             f"{folder / 'ledger.jsonl'} is gone, and the generator learnt private images: what is "
@@ -243,7 +244,7 @@ def drawing(
 
 def show_drawn(summary: Mapping[str, Any]) -> str:
     """What is in the file, and what is promised about it."""
-    promise = "nothing is promised about the public images it learnt, and it may replay them"
+    promise = NOTHING
     if "epsilon" in summary:
         promise = (
             f"epsilon {summary['epsilon']:.3g}, delta {summary['delta']:.2g}, for each "

@@ -42,7 +42,8 @@ class Config(train_settings.Config):
     """The generator learns all images, privately; none is public. Settings of training are its own,
     and --augmult says how many draws of noise each image is seen under."""
     diffusion: Diffusion = field(default_factory=Diffusion)
-    """The generator, which learns the public share alone."""
+    """The generator, which learns the public share alone. (With --private its network is meant:
+    it is trained by the settings of training.)"""
     denoiser: str | None = None
     """Another network: module:function, called with the classes, makes a diffusers UNet2DModel."""
 
@@ -105,16 +106,16 @@ class Config(train_settings.Config):
             super()._check_promise()
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.public != Config.public:
-            raise ConfigError("an extender looks at the drawn images here: leave --public out.")
-        if self.private:
-            self._check_private()
         if self.run is not None and self.stage != "sample":
             raise ConfigError(
                 "--run draws from a generator that is there: sfumato warmup sample --run RUN "
                 "--out FILE.npz. Other stages go on by --out RUN."
             )
+        super().__post_init__()
+        if self.public != Config.public:
+            raise ConfigError("an extender looks at the drawn images here: leave --public out.")
+        if self.private:
+            self._check_private()
         self._check_numbers()
 
     def _check_numbers(self) -> None:

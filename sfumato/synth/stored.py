@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sfumato.config import from_json
-from sfumato.errors import RunError
+from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
 from sfumato.nn.noisy import NoisyDiscriminator
 from sfumato.nn.zoo import own_function, read_state
@@ -48,6 +48,8 @@ class Blueprint:
             made = new_denoiser(self.diffusion, self.shape, classes, told=self.told)
         else:
             module, _, function = self.brought.partition(":")
+            if not function:
+                raise ConfigError(f'--denoiser "{self.brought}": give it as module:function.')
             made = Denoiser(Diffusers(own_function(module, function, classes)))
         require_fit(made, self.shape, classes)
         made.sigma_data = self.sigma_data

@@ -220,7 +220,7 @@ def spoilt(folder, run, how):
             None,
             "a.npz",
             ("--data", "mnist", "--gen-width", 8),
-            "--data, --gen-width has no meaning",
+            "--data, --gen-width: without meaning",
         ),
         (None, "a.npz", ("--sample-steps", 1), "at least 2"),
         (None, "a.npz", ("--number", 0), "number=0"),
