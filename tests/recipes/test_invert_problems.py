@@ -273,7 +273,7 @@ def test_an_attack_without_steps_or_images_is_refused(kind, changes):
     [
         (["selct", "--preset", "digits-cpu"], 'has no "selct". Did you mean "select"?'),
         (["swep", "--preset", "digits-cpu"], 'Did you mean "sweep"?'),
-        (["--preset", "digit-cpu"], 'has no preset "digit-cpu". There are: digits-cpu, m1'),
+        (["--preset", "digit-cpu"], 'has no preset "digit-cpu". There are: digits-cpu, s1'),
         (["--preset", "digits-cpu", "--method", "plgm"], "plgm"),
         (["--preset", "digits-cpu", "--los", "margin"], "--los"),
         (["--preset", "digits-cpu", "--judges"], "who judges"),
