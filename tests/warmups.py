@@ -1,11 +1,8 @@
 """Small warm-ups: three digits of 16 pixels, a third of them public, a generator of a few steps."""
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
-from pkgutil import resolve_name
 
-import pytest
 from inversions import save
 
 from sfumato.recipes import warmup
@@ -47,24 +44,3 @@ def scores_of(out):
 def same(out, other, names=MADE):
     """Which of these files are equal, byte by byte."""
     return {name: (out / name).read_bytes() == (other / name).read_bytes() for name in names}
-
-
-class Cut(Exception):
-    """Somebody pulled the plug."""
-
-
-@contextmanager
-def cut_in(name, after):
-    """What is done inside is cut in the call of module:function after so many of them."""
-    original, calls = resolve_name(name), []
-
-    def cut(*arguments, **options):
-        calls.append(name)
-        if len(calls) == after + 1:
-            raise Cut
-        return original(*arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(name.replace(":", "."), cut)
-        with pytest.raises(Cut):
-            yield

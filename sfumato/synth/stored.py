@@ -37,7 +37,6 @@ class Blueprint:
     """Another network than ours: module:function."""
     told: bool = True
     """Whether ours can be told how an image was moved."""
-    sigma_data: float = 0.5
     ledger: bool = False
     """Whether it learnt private images, and its folder has the ledger that speaks of them."""
 
@@ -52,7 +51,6 @@ class Blueprint:
                 raise ConfigError(f'--denoiser "{self.brought}": give it as module:function.')
             made = Denoiser(Diffusers(own_function(module, function, classes)))
         require_fit(made, self.shape, classes)
-        made.sigma_data = self.sigma_data
         return made
 
     def new_discriminator(self) -> NoisyDiscriminator:

@@ -29,7 +29,6 @@ def train_plainly(
     weight_decay: float = 0.0,
     warmup: int = 0,
     optimizer: str = "adamw",
-    momentum: float = 0.9,
     seed: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> nn.Module:
@@ -39,7 +38,7 @@ def train_plainly(
     """
     batch_size = min(batch_size, size)
     steps = max(1, round(epochs * size / batch_size))
-    rule = make_optimizer(model, optimizer, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    rule = make_optimizer(model, optimizer, lr=lr, momentum=0.9, weight_decay=weight_decay)
     learner = Learner(model, rule, make_schedule(rule, "cosine", steps, warmup))
     learner.load(run.load_checkpoint())
     tell = progress(steps, learner.step, None, say) if say else lambda *_: None

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cuts import cut_in
 from safetensors.torch import load_file
 
 from sfumato.errors import ConfigError
@@ -91,16 +92,7 @@ def test_a_compiled_step_trains_the_same_model(tmp_path, plain):
 def test_a_killed_run_that_goes_on_otherwise_keeps_its_epsilon(tmp_path, monkeypatch):
     config = replace(SMALL, noise_seed=None, steps=8)
     monkeypatch.setattr(loop, "_kept", lambda *_: nullcontext())  # as if killed
-    advance, count = loop.Learner.advance, []
-
-    def die(self):
-        count.append(1)
-        if len(count) == 5:
-            raise SystemExit
-        advance(self)
-
-    monkeypatch.setattr(loop.Learner, "advance", die)
-    with pytest.raises(SystemExit):
+    with cut_in("sfumato.train.loop:Learner.advance", 4):
         run_train(tmp_path / "run", config)
     monkeypatch.undo()
     paid = len(read_lines(tmp_path / "run" / "ledger.jsonl")) - 1

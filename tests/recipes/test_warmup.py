@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from warmups import MADE, cut_in, same, scores_of, tiny, warm
+from cuts import cut_in
+from warmups import MADE, same, scores_of, tiny, warm
 from whole_runs import fixtures
 
 from sfumato.cli import main

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from warmups import MADE, cut_in, same, tiny, warm
+from cuts import cut_in
+from warmups import MADE, same, tiny, warm
 
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError

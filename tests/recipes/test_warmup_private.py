@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from warmups import TINY, cut_in, scores_of, tiny, warm
+from cuts import cut_in
+from warmups import TINY, scores_of, tiny, warm
 from whole_runs import fixtures
 
 from sfumato.data.arrays import read_note

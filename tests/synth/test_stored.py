@@ -18,7 +18,6 @@ OURS = Blueprint(shape=(3, 8, 8), classes=("cat", "dog"), diffusion=TINY)
 KINDS = [
     OURS,
     replace(OURS, told=False),
-    replace(OURS, sigma_data=0.25),
     replace(OURS, brought="brought_networks:small"),
 ]
 
@@ -64,4 +63,4 @@ def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(RunError, match="has no guide"):
         read_stored(tmp_path, tmp_path / "guide").guide(torch.device("cpu"), torch.float32)
     with pytest.raises(ConfigError, match="for images of 3 x 8 x 8"):
-        replace(KINDS[3], shape=(1, 8, 8)).new_denoiser()
+        replace(KINDS[-1], shape=(1, 8, 8)).new_denoiser()

@@ -1,0 +1,27 @@
+"""Work that is cut in the middle, as a machine that fails would cut it."""
+
+from contextlib import contextmanager
+from pkgutil import resolve_name
+
+import pytest
+
+
+class Cut(Exception):
+    """Somebody pulled the plug."""
+
+
+@contextmanager
+def cut_in(name, after):
+    """What is done inside is cut in the call of module:function after so many of them."""
+    original, calls = resolve_name(name), []
+
+    def cut(*arguments, **options):
+        calls.append(name)
+        if len(calls) == after + 1:
+            raise Cut
+        return original(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(name.replace(":", "."), cut)
+        with pytest.raises(Cut):
+            yield
