@@ -9,17 +9,13 @@ from sfumato.recipes.warmup_scene import Scene
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from sfumato.data.images import Images
 
 
 def warm_up(scene: Scene, stage: Run) -> None:
     """Train the classifier on drawn images and the public ones."""
     images = joined(drawn_images(scene), scene.public)
-    model = warm_model(scene, images, stage)
-    stage.save_tensors("model.safetensors", model.state_dict())
-    stage.finish({"images": len(images)})
+    warm_model(scene, images, stage, epochs=scene.config.warm_epochs)
 
 
 def drawn_images(scene: Scene) -> "Images":
@@ -40,8 +36,8 @@ def joined(drawn: "Images", public: "Images") -> "Images":
     )  # fmt: skip
 
 
-def warm_model(scene: Scene, images: "Images", stage: Run) -> "nn.Module":
-    """The classifier after the warm-up on these public images."""
+def warm_model(scene: Scene, images: "Images", stage: Run, *, epochs: float) -> None:
+    """Write the classifier after the warm-up on these public images, and finish the stage."""
     from sfumato.data.augment import Augmentation
     from sfumato.train.plain import train_plainly
     from sfumato.train.sharp import sharp_step
@@ -56,11 +52,13 @@ def warm_model(scene: Scene, images: "Images", stage: Run) -> "nn.Module":
     step = plain_step(learner.model, reading)
     if config.warm_rho:
         step = sharp_step(learner.model, reading, config.warm_rho)
-    return train_plainly(
-        learner.model, len(images), step, stage, epochs=config.warm_epochs, lr=config.warm_lr,
+    model = train_plainly(
+        learner.model, len(images), step, stage, epochs=epochs, lr=config.warm_lr,
         batch_size=config.warm_batch, weight_decay=5e-4, seed=config.seed, optimizer="sgd",
         say=stage.say,
     )  # fmt: skip
+    stage.save_tensors("model.safetensors", model.state_dict())
+    stage.finish({"images": len(images)})
 
 
 def privately(scene: Scene, stage: Run) -> None:

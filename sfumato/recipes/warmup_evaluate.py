@@ -62,21 +62,27 @@ def prepare_evaluation(scene: Scene) -> Extractor:
 
 
 def controls(scene: Scene, stage: Run) -> dict[str, float]:
-    """The same warm-up on public images alone, and DP without a warm-up."""
+    """The same recipe on public images alone, in as many steps, and DP without a warm-up."""
+    warm, place = scene.config.warm_epochs, own_place(stage, "public-alone")
+    alone = place.path / "model.safetensors"
+    if not place.finished:
+        shown = warm * (scene.config.number + len(scene.public))
+        warm_model(scene, scene.public, place, epochs=shown / len(scene.public))
+    return {
+        "warmup_on_public_images_alone": score(scene, alone),
+        "dp_from_public_images_alone": privately_from(alone, scene, stage, "public-alone-dp"),
+        "dp_from_scratch": privately_from(None, scene, stage, "scratch"),
+    }
+
+
+def privately_from(weights: Path | None, scene: Scene, stage: Run, name: str) -> float:
+    """Test accuracy after the private stage, from these weights; no drawn image is looked at."""
     from sfumato.files import read_json
 
-    alone = own_place(stage, "public-alone")
-    if not alone.finished:
-        model = warm_model(scene, scene.public, alone)
-        alone.save_tensors("model.safetensors", model.state_dict())
-        alone.finish({"images": len(scene.public)})
-    scratch = own_place(stage, "scratch")
-    settings = replace(from_weights(scene, None), extender="none", public=None)
-    train.run_on(settings, scene.private, scene.test, scratch)
-    return {
-        "warmup_on_public_images_alone": score(scene, alone.path / "model.safetensors"),
-        "dp_from_scratch": read_json(scratch.private / "scores.json")["test_accuracy"],
-    }
+    place = own_place(stage, name)
+    settings = replace(from_weights(scene, weights), extender="none", public=None)
+    train.run_on(settings, scene.private, scene.test, place)
+    return read_json(place.private / "scores.json")["test_accuracy"]
 
 
 def sizes(scene: Scene, stage: Run) -> dict[str, float]:

@@ -71,7 +71,7 @@ class Config(train_settings.Config):
     warm_cutout: int = 16
     """Side of a square that is covered, half of the time."""
     controls: bool = False
-    """Score also: warm-up only, the same warm-up on public images alone, DP from scratch."""
+    """Score also: the same recipe on public images alone (as many steps), and DP from scratch."""
     control_widths: tuple[int, ...] = ()
     """And with --controls: the warm-up on images of generators of these widths."""
     extractor: str = "scattering"

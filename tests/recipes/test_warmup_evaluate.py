@@ -93,8 +93,8 @@ def test_the_generators_own_width_is_not_trained_again(sized):
     assert scores["warmup_with_width_8"] == scores["warmup"]
     assert not control(sized, 8).exists()
     assert set(scores) == {
-        "warmup", "dp", "warmup_on_public_images_alone", "dp_from_scratch", "warmup_with_width_4",
-        "warmup_with_width_8", "fidelity",
+        "warmup", "dp", "warmup_on_public_images_alone", "dp_from_public_images_alone",
+        "dp_from_scratch", "warmup_with_width_4", "warmup_with_width_8", "fidelity",
     }  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def test_controls_that_are_done_stay_and_later_ones_are_added(
     assert isinstance(scores.pop("warmup_with_width_12"), float)
     assert scores == before
     done = json.loads((tmp_path / "run/stages/evaluate/done.json").read_text())
-    assert len(done["controls"]) == 5
+    assert len(done["controls"]) == 6
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_controls_that_are_done_stay_and_later_ones_are_added(
 def test_a_control_that_was_cut_ends_the_same(settings, finished, sized, tmp_path, name, after):
     shutil.copytree(finished, tmp_path / "run")
     place = "stages/evaluate/private"
-    for done in ("public-alone", "scratch"):
+    for done in ("public-alone", "public-alone-dp", "scratch"):
         shutil.copytree(sized / place / done, tmp_path / "run" / place / done)
     config = replace(settings, stage="evaluate", controls=True, control_widths=(4,))
     with cut_in(name, after):
