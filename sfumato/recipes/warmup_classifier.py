@@ -49,6 +49,8 @@ def warm_model(scene: Scene, images: "Images", stage: Run, *, epochs: float) -> 
     learner, reading = train.prepare(settings, images.require_public("a warm-up"), scene.device)
     moves = Augmentation(crop=config.crop, flip=config.flip, cutout=config.warm_cutout)
     reading = replace(reading, augmentation=moves, views=1, precision=scene.precision)
+    if config.compile:
+        learner.model.compile()
     step = plain_step(learner.model, reading)
     if config.warm_rho:
         step = sharp_step(learner.model, reading, config.warm_rho)
