@@ -11,6 +11,7 @@ Read in this order; it takes about an hour:
 7. `secure`      noise from a cryptographic stream, safe against floating-point attacks
 8. `moments`     sums of clipped vectors, the simplest thing to release
 9. `tradeoff`    what any attack can reach against all of this, as a ROC curve
+10. `lower`      what an attack that succeeds proves: lower bounds on epsilon
 
 This room knows tensors and numbers. It knows nothing of images, models or files.
 """

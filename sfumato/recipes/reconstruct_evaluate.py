@@ -84,15 +84,19 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) 
     on reconstruction (ReRo).
     """
     from sfumato.privacy.accounting import LEAST_NOISE, price
-    from sfumato.report.leakage import epsilon_lower_bound
+    from sfumato.privacy.lower import many_run_bound
 
     delta = recipe.images**-1.1
     # One trial a head, and no head in both lists: trials of one head are not independent.
     half = len(trials.guesses) // 2
-    pair = trials.records()[:half].numpy(), trials.records(null=True)[half:].numpy()
+    pair = -trials.records()[:half].numpy(), -trials.records(null=True)[half:].numpy()
+
+    def proved(delta: float) -> float:
+        return many_run_bound(*pair, delta=delta, confidence=level, relation="replace").epsilon
+
     found: dict[str, Any] = {"relation": "replace", "delta": delta}
-    found["epsilon_proved"] = epsilon_lower_bound(*pair, delta=delta, level=level)
-    found["epsilon_proved_at_delta_1e-5"] = epsilon_lower_bound(*pair, delta=1e-5, level=level)
+    found["epsilon_proved"] = proved(delta)
+    found["epsilon_proved_at_delta_1e-5"] = proved(1e-5)
     if recipe.noise_multiplier >= LEAST_NOISE:
         found["epsilon"] = price(recipe.costs(), delta, "replace")
         found["epsilon_add_or_remove"] = price(recipe.costs(), delta, "add-or-remove")

@@ -1,10 +1,11 @@
-"""How much an attack got: errors, ROC curves, honest intervals, and the epsilon that they prove.
+"""How much an attack got: errors, ROC curves and honest intervals.
 
 An attack on images is scored by trials. In a true trial the guess is compared with an image that
 the model was trained on; in a null trial with one that it was not. A small error counts as a hit.
 Neither rate of hits says anything alone: on some classes a fixed image, the same for everybody, is
 close to a fifth of all images (`blind_guess_rates`). So what counts is the ROC of true against null
-trials, with an interval, beside the bound of `sfumato.privacy.tradeoff`.
+trials, with an interval, beside the bound of `sfumato.privacy.tradeoff`. The epsilon that trials
+prove is found in `sfumato.privacy.lower`.
 
 Errors are mean squared errors of pixels in [-1, 1]. Nothing here knows of models or runs.
 """
@@ -18,7 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sfumato.data.images import Images
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import DataError
+from sfumato.privacy.lower import check_level
 
 TrueErrors = Float[np.ndarray, " true"]
 NullErrors = Float[np.ndarray, " null"]
@@ -106,26 +108,6 @@ def roc(true_errors: TrueErrors, null_errors: NullErrors) -> Roc:
     return curve(np.ones(len(true_errors)), np.ones(len(null_errors)))
 
 
-def binomial_interval(
-    successes: int | Int[np.ndarray, "*counts"], trials: int, level: float = 0.95
-) -> tuple[Float[np.ndarray, "*counts"], Float[np.ndarray, "*counts"]]:
-    """Limits of a rate (Clopper and Pearson 1934), for independent trials.
-
-    Guarantee: the rate is above the upper limit with chance at most (1 - level) / 2 and below the
-    lower one likewise, so each is also a one-sided limit.
-    """
-    from scipy.stats import beta
-
-    hits = np.asarray(successes)
-    _check_level(level)
-    if trials < 1 or (hits < 0).any() or (hits > trials).any():
-        raise ConfigError(f"successes must lie between 0 and trials={trials}, which is at least 1.")
-    tail = (1 - level) / 2
-    low = np.where(hits == 0, 0.0, beta.ppf(tail, np.maximum(hits, 1), trials - hits + 1))
-    high = np.where(hits == trials, 1.0, beta.isf(tail, hits + 1, np.maximum(trials - hits, 1)))
-    return low, high
-
-
 def clustered_interval(
     statistic: Callable[[Roc], float],
     true_errors: TrueErrors,
@@ -144,7 +126,7 @@ def clustered_interval(
     one. Percentile limits: right for many images (100 or more), not exact. The same seed gives the
     same limits. Draws with no true or no null trial at all are left out.
     """
-    _check_level(level)
+    check_level(level)
     if true_images.shape != true_errors.shape or null_images.shape != null_errors.shape:
         raise DataError("each trial needs the number of its image: the lengths differ.")
     both = np.concatenate([true_images, null_images])
@@ -162,63 +144,6 @@ def clustered_interval(
             found.append(statistic(curve(true_counts, null_counts)))
     low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
-
-
-def epsilon_lower_bound(
-    true_errors: TrueErrors,
-    null_errors: NullErrors,
-    *,
-    delta: float,
-    level: float = 0.95,
-    seed: int = 0,
-) -> float:
-    """An epsilon that the mechanism cannot be below at `delta`; 0 if nothing is proved.
-
-    Guarantee: above the true epsilon with chance at most 1 - level. Any test obeys
-    TPR <= e^epsilon FPR + delta, and so does its complement, so rates with limits give a bound
-    (Jagielski et al. 2020). Threshold and side are chosen on one half of the trials, drawn by
-    `seed`, and the limits are taken on the other half alone, so no correction is due.
-
-    Trials must be independent, so take one a run. Runs may draw from the same pool of images:
-    epsilon holds for each pool. True and null runs must be neighbours in the sense in which epsilon
-    is claimed, for instance the image compared with replaced by another.
-    """
-    if not 0 <= delta < 1:
-        raise ConfigError(f"delta={delta:g} must lie in 0 to 1, 1 excluded.")
-    if min(len(true_errors), len(null_errors)) < 2:
-        return 0.0
-    generator = np.random.default_rng(seed)
-    (true_first, true_rest), (null_first, null_rest) = (
-        np.array_split(generator.permutation(errors), 2) for errors in (true_errors, null_errors)
-    )
-    # Dense at both ends, where rare hits and rare misses prove the most.
-    pooled = np.sort(np.concatenate([true_first, null_first]))
-    places = np.unique(np.geomspace(1, len(pooled), 1000).astype(int)) - 1
-    thresholds = np.concatenate([pooled[places], pooled[::-1][places]])
-    proved = _proved(thresholds, true_first, null_first, delta, level)
-    side, place = np.unravel_index(np.argmax(proved), proved.shape)
-    final = _proved(thresholds[place : place + 1], true_rest, null_rest, delta, level)[side, 0]
-    return max(0.0, float(final))
-
-
-def _proved(
-    thresholds: np.ndarray,
-    true_errors: TrueErrors,
-    null_errors: NullErrors,
-    delta: float,
-    level: float,
-) -> Float[np.ndarray, "2 thresholds"]:
-    """What each threshold proves: by hits, likelier in true trials, and by misses, in null ones."""
-    hits, false = (
-        np.searchsorted(np.sort(errors), thresholds, side="right")
-        for errors in (true_errors, null_errors)
-    )
-    low_tpr, _ = binomial_interval(hits, len(true_errors), level)
-    _, high_fpr = binomial_interval(false, len(null_errors), level)
-    larger = np.stack([low_tpr, 1 - high_fpr]) - delta
-    smaller = np.stack([high_fpr, 1 - low_tpr])
-    # An upper limit is never 0, and what is not above delta proves nothing.
-    return np.log(np.maximum(larger, 1e-300) / smaller)
 
 
 def _curves(
@@ -276,8 +201,3 @@ def _errors_between(
 def _spread(size: int, most: int) -> Tensor:
     """Up to `most` places out of `size`, evenly spread."""
     return torch.linspace(0, size - 1, min(size, most)).round().long()
-
-
-def _check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise ConfigError(f"level={level:g} must lie between 0 and 1; 0.95 is usual.")

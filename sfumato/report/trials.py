@@ -17,9 +17,9 @@ from torch import Tensor
 
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError
+from sfumato.privacy.lower import binomial_interval
 from sfumato.report.leakage import (
     Roc,
-    binomial_interval,
     blind_guess_rates,
     clustered_interval,
     min_errors,

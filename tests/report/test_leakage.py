@@ -16,10 +16,8 @@ from sfumato.data.images import Images
 from sfumato.data.load import load_splits
 from sfumato.errors import ConfigError, DataError
 from sfumato.report.leakage import (
-    binomial_interval,
     blind_guess_rates,
     clustered_interval,
-    epsilon_lower_bound,
     min_errors,
     nearest_neighbour_threshold,
     roc,
@@ -128,22 +126,6 @@ def test_the_curve_of_two_gaussians_is_the_known_one():
         assert curve.tpr_at(fpr) == pytest.approx(norm.cdf(norm.ppf(fpr) + 1.5), abs=0.02)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.003, 0.1, 0.5, 0.97, 1.0])
-def test_the_binomial_interval_covers(rate):
-    hits = np.random.default_rng(0).binomial(60, rate, size=20_000)
-    low, high = binomial_interval(hits, 60, 0.9)
-    # One in 20 may miss on each side; 0.005 is three deviations of 20,000 simulations.
-    assert np.mean(low > rate) <= 0.055
-    assert np.mean(high < rate) <= 0.055
-    assert (low <= hits / 60).all()
-    assert (high >= hits / 60).all()
-
-
-def test_the_binomial_interval_is_the_published_one():
-    assert np.allclose(binomial_interval(0, 1_000_000, 0.9)[1], 3.0e-6, rtol=0.01)
-    assert np.allclose(binomial_interval(8, 10, 0.95), (0.4439, 0.9748), atol=1e-4)
-
-
 def clustered(seed, images=150, trials=8, own=1.0):
     """Trials in which each image has its own difficulty, for true and null trials alike."""
     generator = np.random.default_rng(seed)
@@ -213,65 +195,6 @@ def test_an_attack_on_permuted_pairs_has_learnt_nothing():
     assert roc(against(0), against(7)).auc > 0.99
 
 
-def randomised_response(epsilon, trials, seed):
-    """Errors 0 or 1 whose likelihood ratio is e^epsilon: the mechanism that reaches its epsilon."""
-    generator = np.random.default_rng(seed)
-    honest = math.exp(epsilon) / (1 + math.exp(epsilon))
-    true = (generator.random(trials) > honest).astype(float)
-    null = (generator.random(trials) < honest).astype(float)
-    return true, null
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
-def test_the_epsilon_that_is_proved_is_rarely_above_the_true_one(epsilon):
-    found = [
-        epsilon_lower_bound(*randomised_response(epsilon, 400, seed), delta=0.0, level=0.8)
-        for seed in range(300)
-    ]
-    # One in 5 may be too large; 0.07 is three deviations of 300 simulations.
-    assert np.mean(np.array(found) > epsilon) <= 0.2 + 0.07
-    assert min(found) >= 0
-
-
-def test_choosing_among_many_thresholds_proves_nothing_where_nothing_leaks():
-    generator = np.random.default_rng(0)
-    found = [
-        epsilon_lower_bound(*generator.normal(size=(2, 200)), delta=0.0, level=0.8)
-        for _ in range(300)
-    ]
-    assert np.mean(np.array(found) > 0) <= 0.2 + 0.07
-
-
-def test_enough_trials_prove_nearly_all_of_epsilon():
-    found = epsilon_lower_bound(*randomised_response(2.0, 200_000, 0), delta=0.0)
-    assert 1.9 < found <= 2.0
-    # What delta may explain is not held against the mechanism.
-    assert epsilon_lower_bound(*randomised_response(2.0, 200_000, 0), delta=0.3) < found - 0.3
-
-
-def test_misses_prove_as_much_as_hits():
-    # One null trial in ten has a large error, and no true one: only misses tell the two apart.
-    generator = np.random.default_rng(0)
-    true, null = np.zeros(4000), (generator.random(4000) < 0.1).astype(float)
-    found = epsilon_lower_bound(true, null, delta=0.0)
-    assert 3 < found < math.log(0.1 * 2000 / 3)
-
-
-def test_a_rare_hit_that_never_happens_by_chance_is_found():
-    # One true trial in 500 is a perfect guess; all others look alike.
-    generator = np.random.default_rng(0)
-    true, null = generator.random((2, 200_000)) + 1
-    true[generator.random(len(true)) < 0.002] = 0
-    # 200 of 100,000 hits in the second half against none: 5 % limits .00173 and .000037.
-    assert 3.6 < epsilon_lower_bound(true, null, delta=0.0) < math.log(0.002 / 0.000037)
-
-
-def test_what_proves_nothing_gives_zero():
-    assert epsilon_lower_bound(np.zeros(1), np.ones(1), delta=0.0) == 0
-    assert epsilon_lower_bound(np.zeros(500), np.zeros(500), delta=0.0) == 0
-    assert epsilon_lower_bound(np.ones(500), np.zeros(500), delta=0.0) == 0
-
-
 def test_bad_input_is_named_and_refused():
     good, numbers = np.zeros(3), np.arange(3)
     with pytest.raises(DataError, match="no error may be NaN"):
@@ -283,11 +206,7 @@ def test_bad_input_is_named_and_refused():
     with pytest.raises(DataError, match="share one image"):
         clustered_interval(lambda curve: curve.auc, good, good, 0 * numbers, 0 * numbers)
     with pytest.raises(ConfigError, match="level=95"):
-        binomial_interval(1, 3, 95)
-    with pytest.raises(ConfigError, match="between 0 and trials=3"):
-        binomial_interval(4, 3)
-    with pytest.raises(ConfigError, match="delta=1"):
-        epsilon_lower_bound(good, good, delta=1.0)
+        clustered_interval(lambda curve: curve.auc, good, good, numbers, numbers, level=95)
     with pytest.raises(DataError, match='class "b" has 0 images in "fake-1"'):
         nearest_neighbour_threshold(fake_images(9, 1).select([0, 3, 6, 2]), fake_images(9, 2))
     with pytest.raises(DataError, match="differ in size or classes"):
