@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from sfumato.attack.retrain import audit_trainer as audit_trainer
     from sfumato.data.augment import Augmentation as Augmentation
     from sfumato.data.images import Images as Images
     from sfumato.data.load import load_images as load_images
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from sfumato.runs import open_run as open_run
 
 _HOMES = {
+    "audit_trainer": "attack.retrain",
     "Augmentation": "data.augment",
     "Images": "data.images",
     "load_images": "data.load",

@@ -27,11 +27,12 @@ VERBS = {
     "release": "public images that carry a private task, with their ledger and a data card",
     "invert": "what a model thinks a class looks like, from its answers alone",
     "reconstruct": "training images back from a model's weights, and how sure one can be",
+    "audit": "does a model keep its promise? What attacks reach and prove, beside the ledger",
     "account": "budget arithmetic: epsilon of a plan, noise for an epsilon",
 }
 """Verb -> what it does. The recipe of a verb is sfumato.recipes.VERB."""
 
-PLANNED = ("audit", "report")
+PLANNED = ("report",)
 
 Config = TypeVar("Config")
 

@@ -91,7 +91,7 @@ def test_every_public_name_can_be_loaded():
         (["account", "--size", "9", "--noise-multiplier", "1e-5"], "cannot be priced"),
         (["demo", "--epsilon", "inf"], "promises nothing"),
         (["demo", "--out", "/proc/sfumato"], "/proc/sfumato"),
-        (["audit"], "not there yet"),
+        (["report"], "not there yet"),
         (["train", "--epsilon", "3", "--mode", "non-private"], "leave --epsilon out"),
         (["train", "--model", "resnet18"], "neither of --epsilon"),
         (["train", "--epsilon", "3", "--model", "resnet81"], "Did you mean"),

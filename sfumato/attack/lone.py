@@ -21,9 +21,7 @@ from sfumato.attack.heads import HeadRecipe, predict
 from sfumato.errors import ConfigError, DataError
 
 
-def add_lone_image(
-    features: Float[Tensor, "n d"], recipe: HeadRecipe
-) -> Float[Tensor, "n d2"]:
+def add_lone_image(features: Float[Tensor, "n d"], recipe: HeadRecipe) -> Float[Tensor, "n d2"]:
     """The features of a head's images, the last of which is replaced by one like no other.
 
     There is one more coordinate, in which all others are 0. The lone image has nothing else, and is

@@ -202,14 +202,19 @@ def _torchvision(name: str, classes: int, pretrained: bool) -> nn.Module:
     return model
 
 
-def own_function(module: str, function: str, classes: int) -> nn.Module:
-    """The network that somebody's own function makes for so many classes."""
+def find_function(module: str, function: str) -> Any:
+    """What a module calls by that name; a file beside you is found, as with python -m."""
     if "" not in sys.path:
-        sys.path.insert(0, "")  # a file beside you is found, as with python -m
+        sys.path.insert(0, "")
     try:
-        make = getattr(import_module(module), function)
+        return getattr(import_module(module), function)
     except (ImportError, AttributeError) as problem:
         raise ConfigError(f"{module}:{function} cannot be loaded: {problem}.") from problem
+
+
+def own_function(module: str, function: str, classes: int) -> nn.Module:
+    """The network that somebody's own function makes for so many classes."""
+    make = find_function(module, function)
     try:
         made = make(classes)
     except TypeError as problem:

@@ -23,7 +23,7 @@ def save_image_rows(
     path: Path, rows: Sequence[tuple[str, Float[Tensor, "n c h w"]]], columns: Sequence[str]
 ) -> Path:
     """Rows of images between 0 and 1, with a name before each row and above each column."""
-    figure, axes = _subplots(len(rows), len(columns), cell=1.0, left=1.3)
+    figure, axes = new_figure(len(rows), len(columns), cell=1.0, left=1.3)
     for row, ((label, images), line) in enumerate(zip(rows, axes, strict=True)):
         for column, (image, axis) in enumerate(zip(images, line, strict=True)):
             picture = image.clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy()
@@ -33,7 +33,7 @@ def save_image_rows(
                 axis.set_title(columns[column], fontsize=9, color=INK)
         text = {"rotation": 0, "ha": "right", "va": "center", "fontsize": 9, "color": INK}
         line[0].set_ylabel(label, **text)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def save_gallery(
@@ -57,7 +57,7 @@ def save_roc(
     title: str = "",
 ) -> Path:
     """ROC curves on a logarithmic axis, with chance and, if given, what no attack exceeds."""
-    figure, axes = _subplots(1, 1, cell=(5.4, 4.2))
+    figure, axes = new_figure(1, 1, cell=(5.4, 4.2))
     axis = axes[0][0]
     for (name, curve), style in zip(curves.items(), ("-", "--", ":"), strict=False):
         text = f"{name}: AUC {curve.auc:.3f}"
@@ -76,12 +76,12 @@ def save_roc(
     axis.grid(color=GREY, alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, loc="upper left", frameon=False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def save_study(path: Path, name: str, rows: Mapping[str, Mapping[str, Any]]) -> Path:
     """What an attack reaches for each value of one setting, and what privacy allows."""
-    figure, axes = _subplots(1, 1, cell=(5.4, 3.6))
+    figure, axes = new_figure(1, 1, cell=(5.4, 3.6))
     axis, places = axes[0][0], range(len(rows))
     found = [row["tpr_at_1_percent_fpr"] for row in rows.values()]
     limits = [row["tpr_at_1_percent_fpr_interval"] for row in rows.values()]
@@ -103,7 +103,7 @@ def save_study(path: Path, name: str, rows: Mapping[str, Mapping[str, Any]]) -> 
     axis.grid(color=GREY, alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, frameon=False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ def save_panels(
     Marks of the series in `hollow` are empty, and a dashed line has the name and height of `floor`:
     what the other marks are compared with.
     """
-    figure, axes = _subplots(1, len(panels), cell=(5.0, 3.8))
+    figure, axes = new_figure(1, len(panels), cell=(5.0, 3.8))
     for axis, panel in zip(axes[0], panels, strict=True):
         for number, (series, points) in enumerate(panel.series.items()):
             x, y, low, high = zip(*points, strict=True)
@@ -152,7 +152,7 @@ def save_panels(
         axis.grid(color=GREY, alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def save_epsilon_curve(path: Path, plan: Plan, delta: float, points: int = 24) -> Path:
@@ -161,7 +161,7 @@ def save_epsilon_curve(path: Path, plan: Plan, delta: float, points: int = 24) -
 
     steps = sorted({max(1, round(plan.steps * i / points)) for i in range(1, points + 1)})
     spent = [plan.epsilon(delta, steps=count) for count in steps]
-    figure, axes = _subplots(1, 1, cell=(5.4, 3.2))
+    figure, axes = new_figure(1, 1, cell=(5.4, 3.2))
     axis = axes[0][0]
     axis.plot([0, *steps], [0, *spent], color=ACCENT, linewidth=2, marker="." if points < 3 else "")
     axis.annotate(f"{spent[-1]:.3g}", (steps[-1], spent[-1]), ha="right", va="bottom", color=INK)
@@ -176,12 +176,13 @@ def save_epsilon_curve(path: Path, plan: Plan, delta: float, points: int = 24) -
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(color=GREY, alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
-def _subplots(
+def new_figure(
     rows: int, columns: int, cell: float | tuple[float, float], left: float = 0.0
 ) -> tuple[Any, Any]:
+    """A figure without a screen, and its axes row by row; a cell is so many inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -191,7 +192,8 @@ def _subplots(
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _save(figure: Any, path: Path) -> Path:
+def save_figure(figure: Any, path: Path) -> Path:
+    """Write it, whole or not at all."""
     with atomic(path) as file:
         figure.savefig(file, format="png", dpi=130, facecolor="white")
     return path

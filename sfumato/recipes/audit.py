@@ -1,0 +1,68 @@
+"""`sfumato audit`: does this model keep its promise?
+
+An upper bound on epsilon comes from a ledger, and a lower one from an attack. Here both stand side
+by side. What is audited may be a finished run, a recipe for small heads, or a function that trains.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sfumato.recipes.audit_findings import tell
+from sfumato.recipes.audit_settings import PRESETS as PRESETS
+from sfumato.recipes.audit_settings import Config as Config
+from sfumato.recipes.stages import require_one_process
+from sfumato.runs import Run
+
+FIRST_WORDS = {"heads": ("--heads",)}
+"""A first word, and the flags it stands for."""
+
+
+def needs_run(_: Config) -> bool:
+    """Whatever is found goes to the run's private folder."""
+    return True
+
+
+def run(config: Config, run: Run | None) -> dict[str, Any]:
+    """Attack, bound, draw, and keep all of it private."""
+    from sfumato.recipes.audit_calls import audit_calls
+    from sfumato.recipes.audit_heads import audit_heads
+    from sfumato.recipes.audit_run import audit_run
+    from sfumato.report.tradeoff_figure import save_tradeoff
+
+    run = require_one_process("audit", "a model", run)
+    if config.heads:
+        found = audit_heads(config, run)
+    elif config.trainer is not None:
+        found = audit_calls(config, run)
+    else:
+        found = audit_run(config, run)
+    record = found.record()
+    run.write_json("private/audit.json", record)
+    save_tradeoff(
+        run.private / "tradeoff.png", record["attacks"], record["curve"], title=found.target
+    )
+    return run.finish(
+        {
+            "target": found.target, "promise": found.promise, "run": str(run.path),
+            "bounds": [bound.name for bound in found.bounds],
+            "attacks": [attack["name"] for attack in found.attacks],
+            "checks": [check["name"] for check in found.checks],
+            "findings": "private/audit.json",
+        }
+    )  # fmt: skip
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """The promise beside the proof, and where the rest is."""
+    from sfumato.files import read_json
+
+    folder = Path(summary["run"]) / "private"
+    if not (folder / "audit.json").exists():
+        return f"{summary['run']} is finished; its private findings are not here any more."
+    lines = tell(read_json(folder / "audit.json"))
+    lines += [
+        f"  curves    {folder}/tradeoff.png",
+        f"  findings  {folder}/audit.json: do not share",
+    ]
+    return "\n".join(lines)
