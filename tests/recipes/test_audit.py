@@ -1,0 +1,296 @@
+"""sfumato audit: runs, heads and trainers, on digits and with tiny networks."""
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from audits import few_digits, small_run
+from cuts import cut_in
+
+from sfumato.attack.heads import HeadRecipe
+from sfumato.cli import main
+from sfumato.errors import ConfigError, DataError, RunError
+from sfumato.files import read_json, read_lines
+from sfumato.privacy.accounting import price
+from sfumato.privacy.lower import Bound
+from sfumato.recipes import audit
+from sfumato.recipes.audit import Config
+from sfumato.recipes.audit_findings import Findings, describe_attack, tell
+from sfumato.recipes.audit_heads import epsilon_of_rates
+from sfumato.runs import open_run
+
+
+def do(config, out):
+    with open_run(config, verb="audit", out=out) as run:
+        return audit.run(config, run)
+
+
+def findings(out):
+    return read_json(out / "private" / "audit.json")
+
+
+def attacks_of(out):
+    return {attack["name"]: attack for attack in findings(out)["attacks"]}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return few_digits(tmp_path_factory.mktemp("data") / "digits.npz")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, digits):
+    out = tmp_path_factory.mktemp("runs") / "plain"
+    return small_run(out, digits, mode="non-private", epochs=40, lr=0.7)
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory, digits):
+    return small_run(tmp_path_factory.mktemp("runs") / "private", digits, epsilon=2.0, epochs=5)
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory, plain):
+    out = tmp_path_factory.mktemp("audits") / "plain"
+    do(Config(run=plain, shadows=10, device="cpu"), out)
+    return out
+
+
+def test_a_network_that_learnt_by_heart_is_caught_by_every_attack(audited):
+    found = attacks_of(audited)
+    assert set(found) == {"loss", "lira-online", "lira-offline", "rmia"}
+    assert all(attack["auc"][1] > 0.55 for attack in found.values())
+    assert found["lira-online"]["auc"][0] > found["loss"]["auc"][0]
+    for attack in found.values():
+        for name in ("auc", "tpr_at_1_percent_fpr", "tpr_at_0.1_percent_fpr"):
+            value, low, high = attack[name]
+            assert 0 <= low <= value <= high <= 1
+        assert attack["roc"]["fpr"][-1] == attack["roc"]["tpr"][-1] == 1
+
+
+def test_without_coins_no_epsilon_is_proved_and_that_is_said(audited, plain):
+    found = findings(audited)
+    assert found["promise"] is None
+    assert found["curve"] is None
+    assert found["bounds"] == found["checks"] == []
+    told = audit.show(read_json(audited / "done.json"))
+    assert "promised: nothing" in told
+    assert "nobody tossed a coin" in told
+
+
+def test_what_was_found_is_private_and_the_summary_says_only_what_was_done(audited):
+    assert {p.name for p in (audited / "private").iterdir()} == {
+        "audit.json", "tradeoff.png", "stages",
+    }  # fmt: skip
+    done = json.dumps(read_json(audited / "done.json"))
+    assert '"lira-online"' in done
+    assert "auc" not in done
+    assert "tpr" not in done
+
+
+def test_a_private_run_stands_beside_its_ledger_and_is_hard_to_attack(private, tmp_path, capsys):
+    out = tmp_path / "audit"
+    with pytest.raises(SystemExit) as stopped:
+        main(["audit", "--run", str(private), "--shadows", "0", "--out", str(out), "--json"])
+    assert stopped.value.code == 0
+    done = json.loads(capsys.readouterr().out)
+    assert done["attacks"] == ["loss"]
+    assert done["promise"]["epsilon"] == pytest.approx(2.0, abs=0.05)
+    found = findings(out)
+    (attack,) = found["attacks"]
+    curve = found["curve"]
+    allowed = np.interp(attack["roc"]["fpr"], curve["fpr"], curve["tpr"])
+    assert attack["auc"][0] < 0.65
+    assert np.trapezoid(curve["tpr"], curve["fpr"]) > attack["auc"][1]
+    assert (allowed >= attack["roc"]["fpr"]).all()
+    assert (out / "private" / "tradeoff.png").stat().st_size > 10_000
+
+
+def test_an_audit_that_was_cut_keeps_the_shadow_models_it_has(plain, tmp_path, monkeypatch):
+    from sfumato.recipes import audit_shadows
+
+    monkeypatch.setattr(audit_shadows, "GROUP", 2)
+    config = Config(run=plain, shadows=4, device="cpu")
+    do(config, tmp_path / "whole")
+    with cut_in("sfumato.recipes.audit_shadows:_train", after=1):
+        do(config, tmp_path / "cut")
+    kept = tmp_path / "cut" / "private" / "stages" / "shadows" / "odds-0-2.safetensors"
+    before = kept.stat().st_mtime_ns
+    do(config, tmp_path / "cut")
+    assert kept.stat().st_mtime_ns == before
+    assert findings(tmp_path / "cut") == findings(tmp_path / "whole")
+
+
+HEADS = HeadRecipe(max_norm=4.0, noise_multiplier=6.0)
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    out = tmp_path_factory.mktemp("audits") / "heads"
+    do(Config(heads=True, head=HEADS, trials=3000, image_size=8, device="cpu"), out)
+    return out
+
+
+def test_heads_prove_most_of_what_their_recipe_promises_and_no_more(heads):
+    found = findings(heads)
+    promised = found["promise"]["epsilon"]
+    assert promised == pytest.approx(price(HEADS.costs(), 1e-5))
+    plain, gaussian = found["bounds"]
+    assert 0.5 < plain["epsilon"] < gaussian["epsilon"] < promised
+    assert gaussian["epsilon"] > 0.75 * promised
+    assert plain["kept"] is gaussian["kept"] is True
+    assert plain["confidence"] == 0.95
+    assert "shared among all bounds" in plain["thresholds"]
+    assert "Gaussian" in gaussian["assumes"]
+    assert "not broken" in audit.show(read_json(heads / "done.json"))
+
+
+def test_heads_with_half_of_the_noise_they_claim_are_found_out(tmp_path, monkeypatch):
+    from sfumato.attack import lone
+
+    honest = lone.train_heads
+    monkeypatch.setattr(
+        lone, "train_heads",
+        lambda recipe, *rest: honest(replace(recipe, noise_multiplier=3.0), *rest),
+    )  # fmt: skip
+    do(Config(heads=True, head=HEADS, trials=2000, image_size=8, device="cpu"), tmp_path / "run")
+    found = findings(tmp_path / "run")
+    assert found["bounds"][1]["kept"] is False
+    told = audit.show(read_json(tmp_path / "run" / "done.json"))
+    assert "THE PROMISE IS BROKEN (by many heads, Gaussian noise)" in told
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_rates_that_the_best_attack_has_prove_no_more_than_epsilon(rate):
+    from sfumato.privacy.tradeoff import largest_tpr
+
+    recipe = replace(HEADS, rate=rate)
+    true = price(recipe.costs(), 1e-5)
+    tpr = largest_tpr(
+        0.2, rate=rate, noise_multiplier=6.0, steps=recipe.steps, relation="add-or-remove"
+    )
+    assert epsilon_of_rates(recipe, float(tpr) - 1e-4, 0.2, 1e-5) == pytest.approx(true, rel=0.01)
+    assert epsilon_of_rates(recipe, float(tpr) - 1e-4, 0.2, 1e-5) <= true
+    assert epsilon_of_rates(recipe, 0.2, 0.2, 1e-5) == 0.0
+
+
+@pytest.fixture(scope="module")
+def called(tmp_path_factory, digits):
+    out = tmp_path_factory.mktemp("audits") / "trainer"
+    config = Config(
+        trainer="audits:learn_digits", data=str(digits), runs=60, epsilon=0.5, seed=1, device="cpu"
+    )
+    with cut_in("sfumato.attack.retrain:_surety", after=25):
+        do(config, out)
+    do(config, out)
+    return out
+
+
+def test_a_trainer_that_breaks_its_promise_is_told_so(called):
+    (bound,) = findings(called)["bounds"]
+    assert bound["epsilon"] > 0.5
+    assert bound["kept"] is False
+    assert "BROKEN" in audit.show(read_json(called / "done.json"))
+
+
+def test_calls_that_were_made_before_a_cut_are_not_made_again(called):
+    lines = read_lines(called / "private" / "trials.jsonl")
+    assert Counter(line["run"] for line in lines) == Counter(range(60))
+
+
+def test_the_same_scores_on_both_sides_are_no_attack():
+    scores = np.random.default_rng(0).normal(size=400)
+    found = describe_attack("none", scores, scores, 0.95)
+    assert found["auc"][0] == 0.5
+    assert found["auc"][1] < 0.5 < found["auc"][2]
+
+
+def test_a_failed_check_is_spelt_out():
+    bound = Bound(
+        name="x", epsilon=1.0, delta=1e-5, confidence=0.95, relation="add-or-remove",
+        thresholds="", assumes="",
+    )  # fmt: skip
+    promise = {"epsilon": 3.0, "delta": 1e-5, "relation": "add-or-remove", "unit": "example"}
+    checks = [
+        {"name": "noise", "question": "?", "passed": False, "p_value": 1e-9, "says": "too small"},
+        {"name": "seed", "question": "?", "passed": True, "p_value": 0.5, "says": "fine"},
+    ]
+    found = Findings(target="run", promise=promise, bounds=[bound], checks=checks)
+    told = "\n".join(tell(found.record()))
+    assert "proved: at least 1 (95 %), so the promise is not broken" in told
+    assert "FAILED  noise: too small" in told
+    assert "1 of 2 passed" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "audit what?"),
+        (["--run", "x", "--trainer", "y:z"], "cannot go together"),
+        (["--run", "nowhere"], "there is no such folder"),
+        (["--preset", "digits-cpu", "--shadows", "3"], "they come in pairs"),
+        (["--run", "x", "--epsilon", "1"], "--epsilon is what a --trainer promises"),
+        (["--trainer", "audits"], "give it as module:function"),
+        (["--trainer", "audits:nothing"], "cannot be loaded"),
+        (["--trainer", "audits:learn_digits", "--runs", "7"], "even number"),
+        (["haeds"], 'Did you mean "heads"?'),
+        (["heads", "--trials", "5"], "fewer than 100"),
+        (["heads", "--class-size", "401", "--trials", "100"], "lower --class-size"),
+        (["--preset", "heads-cpu", "--confidence", "1"], "confidence=1"),
+    ],
+)
+def test_what_cannot_be_audited_is_refused_in_words(words, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["audit", *words, "--out", str(tmp_path / "out")])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def edited(folder, tmp_path, change):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    change(copy)
+    return Config(run=copy, shadows=0, device="cpu")
+
+
+def renamed(copy):
+    record = read_json(copy / "config.json")
+    (copy / "config.json").write_text(json.dumps({**record, "verb": "invert"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda copy: (copy / "done.json").unlink(), "done.json is missing"),
+        (lambda copy: (copy / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda copy: (copy / "ledger.jsonl").unlink(), "has no ledger.jsonl"),
+        (lambda copy: (copy / "plan.json").unlink(), "has no plan.json"),
+        (renamed, "is a run of sfumato invert"),
+    ],
+)
+def test_a_run_that_is_not_whole_is_refused_by_what_is_missing(plain, tmp_path, change, message):
+    with pytest.raises(RunError, match=message):
+        do(edited(plain, tmp_path, change), tmp_path / "out")
+
+
+def test_images_that_were_exchanged_since_are_noticed(tmp_path):
+    data = few_digits(tmp_path / "digits.npz", learnt=60, others=40)
+    run = small_run(tmp_path / "run", data, mode="non-private", epochs=1)
+    few_digits(data, learnt=59, others=40)
+    config = Config(run=run, shadows=0, device="cpu")
+    with pytest.raises(DataError, match="learnt 60 images"):
+        do(config, tmp_path / "out")
+    Path(data).unlink()
+    with pytest.raises(DataError):
+        do(config, tmp_path / "out")
+
+
+def test_presets_are_sound():
+    assert set(audit.PRESETS) == {"digits-cpu", "heads-cpu"}
+    assert all(isinstance(make(), Config) for make in audit.PRESETS.values())
+    with pytest.raises(ConfigError):
+        Config()
