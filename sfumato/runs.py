@@ -260,7 +260,10 @@ def _agree(run: Run, wanted: Any, free: Sequence[str]) -> None:
         run.write_json("config.json", wanted)
 
 
-UNUSED = ("ledger.jsonl", "plan.json", "private/secret.key")
+UNUSED = (
+    "ledger.jsonl", "plan.json", "private/secret.key", "private/canaries.json",
+    "private/canary_start.json", "private/canary_steps.bin",
+)  # fmt: skip
 """What an order that was refused before its first step may leave: a ledger without an event."""
 
 

@@ -88,6 +88,7 @@ class Config(train_settings.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._refuse_extender("target")
+        self._refuse_canaries()
         if not 0 < self.judge_share < 1:
             raise ConfigError(f"judge_share={self.judge_share:g} must lie between 0 and 1.")
         if self.n < 1 or self.seeds < 1:

@@ -96,6 +96,7 @@ class Config(train_settings.Config):
             return
         super().__post_init__()
         self._refuse_extender("teacher")
+        self._refuse_canaries()
         for name in ("student_batch", "repeats", "public_images"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.budget import Plan
     from sfumato.privacy.ledger import Header, Ledger
     from sfumato.privacy.sampling import Secret
+    from sfumato.train.canaries import Canaries
     from sfumato.train.loop import Learner
     from sfumato.train.reading import Reading
     from sfumato.train.world import World
@@ -58,20 +59,28 @@ def run_on(
 
     `declared` names images that it declared public.
     """
+    from sfumato.recipes.train_canaries import find_canaries, note_end
     from sfumato.train.setup import pick_device
     from sfumato.train.world import World, leave_world
 
     world = World() if world is None else world
     if run is not None and run.finished:
         return run.summary
+    canaries = find_canaries(config, train, run, world)
+    train = train if canaries is None else canaries.place_in(train)
     learner, reading = prepare(config, train, pick_device(config.device))
     secret = draw_secret(config, run, world)
     plan, ledger = promise(config, reading, secret, run, world, declared)
-    learn(config, learner, reading, plan, ledger, secret, run, world, public=public)
+    learn(
+        config, learner, reading, plan, ledger, secret, run, world, public=public,
+        canaries=canaries,
+    )  # fmt: skip
     world.any(False)  # all leave at once: who is left behind while the leader scores would fail
     leave_world()
     if run is None:
         return {}
+    if canaries is not None:
+        note_end(canaries, learner, reading, run)
     return conclude(config, learner, replace(reading, images=test), plan, ledger, run)
 
 
@@ -172,10 +181,13 @@ def learn(
     world: "World",
     *,
     public: "Images | None" = None,
+    canaries: "Canaries | None" = None,
 ) -> None:
     """Take all the steps, from wherever an earlier try was cut."""
     from sfumato.privacy.sampling import poisson_batches
+    from sfumato.recipes.train_canaries import note_start, observe
     from sfumato.recipes.train_step import make_step
+    from sfumato.train.canaries import watched
     from sfumato.train.loop import fit
     from sfumato.train.memory import advised, few_shapes, fitting_batch
     from sfumato.train.progress import price_list, progress
@@ -183,10 +195,14 @@ def learn(
     learner.load(world.agree(run and run.load_checkpoint()))
     if run is not None and learner.step:
         run.log(f"going on after step {learner.step}: what was paid is not paid again")
+    if canaries is not None:
+        note_start(canaries, learner, reading, run)
     step, ghost, reading = make_step(
         config, learner, reading, plan, ledger, secret, world=world, public=public,
         say=run.log if run else lambda _: None,
     )  # fmt: skip
+    if canaries is not None and canaries.kind == "gradient":
+        step = watched(step, ghost.model, plan, canaries, observe(canaries, plan, run))
     size = fitting_batch(ghost, reading, config.physical_batch_size, plan.expected_batch, world)
     if run is not None and config.physical_batch_size == "auto":
         run.log(f"{size} examples fit at once")
@@ -194,6 +210,8 @@ def learn(
         plan, len(reading), secret, ledger, stage="train", start=learner.step, chunk_size=size,
         round_to=size if config.compile else few_shapes(size, reading.device),
     )  # fmt: skip
+    if canaries is not None:
+        batches = canaries.keep_out(batches)
     tell = progress(
         plan.steps, learner.step, price_list(plan, ledger, "train"), run.say if run else None
     )

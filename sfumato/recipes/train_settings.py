@@ -108,6 +108,10 @@ class Config(ImageSource):
     """Noise from a cryptographic stream."""
     seed: int = 0
     """Seed of initial weights; batches, views and noise are secret."""
+    canaries: int = 0
+    """For an audit: so many examples are in the data or not by a coin; 0 for none."""
+    canary_kind: Literal["gradient", "mislabelled", "natural"] = "gradient"
+    """What they are: made-up worst cases (the tightest audit), or images, given a wrong class."""
     explain: bool = False
     """Print how each layer's norms are found and what that costs, and stop."""
     noise_seed: int | None = None
@@ -116,6 +120,7 @@ class Config(ImageSource):
     def __post_init__(self) -> None:
         self._check_promise()
         self._check_extender()
+        self._check_canaries()
         for name in ("physical_batch_size", "augmult", "images_per_person", "public_batch_size"):
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
@@ -147,6 +152,35 @@ class Config(ImageSource):
             )
         if self.extender == "dope" and self.per_layer:
             raise ConfigError("--extender dope shifts all layers as one: leave --per-layer out.")
+
+    def _check_canaries(self) -> None:
+        if self.canaries < 0:
+            raise ConfigError(f"canaries={self.canaries} must be 0 (none) or more.")
+        if not self.canaries:
+            return
+        if self.unit == "person":
+            raise ConfigError("--canaries are examples of their own: leave --unit person out.")
+        if self.relation == "replace":
+            raise ConfigError("a canary is there or not: use --relation add-or-remove with it.")
+        if self.canary_kind != "gradient":
+            return
+        if self.mode == "non-private":
+            raise ConfigError(
+                "gradient canaries look at the noise of private steps: use --canary-kind "
+                "mislabelled with --mode non-private."
+            )
+        if self.clip == "global" or self.per_layer:
+            raise ConfigError(
+                "a gradient canary is as long as the norm bound lets it be; --clip global drops it "
+                "and --per-layer shortens it. Leave them out, or use --canary-kind mislabelled."
+            )
+        if self.extender != "none":
+            raise ConfigError("gradient canaries change the losses, as --extender does: use one.")
+
+    def _refuse_canaries(self) -> None:
+        """For verbs of several stages."""
+        if self.canaries:
+            raise ConfigError("--canaries are for sfumato train: leave them out.")
 
     def _refuse_extender(self, model: str) -> None:
         """For verbs whose --public are other images than those a model learns by."""

@@ -89,6 +89,8 @@ def make_step(
         if model is not learner.model or extender is not None:
             ghost = replace(ghost, model=model, layouts={})
             try_on_noise(ghost, reading)
+        if config.canaries and config.canary_kind == "gradient":
+            ghost, reading = admit_canaries(ghost, reading, config.canaries)
     step = private_step(
         ghost, reading, plan, ledger, secret, world=world,
         clip=compiled(ghost, reading) if config.compile else ghost.clip,
@@ -99,6 +101,18 @@ def make_step(
     if learner.last is not None:
         step = step_uphill(step, model, learner.last, config.sharpness)
     return Made(step, ghost, reading)
+
+
+def admit_canaries(
+    ghost: "Ghost", reading: "Reading", count: int
+) -> "tuple[Ghost, Reading]":  # fmt: skip
+    """The same with gradient canaries, tested once more."""
+    from sfumato.train.canaries import reading_canaries, with_coordinates
+
+    ghost = replace(ghost, model=with_coordinates(ghost.model, count), layouts={})
+    reading = reading_canaries(reading, count)
+    try_on_noise(ghost, reading)
+    return ghost, reading
 
 
 def open_step(config: Config, learner: "Learner", reading: "Reading", world: "World") -> "Step":

@@ -112,6 +112,7 @@ class Config(train_settings.Config):
                 "--out FILE.npz. Other stages go on by --out RUN."
             )
         super().__post_init__()
+        self._refuse_canaries()
         if self.public != Config.public:
             raise ConfigError("an extender looks at the drawn images here: leave --public out.")
         if self.private:

@@ -29,15 +29,15 @@ class FeatureReading(Reading):
         assert self.features is not None
         places = self.places(chunk, step)
         found = self.features[places.to(self.features.device)].to(self.device)
-        return found, self.images.labels[places].to(self.device)
+        return found, self.images.labels[places].to(self.device), *self.numbers(chunk.indices)
 
     def trial(self, units: int = 3) -> tuple[Tensor, ...]:
         """Noise of the right shape."""
         assert self.features is not None
-        y = super().trial(units)[1]
+        _, *others = super().trial(units)
         shape = (units * self.rows, *self.features.shape[1:])
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        return noise.to(self.device, self.features.dtype), y
+        return noise.to(self.device, self.features.dtype), *others
 
 
 def with_features(

@@ -38,7 +38,9 @@ class Reading:
     people: People | None = None
     seed: int = 0
     change: Callable[[Losses], Losses] | None = None
-    """What an extender makes of the losses (see `extend`)."""
+    """What an extender, or canaries, make of the losses (see `extend`, `canaries`)."""
+    canaries: int = 0
+    """So many of the images, the last, stand for canaries: inputs then end with their numbers."""
 
     def __len__(self) -> int:
         """The number of units: images, or people."""
@@ -57,7 +59,8 @@ class Reading:
         places = self.places(chunk, step)
         pixels = self.scale(places).repeat_interleave(self.views, dim=0)
         views = self.augmentation(pixels, self.dice(places, step))
-        return self.normalise(views), self.images.labels[places].to(self.device)
+        labels = self.images.labels[places].to(self.device)
+        return self.normalise(views), labels, *self.numbers(chunk.indices)
 
     def dice(self, places: Tensor, step: int, *more: int) -> Dice:
         """What is drawn for each row in a step; `more` names a stream of its own."""
@@ -70,6 +73,12 @@ class Reading:
         if self.people is None:
             return chunk.indices
         return self.people.pick(chunk.indices, self.seed, step)
+
+    def numbers(self, units: Tensor) -> tuple[Tensor, ...]:
+        """The number of each unit's canary, -1 for one that is none; nothing without canaries."""
+        if not self.canaries:
+            return ()
+        return ((units - len(self) + self.canaries).clamp(min=-1).to(self.device),)
 
     def scale(self, places: Tensor | slice) -> Tensor:
         """Pixels at these places, between 0 and 1, on the device."""
@@ -119,4 +128,8 @@ class Reading:
         x = torch.randn(shape, generator=generator).to(self.device)
         layout = torch.channels_last if x.is_cuda else torch.contiguous_format
         y = torch.arange(units * self.rows // self.views) % len(self.images.classes)
-        return x.contiguous(memory_format=layout), y.to(self.device)
+        # Where there are canaries, every other unit is one.
+        turns = torch.arange(units)
+        canary = torch.where(turns % 2 == 1, turns % max(1, self.canaries), -1)
+        numbers = self.numbers(len(self) - self.canaries + canary)
+        return x.contiguous(memory_format=layout), y.to(self.device), *numbers
