@@ -1,5 +1,7 @@
 """Small runs to audit: a network for digits of 8 x 8 pixels, trained with and without privacy."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -12,20 +14,22 @@ def small_network(classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, classes))
 
 
-def few_digits(path, learnt=120, others=400):
-    """An .npz of digits of 8 x 8 pixels."""
-    images = [load_images("digits", split, image_size=8) for split in ("train", "test")]
-    members, rest = (
-        part.select(torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:count])
-        for part, count in zip(images, (learnt, others), strict=True)
-    )
-    return members.save_npz(path, rest)
+def few_digits(path, learnt=80, others=240):
+    """An .npz of digits of 8 x 8 pixels; every third has a wrong label, which only memory tells."""
+    parts = []
+    for split, count in (("train", learnt), ("test", others)):
+        images = load_images("digits", split, image_size=8)
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+        images = images.select(order[:count])
+        wrong = (torch.arange(count) % 3 == 0) * (1 + torch.arange(count) % 9)
+        parts.append(replace(images, labels=(images.labels + wrong) % 10))
+    return parts[0].save_npz(path, parts[1])
 
 
 def settings(data, **options):
     return train.Config(
-        data=str(data), model="audits:small_network", physical_batch_size=60, device="cpu",
-        **{"batch_size": 30, **options},
+        data=str(data), model="audits:small_network", batch_size=60, physical_batch_size=60,
+        device="cpu", noise_seed=0, **options,
     )  # fmt: skip
 
 

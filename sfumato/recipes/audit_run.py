@@ -45,7 +45,7 @@ class Target:
         """How one image of the pool is read: as it is, by itself."""
         return replace(
             self.settings, unit="example", people=None, augmult=1, crop=0, flip=False,
-            precision="float32", ema=0.0, extender="none", public=None,
+            precision="float32", ema=0.0, extender="none", public=None, canaries=0,
         )  # fmt: skip
 
 
@@ -54,7 +54,13 @@ def audit_run(config: Config, run: Run) -> Findings:
     target = open_target(config, run)
     found = Findings(target=str(target.folder), promise=promise_of(target.ledger))
     found.curve = curve_of(target.ledger)
-    found.attacks = membership(config, target, run)
+    if target.settings.canaries:
+        from sfumato.recipes.audit_canaries import examine
+
+        heard = examine(target.folder, confidence=config.confidence)
+        found.bounds, found.checks = heard.bounds, heard.checks
+        found.attacks += heard.attacks
+    found.attacks += membership(config, target, run)
     return found
 
 
@@ -76,7 +82,8 @@ def open_target(config: Config, run: Run) -> Target:
         raise RunError(f"{folder} has no ledger.jsonl: nobody knows what it promised.")
     members, test = load_splits(settings.data, people=settings.people, **settings.loading)
     _check_size(folder, len(members), settings)
-    members, test = replace(members, people=None), replace(test, people=None)
+    members = _without_canaries(replace(members, people=None), folder, settings)
+    test = replace(test, people=None)
     population, others = test.split(POPULATION, seed=config.seed)
     return Target(
         folder, settings, Ledger.from_records(records), _join(members, others), len(members),
@@ -89,7 +96,7 @@ def practise(config: Config, run: Run) -> Path:
     from sfumato.data.load import load_splits
 
     settings = train.Config(
-        epsilon=3.0, batch_size=250, epochs=4, lr=1.0, physical_batch_size=250,
+        epsilon=3.0, batch_size=250, epochs=4, lr=1.0, physical_batch_size=250, canaries=1000,
         data_root=config.data_root, device=config.device,
     )  # fmt: skip
     stage = run.stage("target")
@@ -191,12 +198,29 @@ def _check_size(folder: Path, size: int, settings: train.Config) -> None:
     plan = read_json(folder / "plan.json") if (folder / "plan.json").exists() else None
     if plan is None:
         raise RunError(f"{folder} has no plan.json: it is no whole run of sfumato train.")
-    if settings.unit == "example" and round(plan["expected_batch"] / plan["rate"]) != size:
-        planned = round(plan["expected_batch"] / plan["rate"])
+    planned = round(plan["expected_batch"] / plan["rate"])
+    if settings.canaries and settings.canary_kind == "gradient":
+        planned -= settings.canaries
+    if settings.unit == "example" and planned != size:
         raise DataError(
             f'{folder} learnt {planned} images, and "{settings.data}" has {size} now. An audit '
             "needs the very images that were learnt."
         )
+
+
+def _without_canaries(images: "Images", folder: Path, settings: train.Config) -> "Images":
+    """The images that were learnt as they are: a canary may be left out, or have a wrong label."""
+    if not settings.canaries:
+        return images
+    from sfumato.recipes.train_canaries import read_canaries
+
+    if not (folder / "private" / "canaries.json").exists():
+        raise RunError(
+            f"{folder} was trained with canaries, and private/canaries.json is gone: nobody knows "
+            "how the coins fell. Audit the run where it was made."
+        )
+    canaries = set(read_canaries(Run(folder)).places)
+    return images.select([place for place in range(len(images)) if place not in canaries])
 
 
 def _join(first: "Images", second: "Images") -> "Images":

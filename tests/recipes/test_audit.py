@@ -45,7 +45,7 @@ def digits(tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory, digits):
     out = tmp_path_factory.mktemp("runs") / "plain"
-    return small_run(out, digits, mode="non-private", epochs=40, lr=0.7)
+    return small_run(out, digits, mode="non-private", epochs=60, optimizer="adam", lr=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +56,14 @@ def private(tmp_path_factory, digits):
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory, plain):
     out = tmp_path_factory.mktemp("audits") / "plain"
-    do(Config(run=plain, shadows=10, device="cpu"), out)
+    do(Config(run=plain, shadows=8, device="cpu"), out)
     return out
 
 
 def test_a_network_that_learnt_by_heart_is_caught_by_every_attack(audited):
     found = attacks_of(audited)
     assert set(found) == {"loss", "lira-online", "lira-offline", "rmia"}
-    assert all(attack["auc"][1] > 0.55 for attack in found.values())
+    assert all(attack["auc"][1] > 0.8 for attack in found.values())
     assert found["lira-online"]["auc"][0] > found["loss"]["auc"][0]
     for attack in found.values():
         for name in ("auc", "tpr_at_1_percent_fpr", "tpr_at_0.1_percent_fpr"):
@@ -182,7 +182,7 @@ def test_rates_that_the_best_attack_has_prove_no_more_than_epsilon(rate):
 def called(tmp_path_factory, digits):
     out = tmp_path_factory.mktemp("audits") / "trainer"
     config = Config(
-        trainer="audits:learn_digits", data=str(digits), runs=60, epsilon=0.5, seed=1, device="cpu"
+        trainer="audits:learn_digits", data=str(digits), runs=60, epsilon=0.5, device="cpu"
     )
     with cut_in("sfumato.attack.retrain:_surety", after=25):
         do(config, out)
