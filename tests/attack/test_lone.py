@@ -65,7 +65,8 @@ def test_scores_are_nearly_those_of_the_best_test_there_is():
     outside, _ = scores(RECIPE, 4000, False)
     distance = (inside.mean() - outside.mean()) / outside.std()
     assert 0.85 < distance < math.sqrt(16) / 4 + 0.1
-    assert len(set(inside) | set(outside)) == 8000  # no noise is used twice
+    assert len(set(inside) | set(outside)) == 8000
+    assert abs(np.corrcoef(inside, outside)[0, 1]) < 0.1  # no noise is used twice
 
 
 def test_with_much_noise_nothing_is_left_to_see():
