@@ -12,6 +12,8 @@ Read in this order; it takes about an hour:
 8. `moments`     sums of clipped vectors, the simplest thing to release
 9. `tradeoff`    what any attack can reach against all of this, as a ROC curve
 10. `lower`      what an attack that succeeds proves: lower bounds on epsilon
+11. `checks`     whether a mechanism does what the ledger says, from what canaries saw
+12. `lower_noise`  lower bounds for whoever believes that the noise is Gaussian
 
 This room knows tensors and numbers. It knows nothing of images, models or files.
 """

@@ -9,7 +9,6 @@ A bound that is too large calls sound code broken, so whatever was chosen after 
 (a threshold, a number of guesses) was chosen on other scores, or is corrected for.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,60 +60,29 @@ def many_run_bound(
     Trials must be independent, so take one a run. Runs may draw from the same pool of images:
     epsilon holds for each pool. Runs with and without must be neighbours by `relation`.
     """
-    point = chosen_rates(inside, outside, delta=delta, confidence=confidence, seed=seed)
+    check_levels(delta, confidence)
+    scores = [_checked(part) for part in (inside, outside)]
     proved = 0.0
-    if point is not None:
-        proved = _ratio(point, delta)
+    if min(map(len, scores)) >= 2:
+        generator = np.random.default_rng(seed)
+        halves = [np.array_split(generator.permutation(part), 2) for part in scores]
+        (first_in, rest_in), (first_out, rest_out) = halves
+        # Dense at both ends, where rare hits and rare misses prove the most.
+        pooled = np.sort(np.concatenate([first_in, first_out]))
+        places = np.unique(np.geomspace(1, len(pooled), 1000).astype(int)) - 1
+        thresholds = np.concatenate([pooled[places], pooled[::-1][places]])
+        found = _proved(thresholds, first_in, first_out, delta, confidence)
+        side, place = np.unravel_index(np.argmax(found), found.shape)
+        there = thresholds[place : place + 1]
+        proved = float(_proved(there, rest_in, rest_out, delta, confidence)[side, 0])
     return Bound(
         name=name,
-        epsilon=proved,
+        epsilon=max(0.0, proved),
         delta=delta,
         confidence=confidence,
         relation=relation,
         thresholds="threshold and side chosen on one half of the trials, counted on the other",
         assumes=assumes,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """A test's rates, with chance `confidence` both on the safe side of these limits."""
-
-    low_tpr: float
-    high_fpr: float
-    by_misses: bool
-    """The test is for the example's absence: then its misses among runs with it are the false
-    positives, and its hits among runs without it the true ones."""
-
-
-def chosen_rates(
-    inside: Inside, outside: Outside, *, delta: float, confidence: float = 0.95, seed: int = 0
-) -> Rates | None:
-    """Rates of the test that proves most on one half of the trials, as the other half has them.
-
-    Guarantee: with chance at least `confidence`, the test's true-positive rate is not below
-    `low_tpr` and its false-positive rate not above `high_fpr` (Clopper and Pearson, each limit at
-    half of the error). None where there are too few trials to split.
-    """
-    check_levels(delta, confidence)
-    scores = [_checked(part) for part in (inside, outside)]
-    if min(map(len, scores)) < 2:
-        return None
-    generator = np.random.default_rng(seed)
-    (first_in, rest_in), (first_out, rest_out) = (
-        np.array_split(generator.permutation(part), 2) for part in scores
-    )
-    # Dense at both ends, where rare hits and rare misses prove the most.
-    pooled = np.sort(np.concatenate([first_in, first_out]))
-    places = np.unique(np.geomspace(1, len(pooled), 1000).astype(int)) - 1
-    thresholds = np.concatenate([pooled[places], pooled[::-1][places]])
-    low, high = _limits(thresholds, first_in, first_out, confidence)
-    # What is not above delta proves nothing; an upper limit is never 0.
-    proved = np.maximum(low - delta, 1e-300) / high
-    side, place = np.unravel_index(np.argmax(proved), proved.shape)
-    low, high = _limits(thresholds[place : place + 1], rest_in, rest_out, confidence)
-    return Rates(
-        low_tpr=float(low[side, 0]), high_fpr=float(high[side, 0]), by_misses=bool(side == 1)
     )
 
 
@@ -235,22 +203,20 @@ def check_levels(delta: float, confidence: float) -> None:
         raise ConfigError(f"confidence={confidence:g} must lie between 0 and 1; 0.95 is usual.")
 
 
-def _ratio(rates: Rates, delta: float) -> float:
-    larger = max(rates.low_tpr - delta, 1e-300)
-    return max(0.0, math.log(larger / rates.high_fpr))
-
-
-def _limits(
-    thresholds: np.ndarray, inside: np.ndarray, outside: np.ndarray, confidence: float
-) -> tuple[Float[np.ndarray, "2 thresholds"], Float[np.ndarray, "2 thresholds"]]:
-    """Limits of what is true and what is false positive: by hits, then by misses."""
+def _proved(
+    thresholds: np.ndarray, inside: np.ndarray, outside: np.ndarray, delta: float, confidence: float
+) -> Float[np.ndarray, "2 thresholds"]:
+    """What each threshold proves: by hits, likelier with the example, and by misses, without it."""
     hits, false = (
         len(part) - np.searchsorted(np.sort(part), thresholds, side="left")
         for part in (inside, outside)
     )
     low_tpr, _ = binomial_interval(hits, len(inside), confidence)
     _, high_fpr = binomial_interval(false, len(outside), confidence)
-    return np.stack([low_tpr, 1 - high_fpr]), np.stack([high_fpr, 1 - low_tpr])
+    larger = np.stack([low_tpr, 1 - high_fpr]) - delta
+    smaller = np.stack([high_fpr, 1 - low_tpr])
+    # An upper limit is never 0, and what is not above delta proves nothing.
+    return np.log(np.maximum(larger, 1e-300) / smaller)
 
 
 def _chance(right: int, guesses: int, canaries: int, delta: float, epsilon: float) -> float:

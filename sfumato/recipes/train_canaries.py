@@ -10,6 +10,7 @@ All of it is private: whoever knows the coins knows who was in the data. `sfumat
 
 import hashlib
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.config import from_json
@@ -43,16 +44,16 @@ def find_canaries(
         if not (run.private / "canaries.json").exists():
             chosen = draw_canaries(config.canary_kind, config.canaries, images)
             run.write_json("private/canaries.json", chosen)
-        return read_canaries(run)
+        return read_canaries(run.path)
 
     return world.ask(drawn)
 
 
-def read_canaries(run: Run) -> "Canaries":
-    """Those that a run has drawn."""
+def read_canaries(path: Path) -> "Canaries":
+    """Those that the run there has drawn."""
     from sfumato.train.canaries import Canaries
 
-    return from_json(Canaries, read_json(run.path / "private" / "canaries.json"))
+    return from_json(Canaries, read_json(path / "private" / "canaries.json"))
 
 
 def observe(canaries: "Canaries", plan: "Plan", run: Run | None) -> "Observations | None":

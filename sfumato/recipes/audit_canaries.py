@@ -1,0 +1,143 @@
+"""What the canaries of a finished `sfumato train --canaries` run say about its promise."""
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sfumato.config import from_json
+from sfumato.errors import RunError
+from sfumato.files import read_json, read_lines
+from sfumato.recipes.train_canaries import read_canaries, tensor_hash
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from sfumato.privacy.budget import Plan
+    from sfumato.privacy.checks import Check, Seen
+    from sfumato.privacy.lower import Bound
+    from sfumato.train.canaries import Canaries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Bounds, the scores that they rest on, and checks of the mechanism."""
+
+    bounds: "list[Bound]"
+    attacks: "dict[str, tuple[np.ndarray, np.ndarray]]" = field(repr=False)
+    """By name of the attack, scores of canaries that were in and of those that were not."""
+    checks: "list[Check]"
+
+
+def has_canaries(path: Path) -> bool:
+    """Whether the run was trained with canaries."""
+    return (path / "private" / "canaries.json").exists()
+
+
+def examine(path: Path, *, confidence: float) -> Found:
+    """What the canaries of a finished run prove.
+
+    Guarantee: if the run keeps its promise, some bound lies above the ledger's epsilon with chance
+    at most 1 - confidence, for all bounds together; and some check fails with no more than that.
+    """
+    import numpy as np
+
+    from sfumato.privacy.lower import one_run_bound
+
+    if not has_canaries(path):
+        raise RunError(f"{path} has no canaries. Train with sfumato train --canaries N.")
+    if not (path / "done.json").exists():
+        raise RunError(f"{path} is not finished: repeat its command first.")
+    canaries = read_canaries(path)
+    included = np.array(canaries.included)
+    delta = _delta(path)
+    if canaries.kind == "gradient":
+        return _examine_gradients(path, canaries, included, delta, confidence)
+    start, end = (
+        np.array(read_json(path / "private" / f"canary_{when}.json")["losses"])
+        for when in ("start", "end")
+    )
+    scores = np.nan_to_num(start - end, nan=-math.inf)
+    name = f"{canaries.kind} canaries, one run"
+    bound = one_run_bound(scores, included, delta=delta, confidence=confidence, name=name)
+    return Found(
+        bounds=[bound],
+        attacks={f"loss of {canaries.kind} canaries": (scores[included], scores[~included])},
+        checks=[_buffers(path)],
+    )
+
+
+def _examine_gradients(
+    path: Path, canaries: "Canaries", included: "np.ndarray", delta: float, confidence: float
+) -> Found:
+    from sfumato.privacy.budget import Plan
+    from sfumato.privacy.checks import check_mechanism
+    from sfumato.privacy.lower import many_run_bound, one_run_bound
+    from sfumato.privacy.lower_noise import curve_bound, likelihood_scores, noise_bound
+
+    plan = from_json(Plan, read_json(path / "plan.json"))
+    seen = read_seen(path, canaries, plan)
+    scores = likelihood_scores(seen)
+    pair = scores[included], scores[~included]
+    curved = plan.noise_decay == 1
+    # Every bound gets its share of the error, so that all of them hold together.
+    each = 1 - (1 - confidence) / (3 + curved)
+    bounds = [
+        one_run_bound(scores, included, delta=delta, confidence=each, name="canaries, one run"),
+        many_run_bound(
+            *pair, delta=delta, confidence=each, name="many canaries",
+            assumes="noise of different canaries is independent",
+        ),
+        *([curve_bound(*pair, plan, delta=delta, confidence=each)] if curved else []),
+        noise_bound(seen, plan, delta=delta, confidence=each),
+    ]  # fmt: skip
+    note = f"; the error is shared among {len(bounds)} bounds"
+    together = [
+        replace(bound, confidence=confidence, thresholds=bound.thresholds + note)
+        for bound in bounds
+    ]
+    return Found(
+        bounds=together,
+        attacks={"likelihood ratio of gradient canaries": pair},
+        checks=[*check_mechanism(seen, confidence=confidence), _buffers(path)],
+    )
+
+
+def read_seen(path: Path, canaries: "Canaries", plan: "Plan") -> "Seen":
+    """What every step of a run let be seen of its gradient canaries."""
+    import numpy as np
+
+    from sfumato.privacy.checks import Seen
+    from sfumato.train.canaries import Observations
+
+    rows = Observations.read(path / "private" / "canary_steps.bin", len(canaries))
+    if len(rows) != plan.steps:
+        raise RunError(f"{path} has {plan.steps} steps, and canaries saw {len(rows)} of them.")
+    rows_seen = ~np.isnan(rows["seen"]).any(axis=1)
+    if not rows_seen.any():
+        raise RunError(f"{path}: no step was seen by its canaries.")
+    # A step whose effect was lost was not seen, and says nothing of its batch either.
+    kept = np.flatnonzero(rows_seen)
+    return Seen(
+        seen=rows["seen"][kept].astype(np.float64), present=rows["present"][kept],
+        sizes=rows["size"][kept], included=np.array(canaries.included),
+        noise=np.array([plan.at(int(step)).noise_multiplier for step in kept]), rate=plan.rate,
+        others=(plan.size or 0) - len(canaries),
+    )  # fmt: skip
+
+
+def _delta(path: Path) -> float:
+    from sfumato.privacy.ledger import Ledger
+
+    return Ledger.from_records(read_lines(path / "ledger.jsonl")).header.delta
+
+
+def _buffers(path: Path) -> "Check":
+    from safetensors.torch import load_file
+
+    from sfumato.privacy.checks import check_buffers
+
+    before = read_json(path / "private" / "canary_start.json")["buffers"]
+    artefact = load_file(path / "model.safetensors")
+    after = {name: tensor_hash(artefact[name]) for name in before if name in artefact}
+    return check_buffers(before, after)
