@@ -90,7 +90,7 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) 
     # One trial a head, and no head in both lists: trials of one head are not independent.
     half = len(trials.guesses) // 2
     pair = trials.records()[:half].numpy(), trials.records(null=True)[half:].numpy()
-    found: dict[str, Any] = {"relation": "replace", "delta": delta}
+    found: dict[str, Any] = {"relation": "replace", "delta": delta, "confidence": level}
     found["epsilon_proved"] = epsilon_lower_bound(*pair, delta=delta, level=level)
     found["epsilon_proved_at_delta_1e-5"] = epsilon_lower_bound(*pair, delta=1e-5, level=level)
     if recipe.noise_multiplier >= LEAST_NOISE:
