@@ -19,6 +19,7 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Ledger
 from sfumato.report.findings import Findings, find
+from sfumato.runs import REPORT
 
 LEDGERS = ("ledger.jsonl", "stages/*/ledger.jsonl", "bundle/ledger.jsonl")
 PICTURES = ("*.png", "bundle/*.png", "stages/generator/samples/*.png")
@@ -125,15 +126,19 @@ def read_card(path: Path, *, include_private: bool = False) -> Card:
         steps=None if plan is None or ledger is None else (_taken(ledger), plan.steps),
         stages=_stages(path),
         pictures=_pictures(path),
-        has_private=any((path / "private").glob("*.json")) or any((path / "private").glob("*.png")),
+        has_private=any(
+            file.suffix in (".json", ".png") and file.name not in REPORT
+            for file in (path / "private").glob("*")
+        ),
         private=find(path) if include_private else None,
     )
 
 
 def lies_in_private(path: Path) -> bool:
     """Whether a directory is inside the `private/` of a run."""
-    above = path.resolve().parents
-    return any(p.name == "private" and (p.parent / "config.json").exists() for p in above)
+    real = path.resolve()
+    folders = (real, *real.parents)
+    return any(f.name == "private" and (f.parent / "config.json").exists() for f in folders)
 
 
 def _config_of(path: Path) -> Mapping[str, Any]:
@@ -217,7 +222,8 @@ def _curve(ledger: Ledger, coming: list[Event]) -> Curve | None:
     if not events or any(event.is_exact for event in events):
         return None
     done, count = len(ledger.events), len(events)
-    marks = sorted({done, *(max(1, round(count * i / POINTS)) for i in range(1, POINTS + 1))} - {0})
+    shares = (*(2.0**-i for i in range(5, 9)), *(i / POINTS for i in range(1, POINTS + 1)))
+    marks = sorted({done, *(max(1, round(count * share)) for share in shares)} - {0})
     prices = [
         epsilon(events[:mark], header.delta, header.relation, cells_for=count) for mark in marks
     ]

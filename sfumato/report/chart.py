@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from html import escape
 
 WIDTH, HEIGHT = 480, 240
-LEFT, RIGHT, TOP, BOTTOM = 46, 14, 14, 38
+LEFT, RIGHT, TOP, BOTTOM = 46, 22, 14, 38
 Line = tuple[Sequence[float], Sequence[float]]
 
 
@@ -75,7 +75,9 @@ def bars(rows: Sequence[tuple[str, float, float | None]], says: str) -> str:
     for number, (name, proved, promised) in enumerate(rows):
         y = 44 * number + 6
         broken = promised is not None and proved > promised
-        parts.append(f'<text class="label" x="2" y="{y + 10}">{escape(name)}</text>')
+        at_least = math.floor(100 * proved) / 100
+        label = f"{escape(name)}: at least {at_least:.2f}"
+        parts.append(f'<text class="label" x="2" y="{y + 10}">{label}</text>')
         if promised is not None:
             parts.append(_rect(2, y + 16, across(promised) - 2, "promised"))
         parts.append(_rect(2, y + 16, across(proved) - 2, "broken" if broken else "proved"))

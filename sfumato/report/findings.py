@@ -45,6 +45,8 @@ class Proved:
     """An epsilon that the mechanism cannot be below, at a confidence, and the one promised."""
 
     name: str
+    own: bool
+    """Whether it is about the run itself, and not about a stage or a model that it attacked."""
     epsilon: float
     promised: float | None
     """The upper bound for the same delta and relation; None where nothing is promised."""
@@ -80,6 +82,8 @@ class Findings:
     """The ROC that no attack exceeds, by the ledger: false- and true-positive rates."""
     audited: str | None = None
     """What an audit was about."""
+    promised: float | None = None
+    """The epsilon of what was audited; None if it promises nothing."""
     seconds_per_step: float | None = None
     """The median time of a training step."""
     pictures: tuple[str, ...] = ()
@@ -99,6 +103,7 @@ def find(path: Path) -> Findings:
         checks=tuple(check for part in parts for check in part.checks),
         allowed=audits[0].allowed if audits else None,
         audited=own.audited,
+        promised=own.promised,
         seconds_per_step=own.seconds_per_step,
         pictures=tuple(
             str(found.relative_to(path)) for found in sorted((path / "private").glob("*.png"))
@@ -123,7 +128,7 @@ def _own(path: Path, name: str) -> Findings:
     """What one `private/` folder says, with the name of its stage before it."""
     scores = _json(path / "private" / "scores.json")
     audit = _json(path / "private" / "audit.json")
-    prefix = f"{name}: " if name else ""
+    prefix = f"{name.replace('_', ' ')}: " if name else ""
     promise = audit.get("promise") or {}
     curve = audit.get("curve")
     warning = str(scores.get("warning", "")).strip()
@@ -132,7 +137,7 @@ def _own(path: Path, name: str) -> Findings:
         attacks=(*_attacks_in(scores, prefix), *map(_attack, _list(audit, "attacks"))),
         bounds=(
             *_bounds_in(scores, prefix),
-            *(_proved(bound, promise) for bound in _list(audit, "bounds")),
+            *(_proved(bound, promise, own=not name) for bound in _list(audit, "bounds")),
         ),
         checks=tuple(
             Check(
@@ -144,6 +149,7 @@ def _own(path: Path, name: str) -> Findings:
         ),
         allowed=_curve(curve),
         audited=None if "target" not in audit else str(audit["target"]),
+        promised=_value(promise.get("epsilon")),
         seconds_per_step=_seconds(path),
         notes=(prefix + warning,) if warning else (),
     )  # fmt: skip
@@ -175,6 +181,7 @@ def _limits(value: Any, interval: Any = None) -> Limits | None:
     return None if found is None else (found, _value(low), _value(high))
 
 
+UNKNOWN = "of how many test images is not recorded, so there is no interval"
 ACCURACIES = {
     "test_accuracy": "test accuracy",
     "teacher_accuracy": "test accuracy of the teacher",
@@ -210,7 +217,8 @@ def _rates(scores: Mapping[str, Any], prefix: str) -> Iterator[Rate]:
             of = f"of {count} test images; 95 % interval (Clopper-Pearson)"
             yield Rate(name=prefix + name, value=(value, float(low), float(high)), of=of)
         else:
-            yield Rate(name=prefix + name, value=(value, None, None), of="how many is not recorded")
+            of = "on average over heads" if key == "accuracy_of_heads" else UNKNOWN
+            yield Rate(name=prefix + name, value=(value, None, None), of=of)
     yield from _inversion_rates(scores, prefix)
 
 
@@ -267,10 +275,10 @@ def _bounds_in(scores: Mapping[str, Any], prefix: str) -> Iterator[Proved]:
         "thresholds": "chosen on one half of the trials, counted on the other",
         "assumes": "independent heads, which differ in one image",
     }
-    yield _proved(found, privacy)
+    yield _proved(found, privacy, own=not prefix)
 
 
-def _proved(bound: Mapping[str, Any], promise: Mapping[str, Any]) -> Proved:
+def _proved(bound: Mapping[str, Any], promise: Mapping[str, Any], *, own: bool) -> Proved:
     """A bound beside the promise, if both speak of the same neighbours and the same delta."""
     epsilon, promised = _value(bound.get("epsilon")) or 0.0, _value(promise.get("epsilon"))
     alike = all(bound.get(key) == promise.get(key) for key in ("relation", "delta"))
@@ -278,7 +286,7 @@ def _proved(bound: Mapping[str, Any], promise: Mapping[str, Any]) -> Proved:
     if promised is not None and math.isfinite(promised) and alike:
         kept = epsilon <= promised
     return Proved(
-        name=str(bound.get("name", "a bound")), epsilon=epsilon,
+        name=str(bound.get("name", "a bound")), own=own, epsilon=epsilon,
         promised=None if kept is None else promised, kept=bound.get("kept", kept),
         delta=_value(bound.get("delta")), confidence=_value(bound.get("confidence")),
         relation=str(bound.get("relation", "")), thresholds=str(bound.get("thresholds", "")),

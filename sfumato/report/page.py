@@ -33,7 +33,6 @@ def render_page(
     return _template("page.html.jinja").render(
         runs=shown, several=len(cards) > 1, title=words.title(cards),
         private=words.PRIVATE if any(card.private is not None for card in cards) else "",
-        hidden=words.HIDDEN if any(card.has_private for card in cards) else "",
         differing=words.differing(cards), made_by=made_by(), refresh=refresh, back=back,
         interval=words.interval, down=words.down, confidence=words.confidence,
         spent_words=words.spent_words,
@@ -66,7 +65,8 @@ def _run(card: Card, folder: Path, cost: str) -> dict[str, Any]:
         "promise": words.promise_words(card),
         "proof": words.proof_words(card),
         "facts": words.facts(card),
-        "reasons": () if card.promise is None else card.promise.not_for_release,
+        "broken": found is not None and words.broken(found),
+        "reasons": words.warnings(card),
         "cost": cost,
         "limits": list(words.limits(card)),
         "settings": [(k.replace("_", " "), words.short(v)) for k, v in card.settings.items()],

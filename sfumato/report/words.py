@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sfumato.report.card import Card, Promise, Spent
-from sfumato.report.findings import Limits, Proved
+from sfumato.report.findings import Findings, Limits, Proved
 
 PRIVATE = (
     "This page holds what was computed from private images without any noise: scores, pictures, "
@@ -18,12 +18,15 @@ HIDDEN = (
     "What was measured on private images (accuracy, attacks, audits) is not here. "
     "--include-private puts it on a page of its own, which must not be shared."
 )
-VERBS = {
-    "train": "trained", "warmup": "warmed up and trained", "release": "made images to share",
-    "invert": "asked a model what its classes look like", "demo": "told the story of the digits",
-    "reconstruct": "looked for training images in weights", "account": "did arithmetic",
-    "audit": "tested a promise",
-}  # fmt: skip
+ABOUT = {
+    "account": "A plan and its price",
+    "audit": "An audit of {data}",
+    "demo": "The story of {data}",
+    "invert": "Classes of {data}, as a model sees them",
+    "reconstruct": "Images of {data}, sought in weights",
+    "release": "Images to share, for the task of {data}",
+}
+"""Titles of runs that do something else than train one model."""
 CAPTIONS = {
     "means.png": "The mean image of each class, released with noise",
     "epsilon.png": "Epsilon over the steps of the plan",
@@ -45,8 +48,10 @@ def title(cards: Sequence[Card]) -> str:
     """The name of the page."""
     if len(cards) > 1:
         return f"{len(cards)} runs, side by side"
-    model, data = model_of(cards[0]), data_of(cards[0])
-    return f"{model} on {data}" if model else f"{cards[0].verb}: {data}"
+    model, data, verb = model_of(cards[0]), data_of(cards[0]), cards[0].verb
+    if verb in ABOUT:
+        return ABOUT[verb].format(data=data)
+    return f"{model} on {data}" if model else f"{verb}: {data}"
 
 
 def model_of(card: Card) -> str:
@@ -58,12 +63,18 @@ def data_of(card: Card) -> str:
     """The images that the run is about."""
     if card.promise is not None:
         return card.promise.data
+    if card.private is not None and card.private.audited is not None:
+        return card.private.audited
     return str(card.summary.get("data") or card.settings.get("data") or card.name)
 
 
 def promise_words(card: Card) -> tuple[str, str]:
     """The promise: a number for the headline, and what it is about."""
     promise = card.promise
+    if card.private is not None and card.private.audited is not None:
+        return _audited_words(card.private)
+    if promise is None and card.verb == "audit":
+        return "not shown", "What was promised by the run that was audited stands in its own report."
     if promise is None:
         return "none", "There is no ledger: this run promises nothing about private images."
     if math.isinf(promise.epsilon):
@@ -76,20 +87,51 @@ def promise_words(card: Card) -> tuple[str, str]:
     return now, about
 
 
+def _audited_words(found: Findings) -> tuple[str, str]:
+    """The promise that an audit put to the test."""
+    if found.promised is None or math.isinf(found.promised):
+        return "none", f"{found.audited} promises nothing: it was made without noise."
+    return f"ε ≤ {up(found.promised)}", f"by the ledger of {found.audited}"
+
+
 def proof_words(card: Card) -> tuple[str, str]:
     """What was proved against the promise: a number for the headline, and what it rests on."""
     found = card.private
     if found is None:
-        return "not shown" if card.has_private else "not measured", HIDDEN if card.has_private else (
-            f"Nobody has attacked this yet: sfumato audit --run {card.name} does."
-        )
-    if not found.bounds:
-        return "not audited", f"No lower bound: sfumato audit --run {card.name} measures one."
-    best = max(found.bounds, key=lambda bound: bound.epsilon)
-    words = f"{confidence(best)}: {best.name}"
-    if len(found.bounds) > 1:
-        words += f"; the largest of {len(found.bounds)} bounds, each at its own confidence"
-    return f"ε ≥ {down(best.epsilon)}", f"{words}. {verdict(found.bounds)}"
+        return ("not shown", HIDDEN) if card.has_private else ("not measured", _hint(card))
+    failed = [check for check in found.checks if check.passed is False]
+    if failed:
+        names = "; ".join(check.question or check.name for check in failed)
+        return "check FAILED", f"{len(failed)} of {len(found.checks)} checks of the mechanism: {names}"
+    bounds = [bound for bound in found.bounds if bound.own]
+    if not bounds and found.bounds:
+        return "see below", "What is proved is about other models than this run's own."
+    if not bounds:
+        return "not measured", _hint(card)
+    best = max(bounds, key=lambda bound: bound.epsilon)
+    at = "" if best.delta is None else f"at δ = {best.delta:.3g}, "
+    words = f"{at}{confidence(best)}: {best.name}"
+    if len(bounds) > 1:
+        words += f"; the largest of {len(bounds)} bounds, each at its own confidence"
+    return f"ε ≥ {down(best.epsilon)}", f"{words}. {verdict(bounds)}"
+
+
+def _hint(card: Card) -> str:
+    can = f": sfumato audit --run {card.name} measures one" if card.verb == "train" else ""
+    return f"There is no lower bound on epsilon yet{can}."
+
+
+def broken(found: Findings) -> bool:
+    """Whether the run's own promise is disproved, or a check of its mechanism failed."""
+    disproved = any(bound.own and bound.kept is False for bound in found.bounds)
+    return disproved or any(check.passed is False for check in found.checks)
+
+
+def warnings(card: Card) -> tuple[str, ...]:
+    """Why a run that looks as if it kept a promise must not be released."""
+    if card.promise is None or math.isinf(card.promise.epsilon):
+        return ()
+    return card.promise.not_for_release
 
 
 def verdict(bounds: Sequence[Proved]) -> str:
@@ -103,12 +145,13 @@ def verdict(bounds: Sequence[Proved]) -> str:
 
 def confidence(bound: Proved) -> str:
     """How sure a bound is."""
-    return "unknown confidence" if bound.confidence is None else f"{100 * bound.confidence:g} %"
+    known = bound.confidence is not None
+    return f"{100 * bound.confidence:g} % confidence" if known else "confidence not recorded"
 
 
 def facts(card: Card) -> list[tuple[str, str]]:
     """What was trained on what, and how."""
-    plan, rows = card.plan or {}, [("verb", f"sfumato {card.verb} {VERBS.get(card.verb, '')}")]
+    plan, rows = card.plan or {}, [("verb", f"sfumato {card.verb}")]
     rows += [("data", data_of(card)), ("model", model_of(card))]
     rows.append(("state", state(card)))
     if plan:
@@ -216,10 +259,12 @@ def costs(cards: Sequence[Card]) -> list[str]:
 
 
 def differing(cards: Sequence[Card]) -> list[tuple[str, tuple[str, ...]]]:
-    """Settings that are not the same in all runs."""
+    """Settings that all runs have, and not all alike: other verbs have other settings."""
     rows = []
-    for name in dict.fromkeys(name for card in cards for name in card.settings):
-        values = tuple(short(card.settings.get(name, "")) for card in cards)
+    for name in cards[0].settings:
+        if any(name not in card.settings for card in cards):
+            continue
+        values = tuple(short(card.settings[name]) for card in cards)
         if len(set(values)) > 1:
             rows.append((name.replace("_", " "), values))
     return rows
@@ -268,7 +313,7 @@ def _seconds(card: Card) -> float | None:
 
 
 def _work(card: Card) -> tuple[Any, ...]:
-    return (card.verb, *(str(card.settings.get(name)) for name in COMPARABLE))
+    return (card.verb, *(card.settings.get(name) for name in COMPARABLE))
 
 
 def _duration(seconds: float) -> str:
