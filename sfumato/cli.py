@@ -7,12 +7,12 @@ imported when the verb is called. Every verb takes `--preset`, `--out` and `--js
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
 
 from sfumato import __version__
 from sfumato.config import dumps, from_json
@@ -29,10 +29,9 @@ VERBS = {
     "reconstruct": "training images back from a model's weights, and how sure one can be",
     "audit": "does a model keep its promise? What attacks reach and prove, beside the ledger",
     "account": "budget arithmetic: epsilon of a plan, noise for an epsilon",
+    "report": "one page on a run, or on several side by side; --serve shows a folder live",
 }
 """Verb -> what it does. The recipe of a verb is sfumato.recipes.VERB."""
-
-PLANNED = ("report",)
 
 Config = TypeVar("Config")
 
@@ -80,8 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _call(verb: str, words: list[str]) -> None:
     if verb not in VERBS:
-        if verb in PLANNED:
-            raise SfumatoError(f'"{verb}" is not there yet, in sfumato {__version__}.')
         near = get_close_matches(verb, VERBS, n=1)
         hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(VERBS)}."
         raise SfumatoError(f'there is no verb "{verb}".{hint}')
@@ -134,13 +131,25 @@ def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":
         default = Order(config=known)
         words = [*_passing(recipe, words), *words]
     order: Any = tyro.cli(
-        Order[tyro.conf.OmitArgPrefixes[recipe.Config]],
+        Order[tyro.conf.OmitArgPrefixes[_with_words(recipe)]],
         args=words,
         default=default,
         prog=f"sfumato {verb}",
         description=f"{cleandoc(recipe.Config.__doc__)}\n\nPresets: {presets}.",
     )
     return order
+
+
+def _with_words(recipe: Any) -> Any:
+    """The recipe's settings; the one that its WORDS names is given without a flag."""
+    import tyro
+
+    name = getattr(recipe, "WORDS", None)
+    if name is None:
+        return recipe.Config
+    hint, default = get_type_hints(recipe.Config)[name], getattr(recipe.Config, name)
+    plain = (name, tyro.conf.Positional[hint], field(default=default))
+    return make_dataclass("Config", [plain], bases=(recipe.Config,), frozen=True, kw_only=True)
 
 
 def _value(words: list[str], flag: str) -> str | None:

@@ -4,6 +4,7 @@
     model.safetensors | images.npz | ...      artefacts; never a pickle
     private/      what was computed from private images without a mechanism, and the run's secret
     stages/NAME/  sub-runs, each with its own done.json
+    report.html  report.md  card.json         what `sfumato report` makes of all this
     done.json     the summary; written last
 
 Everything outside `private/` is covered by the ledger and may be shared. The same command goes on
@@ -260,11 +261,15 @@ def _agree(run: Run, wanted: Any, free: Sequence[str]) -> None:
         run.write_json("config.json", wanted)
 
 
+REPORT = ("report.html", "report.md", "card.json")
+"""What `sfumato report` writes, here or, with what must not be shared, in `private/`."""
 UNUSED = (
     "ledger.jsonl", "plan.json", "private/secret.key", "private/canaries.json",
-    "private/canary_start.json", "private/canary_steps.bin",
+    "private/canary_start.json", "private/canary_steps.bin", *REPORT,
+    *(f"private/{name}" for name in REPORT),
 )  # fmt: skip
-"""What an order that was refused before its first step may leave: a ledger without an event."""
+"""What an order that was refused before its first step may leave: a ledger without an event, and
+a report on that."""
 
 
 def _has_begun(run: Run) -> bool:

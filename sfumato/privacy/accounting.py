@@ -34,11 +34,13 @@ def epsilon(
     delta: float,
     relation: Relation = "add-or-remove",
     accountant: Accountant = "pld",
+    *,
+    cells_for: int = 0,
 ) -> float:
     """An upper bound on epsilon at `delta` of all `events` composed, in any order.
 
     Zero for no events, infinite if one of them was exact. The RDP bound is NaN for what Rényi
-    accounting has no formula for: replace-one and truncated batches.
+    accounting has no formula for: replace-one and truncated batches. `cells_for` as for `price`.
     """
     steps: dict[tuple[str, str, int], list[Event]] = {}
     for event in events:
@@ -52,7 +54,7 @@ def epsilon(
         else:
             singles.append(cost)
     costs = singles + [cost for *_, cost in families]
-    return price(Counter(costs), delta, relation, accountant)
+    return price(Counter(costs), delta, relation, accountant, cells_for=cells_for)
 
 
 def _together(events: Sequence[Event]) -> Cost:

@@ -11,6 +11,8 @@ Each module has the same parts, which is all that `cli` knows of it:
 and where it has use for them:
 
     FIRST_WORDS  a first word, and the flags it stands for: sfumato release verify BUNDLE
+    WORDS        the setting that is given without a flag: sfumato report RUN RUN
+    writes_file  whether a config asks for files in a place of its own, by write_file, and no run
     asks_more    whether a finished run has something left to do for a config
     shares_run   whether several processes may work in one run directory
     AGAIN        a stage that a finished run may take again

@@ -192,7 +192,8 @@ def train_network(
     run.write_json("plan.json", plan)
     train.learn(settings, learner, reading, plan, ledger, secret, run, World())
     run.save_tensors("model.safetensors", learner.best.state_dict())
-    return {"test_accuracy": accuracy(learner.best, replace(reading, images=test))}
+    found = accuracy(learner.best, replace(reading, images=test))
+    return {"test_accuracy": found, "test_images": len(test)}
 
 
 def steal(run: Run) -> None:

@@ -94,7 +94,7 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) 
     def proved(delta: float) -> float:
         return many_run_bound(*pair, delta=delta, confidence=level, relation="replace").epsilon
 
-    found: dict[str, Any] = {"relation": "replace", "delta": delta}
+    found: dict[str, Any] = {"relation": "replace", "delta": delta, "confidence": level}
     found["epsilon_proved"] = proved(delta)
     found["epsilon_proved_at_delta_1e-5"] = proved(1e-5)
     if recipe.noise_multiplier >= LEAST_NOISE:

@@ -29,6 +29,7 @@ def evaluate(scene: Scene, stage: Run) -> None:
     scores: dict[str, Any] = {
         "test_accuracy": accuracy(*trained_student(scene)),
         "teacher_accuracy": accuracy(model, replace(reading, images=scene.test.to(scene.device))),
+        "test_images": len(scene.test),
         "agreement_with_dealt_classes": agreement(logits, len(scene.private.classes)),
     }
     if scene.config.controls:

@@ -238,7 +238,8 @@ def conclude(
     from sfumato.train.steps import accuracy
 
     run.save_tensors("model.safetensors", learner.best.state_dict())
-    run.write_json("private/scores.json", {"test_accuracy": accuracy(learner.best, test)})
+    scores = {"test_accuracy": accuracy(learner.best, test), "test_images": len(test.images)}
+    run.write_json("private/scores.json", scores)
     return run.finish({**kept(plan, ledger), "model": config.model, "run": str(run.path)})
 
 

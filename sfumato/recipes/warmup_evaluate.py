@@ -43,7 +43,8 @@ def evaluate(scene: Scene, stage: Run) -> None:
     if scene.config.controls:
         accuracies |= controls(scene, stage) | sizes(scene, stage)
     found = fidelity(scene, extractor)
-    scene.run.write_json("private/scores.json", {**accuracies, "fidelity": found})
+    scores = {**accuracies, "test_images": len(scene.test), "fidelity": found}
+    scene.run.write_json("private/scores.json", scores)
     # On the screen only: whoever runs this owns the images, and nothing else may keep the scores.
     told = ", ".join(f"{name} {value:.3f}" for name, value in accuracies.items())
     scene.run.say(f"test accuracy, for your eyes: {told}")

@@ -53,7 +53,8 @@ def evaluate(scene: Scene, stage: Run) -> None:
     )
 
     found, reached = fidelity(scene, prepare_evaluation(scene)), score(scene)
-    scene.run.write_json("private/scores.json", {"drawn": reached, "fidelity": found})
+    scores = {"drawn": reached, "test_images": len(scene.test), "fidelity": found}
+    scene.run.write_json("private/scores.json", scores)
     scene.run.say(f"test accuracy after drawn images alone, for your eyes: {reached:.3f}")
     scene.run.say(f"images, for your eyes: {tell_fidelity(found)}")
     stage.finish({"controls": []})

@@ -108,12 +108,12 @@ def fit(
 ) -> None:
     """Train until the batches end. They must begin with batch number `learner.step`.
 
-    Losses and clip rates are private: they go to private/metrics.jsonl. Ctrl-C leaves a checkpoint
+    Losses, clip rates and times are private: they go to private/metrics.jsonl. Ctrl-C leaves a checkpoint
     of the last whole step before it goes on its way. Without a run nothing is written: that is how
     all processes but the leader train.
     """
     world = World() if world is None else world
-    saved = time.monotonic()
+    saved = last = time.monotonic()
     with whole_steps() as interrupted, _kept(learner, run):
         for batch in batches:
             numbers = step(batch)
@@ -121,13 +121,16 @@ def fit(
             learner.advance()
             if run is not None:
                 run.measure(batch.step, lr=rate)
-                run.measure(batch.step, private=True, **numbers)
+                # Larger batches take longer, so how long a step took is as private as its batch.
+                now = time.monotonic()
+                run.measure(batch.step, private=True, **numbers, seconds=round(now - last, 6))
                 if time.monotonic() - saved > checkpoint_seconds:
                     run.save_checkpoint(learner.state())
                     saved = time.monotonic()
             if world.any(interrupted()):
                 raise KeyboardInterrupt
             tell(learner.step, numbers)
+            last = time.monotonic()
 
 
 @contextmanager

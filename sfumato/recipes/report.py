@@ -1,0 +1,198 @@
+"""`sfumato report`: one page on a run, or on several side by side.
+
+report.html needs nothing else and opens from disk; report.md says the same in short, for
+repositories; card.json has it for programs: `{"made_by", "includes_private", "runs"}`, each run
+with the fields of `sfumato.report.card.Card`. They lie in the run's directory; of several runs in
+`report/` beside the first; with --out elsewhere. What is private appears only when it is asked for,
+and then all three lie in the `private/` of that place.
+"""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sfumato.config import from_json, to_json
+from sfumato.errors import ConfigError, RunError, SfumatoError
+from sfumato.files import read_json
+from sfumato.runs import REPORT, Run
+
+ROOT = Path("runs")
+WORDS = "runs"
+"""The setting that is given without a flag."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One self-contained page on a run, or on several side by side.
+
+    The words are run directories: sfumato report RUN [RUN ...]. Without any, the newest run in
+    runs/ is meant. With --serve, the word is a folder of runs.
+    """
+
+    runs: tuple[Path, ...] = ()
+    """Run directories; with --serve a folder of them."""
+    include_private: bool = False
+    """Also what must not be shared: scores, attacks, pictures. The page says so in red."""
+    serve: bool = False
+    """Show a folder of runs in the browser, live, to this machine alone."""
+    port: int = 8008
+    """Where to serve; 0 takes any port that is free."""
+
+    def __post_init__(self) -> None:
+        if self.serve and self.include_private:
+            raise ConfigError("private/ is never served: leave --serve or --include-private out.")
+        if self.serve and len(self.runs) > 1:
+            raise ConfigError(f"--serve shows one folder, and there are {len(self.runs)}.")
+
+
+def digits_cpu() -> Config:
+    """The newest run in runs/: after any other verb with this preset, what that one did."""
+    return Config()
+
+
+PRESETS = {"digits-cpu": digits_cpu}
+
+
+def needs_run(_: Config) -> bool:
+    """A report is about runs, and is none itself."""
+    return False
+
+
+def writes_file(_: Config) -> bool:
+    """It writes into the directory of another verb's run."""
+    return True
+
+
+def run(config: Config, _: Run | None) -> dict[str, Any]:
+    """The report, where it belongs."""
+    return write_file(config, None, lambda _: None)
+
+
+def write_file(config: Config, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """Write the three files, or serve until Ctrl-C."""
+    if config.serve:
+        return serve_folder(config, say)
+    folders = config.runs or (newest(ROOT),)
+    if out is None:
+        out = folders[0] if len(folders) == 1 else folders[0].resolve().parent / "report"
+    return write_report(folders, out, include_private=config.include_private)
+
+
+def write_report(
+    folders: Sequence[Path], out: Path, *, include_private: bool = False
+) -> dict[str, Any]:
+    """Write report.html, report.md and card.json about these runs to `out`, and say where.
+
+    Guarantee: without `include_private` nothing of any `private/` is read. With it, the files go to
+    `out/private`, which only their owner can read, and say that they must not be shared.
+    """
+    from sfumato.report.card import read_card
+    from sfumato.report.markdown import render_markdown
+    from sfumato.report.page import made_by, render_page
+
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file. Give a directory with --out.")
+    cards = [
+        replace(read_card(folder, include_private=include_private), command=command_of(folder))
+        for folder in folders
+    ]
+    card = {"made_by": made_by(), "includes_private": include_private, "runs": cards}
+    if include_private:
+        from sfumato.report.words import PRIVATE
+
+        card["warning"] = PRIVATE
+    out.mkdir(parents=True, exist_ok=True)
+    place = Run(out).private if include_private else out
+    page, text = render_page(cards, folders), render_markdown(cards)
+    from sfumato.config import dumps
+    from sfumato.files import atomic
+
+    for name, whole in zip(REPORT, (page, text, dumps(card, indent=2) + "\n"), strict=True):
+        with atomic(place / name) as file:
+            file.write(whole.encode())
+    return {
+        "report": str(place / "report.html"), "markdown": str(place / "report.md"),
+        "card": str(place / "card.json"), "runs": [str(folder) for folder in folders],
+        "includes_private": include_private, "hidden": any(c.has_private for c in cards),
+    }  # fmt: skip
+
+
+def serve_folder(config: Config, say: Callable[[str], None]) -> dict[str, Any]:
+    """Serve until Ctrl-C."""
+    from sfumato.report.serve import serve
+
+    (folder,) = config.runs or (ROOT,)
+    if not folder.is_dir():
+        raise RunError(f"there is no folder {folder}. Give one that has runs in it.")
+    if (folder / "config.json").exists():
+        raise RunError(f"{folder} is a run itself: give the folder that it lies in.")
+    serve(folder, say, config.port)
+    return {"served": str(folder)}
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """Where the page is."""
+    if "served" in summary:
+        return f"{summary['served']} is no longer served."
+    lines = [
+        f"Report on {', '.join(summary['runs'])}:",
+        f"  page      {summary['report']}: opens in any browser, from disk",
+        f"  markdown  {summary['markdown']}",
+        f"  card      {summary['card']}: for programs",
+    ]
+    if summary["includes_private"]:
+        lines.append("  PRIVATE   all three hold what no ledger covers: do not share them")
+    elif summary["hidden"]:
+        lines.append("  left out  what private/ holds: scores, attacks; see --include-private")
+    return "\n".join(lines)
+
+
+def newest(root: Path) -> Path:
+    """The run that was begun last."""
+    records = sorted(root.glob("*/config.json"), key=lambda record: record.stat().st_mtime)
+    if not records:
+        raise RunError(f"there is no run in {root}/. Give one: sfumato report RUN.")
+    return records[-1].parent
+
+
+def command_of(folder: Path) -> str | None:
+    """What to type for the same run again; None if this version has no such settings.
+
+    The preset that is nearest, and flags for the rest.
+    """
+    record = read_json(folder / "config.json")
+    try:
+        recipe = import_module(f"sfumato.recipes.{record['verb']}")
+        wanted = to_json(from_json(recipe.Config, record["config"]))
+    except (ImportError, SfumatoError, AttributeError):
+        return None
+    passing = getattr(recipe.Config, "PASSING", {})
+    tries = [["--preset", name, *_flags(to_json(p()), wanted, passing)]
+             for name, p in recipe.PRESETS.items()]  # fmt: skip
+    try:
+        tries.append(_flags(to_json(recipe.Config()), wanted, passing))
+    except SfumatoError:
+        pass  # settings that have no sound default: there must be a preset, then
+    return " ".join(map(shlex.quote, ["sfumato", record["verb"], *min(tries, key=len)]))
+
+
+def _flags(base: Any, wanted: Any, passing: Mapping[str, Any]) -> list[str]:
+    """Flags that turn one set of settings into another."""
+    words: list[str] = []
+    for name, value in wanted.items():
+        if isinstance(value, dict):
+            words += _flags(base[name], value, {})
+        elif value != base[name] and name not in passing:
+            words += _flag(name.replace("_", "-"), value)
+    return words
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, list):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", str(value)]

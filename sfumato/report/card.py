@@ -1,0 +1,257 @@
+"""What a run directory says, as plain data: the card that pages and programs are given.
+
+Everything here comes from the open part of a run, which its ledger covers. What `private/` holds
+is read in one other place, `findings`, and only when it is asked for. Epsilon is derived from the
+ledger again, never taken from a summary. Nothing is written, locked or mended, so a run that is
+still training can be looked at.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sfumato.config import from_json, to_json
+from sfumato.errors import ConfigError, PrivacyError, RunError, SfumatoError
+from sfumato.files import read_json, read_lines
+from sfumato.privacy.accounting import epsilon
+from sfumato.privacy.budget import Plan
+from sfumato.privacy.events import Event
+from sfumato.privacy.ledger import Ledger
+from sfumato.report.findings import Findings, find
+from sfumato.runs import REPORT
+
+LEDGERS = ("ledger.jsonl", "stages/*/ledger.jsonl", "bundle/ledger.jsonl")
+PICTURES = ("*.png", "bundle/*.png", "stages/generator/samples/*.png")
+POINTS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What the ledger proves so far, and what it is about."""
+
+    epsilon: float
+    """Of all events so far, by the PLD accountant; infinite if one was exact."""
+    planned: float
+    """Of the whole plan: the same when the run is finished."""
+    delta: float
+    relation: str
+    unit: str
+    data: str
+    public: str
+    """What the promise treats as public, in words."""
+    noise: str
+    not_for_release: tuple[str, ...]
+    """Why nobody else may have what this pays for; empty if they may."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """Events of one kind: how many, of which stage, and what each was, in words."""
+
+    stage: str
+    count: int
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Epsilon after so many uses of private data; those beyond `done` are planned."""
+
+    steps: tuple[int, ...]
+    epsilon: tuple[float, ...]
+    done: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One run. In card.json, infinity is the string "inf", and a part that is not there is null."""
+
+    name: str
+    """The name of the run's directory."""
+    verb: str
+    finished: bool
+    settings: dict[str, Any]
+    """config.json, flat."""
+    summary: dict[str, Any]
+    """Numbers and words of done.json; empty while the run goes on."""
+    promise: Promise | None
+    """Without a ledger there is none: nothing in the open part was learnt from private images."""
+    events: tuple[Spent, ...]
+    curve: Curve | None
+    """None where epsilon is infinite, or nothing was spent."""
+    plan: dict[str, Any] | None
+    """plan.json: rate, noise multiplier, norm bound and so on."""
+    steps: tuple[int, int] | None
+    """Steps taken and planned, where there is a plan."""
+    stages: dict[str, bool]
+    """Stages that were begun, and whether each is finished."""
+    pictures: tuple[str, ...]
+    """Pictures that may be shared, as paths in the run."""
+    has_private: bool
+    """Whether there is a `private/` with something to report."""
+    private: Findings | None
+    """What `private/` says; None unless it was asked for."""
+    command: str | None = None
+    """What to type for the same again; None if this version has no such settings."""
+
+
+def read_card(path: Path, *, include_private: bool = False) -> Card:
+    """The card of the run in that directory, finished or not.
+
+    Guarantee: without `include_private` no file under a folder called `private` is opened, and a
+    run that itself lies in the `private/` of another is refused.
+    """
+    config = _config_of(path)
+    if not include_private and lies_in_private(path):
+        raise PrivacyError(
+            f"{path} lies in the private/ of another run: all of it must not be shared. Add "
+            "--include-private to see it on a page that says so."
+        )
+    finished = (path / "done.json").exists()
+    ledger = _ledger_of(path)
+    plan = _plan_of(path)
+    coming = [] if finished else _coming(plan, ledger)
+    summary = read_json(path / "done.json") if finished else {}
+    return Card(
+        name=path.resolve().name,
+        verb=str(config["verb"]),
+        finished=finished,
+        settings=_flat(config["config"]),
+        summary={k: v for k, v in summary.items() if k not in ("run", "text", "bundle")},
+        promise=None if ledger is None else _promise(ledger, coming),
+        events=() if ledger is None else _spent(ledger.events),
+        curve=None if ledger is None else _curve(ledger, coming),
+        plan=None if plan is None else to_json(plan),
+        steps=None if plan is None or ledger is None else (_taken(ledger), plan.steps),
+        stages=_stages(path),
+        pictures=_pictures(path),
+        has_private=any(
+            file.suffix in (".json", ".png") and file.name not in REPORT
+            for file in (path / "private").glob("*")
+        ),
+        private=find(path) if include_private else None,
+    )
+
+
+def lies_in_private(path: Path) -> bool:
+    """Whether a directory is inside the `private/` of a run."""
+    real = path.resolve()
+    folders = (real, *real.parents)
+    return any(f.name == "private" and (f.parent / "config.json").exists() for f in folders)
+
+
+def _config_of(path: Path) -> Mapping[str, Any]:
+    if not path.is_dir():
+        there = "is a file" if path.exists() else "does not exist"
+        raise RunError(f"{path} {there}. Give the directory of a run, such as runs/train-...")
+    if not (path / "config.json").exists():
+        inside = sorted(found.parent.name for found in path.glob("*/config.json"))
+        hint = f" There are runs in it: {', '.join(inside[:4])}." if inside else ""
+        raise RunError(f"{path} holds no run: config.json is missing.{hint}")
+    config = read_json(path / "config.json")
+    if not isinstance(config, dict) or not {"verb", "config"} <= set(config):
+        raise RunError(f"{path / 'config.json'} is damaged: it names no verb and no settings.")
+    return config
+
+
+def _ledger_of(path: Path) -> Ledger | None:
+    """All that the open part of the run has cost, in one ledger: each line counts once."""
+    whole: Ledger | None = None
+    for found in (file for pattern in LEDGERS for file in sorted(path.glob(pattern))):
+        records = read_lines(found)
+        if not records:
+            continue
+        try:
+            ledger = Ledger.from_records(records)
+            whole = ledger if whole is None else _joined(whole, ledger)
+        except SfumatoError as problem:
+            raise RunError(f"{found} cannot be trusted: {problem}") from problem
+    return whole
+
+
+def _joined(one: Ledger, other: Ledger) -> Ledger:
+    """Both together, under the header of the one that has paid for more."""
+    more, less = (one, other) if len(one.events) >= len(other.events) else (other, one)
+    more.inherit(less)
+    return more
+
+
+def _plan_of(path: Path) -> Plan | None:
+    if not (path / "plan.json").exists():
+        return None
+    try:
+        return from_json(Plan, read_json(path / "plan.json"))
+    except ConfigError:  # of another version: what was done stands in the ledger
+        return None
+
+
+def _taken(ledger: Ledger) -> int:
+    return len({event.step for event in ledger.events if event.stage == "train"})
+
+
+def _coming(plan: Plan | None, ledger: Ledger | None) -> list[Event]:
+    """What is planned and not done yet."""
+    if plan is None or ledger is None:
+        return []
+    return [plan.event("planned", step) for step in range(_taken(ledger), plan.steps)]
+
+
+def _promise(ledger: Ledger, coming: list[Event]) -> Promise:
+    header, spent = ledger.header, ledger.epsilon()
+    everything = [*ledger.events, *coming]
+    planned = epsilon(everything, header.delta, header.relation) if coming else spent
+    return Promise(
+        epsilon=spent, planned=planned, delta=header.delta, relation=header.relation,
+        unit=header.unit, data=header.data, public=header.public, noise=header.noise,
+        not_for_release=tuple(ledger.objections),
+    )  # fmt: skip
+
+
+def _spent(events: tuple[Event, ...]) -> tuple[Spent, ...]:
+    """Events in groups that are alike, in the order in which each group began."""
+    counts: dict[tuple[str, str], int] = {}
+    for event in events:
+        kind = (event.stage, event.describe())
+        counts[kind] = counts.get(kind, 0) + 1
+    return tuple(Spent(stage=s, count=count, what=w) for (s, w), count in counts.items())
+
+
+def _curve(ledger: Ledger, coming: list[Event]) -> Curve | None:
+    events, header = [*ledger.events, *coming], ledger.header
+    if not events or any(event.is_exact for event in events):
+        return None
+    done, count = len(ledger.events), len(events)
+    shares = (*(2.0**-i for i in range(5, 9)), *(i / POINTS for i in range(1, POINTS + 1)))
+    marks = sorted({done, *(max(1, round(count * share)) for share in shares)} - {0})
+    prices = [
+        epsilon(events[:mark], header.delta, header.relation, cells_for=count) for mark in marks
+    ]
+    return Curve(steps=(0, *marks), epsilon=(0.0, *prices), done=done)
+
+
+def _stages(path: Path) -> dict[str, bool]:
+    places = [place for place in (path / "stages").glob("*") if place.is_dir()]
+    places.sort(key=lambda place: place.stat().st_mtime)
+    return {place.name: (place / "done.json").exists() for place in places}
+
+
+def _pictures(path: Path) -> tuple[str, ...]:
+    """Pictures of the open part; of a generator's samples the last. A link out of it is none."""
+    found = []
+    for pattern in PICTURES:
+        files = sorted(path.glob(pattern))
+        found += files[-1:] if "samples" in pattern else files
+    root = path.resolve()
+    real = [file for file in found if file.resolve().is_relative_to(root)]
+    names = [file for file in real if "private" not in file.resolve().relative_to(root).parts]
+    return tuple(str(file.relative_to(path)) for file in names)
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without nests: a flag is called by its last name alone."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flat(value) if isinstance(value, dict) else {name: value}
+    return flat
+

@@ -1,0 +1,316 @@
+"""What the `private/` of a run says: scores, attacks, audits, and pictures that must not be shared.
+
+Every verb scores in its own words; here they become the same few things, so that a page can set
+them beside each other: rates with intervals, attacks with their ROC, lower bounds on epsilon, and
+checks. Nobody calls this without having been asked for what is private.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sfumato.files import read_json, read_lines
+
+Limits = tuple[float, float | None, float | None]
+"""A value, and the lower and upper end of its interval where there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A share of some images."""
+
+    name: str
+    value: Limits
+    of: str
+    """What it is a share of, and how the interval was found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """How well an attack tells those who were in from those who were not."""
+
+    name: str
+    auc: Limits | None
+    tpr_at_1_percent_fpr: Limits | None
+    tpr_at_0_1_percent_fpr: Limits | None
+    roc: tuple[tuple[float, ...], tuple[float, ...]] | None
+    """False-positive rates and true-positive rates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proved:
+    """An epsilon that the mechanism cannot be below, at a confidence, and the one promised."""
+
+    name: str
+    own: bool
+    """Whether it is about the run itself, and not about a stage or a model that it attacked."""
+    epsilon: float
+    promised: float | None
+    """The upper bound for the same delta and relation; None where nothing is promised."""
+    kept: bool | None
+    """Whether what is proved lies within what is promised; None without a promise."""
+    delta: float | None
+    confidence: float | None
+    relation: str
+    thresholds: str
+    assumes: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One question about the mechanism, and its answer."""
+
+    name: str
+    question: str
+    passed: bool | None
+    p_value: float | None
+    says: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """All that `private/` says."""
+
+    rates: tuple[Rate, ...] = ()
+    attacks: tuple[Attack, ...] = ()
+    bounds: tuple[Proved, ...] = ()
+    checks: tuple[Check, ...] = ()
+    allowed: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """The ROC that no attack exceeds, by the ledger: false- and true-positive rates."""
+    audited: str | None = None
+    """What an audit was about."""
+    promised: float | None = None
+    """The epsilon of what was audited; None if it promises nothing."""
+    seconds_per_step: float | None = None
+    """The median time of a training step."""
+    pictures: tuple[str, ...] = ()
+    """Paths in the run."""
+    notes: tuple[str, ...] = ()
+
+
+def find(path: Path) -> Findings:
+    """What `private/` of the run holds, and that of its stages and of the attackers in it."""
+    parts = [_own(path, ""), *(_own(place, name) for name, place in _places(path))]
+    own = parts[0]
+    audits = [part for part in parts if part.allowed is not None]
+    return Findings(
+        rates=tuple(rate for part in parts for rate in part.rates),
+        attacks=tuple(attack for part in parts for attack in part.attacks),
+        bounds=tuple(bound for part in parts for bound in part.bounds),
+        checks=tuple(check for part in parts for check in part.checks),
+        allowed=audits[0].allowed if audits else None,
+        audited=own.audited,
+        promised=own.promised,
+        seconds_per_step=own.seconds_per_step,
+        pictures=tuple(
+            str(found.relative_to(path)) for found in sorted((path / "private").glob("*.png"))
+        ),
+        notes=tuple(note for part in parts for note in part.notes),
+    )
+
+
+def _places(path: Path) -> Iterator[tuple[str, Path]]:
+    """Attackers' runs in `private/`, and the stages of a study; each may have stages again."""
+    for folder in (path / "private", path / "stages"):
+        for place in sorted(folder.glob("*")):
+            if place.name not in ("judges", "repeats") and (place / "private").is_dir():
+                # The numbers of a stage of training stand in the run's own scores.
+                if folder.name == "private" or "=" in place.name:
+                    yield place.name, place
+                for name, deeper in _places(place):
+                    yield name, deeper
+
+
+def _own(path: Path, name: str) -> Findings:
+    """What one `private/` folder says, with the name of its stage before it."""
+    scores = _json(path / "private" / "scores.json")
+    audit = _json(path / "private" / "audit.json")
+    prefix = f"{name.replace('_', ' ')}: " if name else ""
+    promise = audit.get("promise") or {}
+    curve = audit.get("curve")
+    warning = str(scores.get("warning", "")).strip()
+    return Findings(
+        rates=tuple(_rates(scores, prefix)),
+        attacks=(*_attacks_in(scores, prefix), *map(_attack, _list(audit, "attacks"))),
+        bounds=(
+            *_bounds_in(scores, prefix),
+            *(_proved(bound, promise, own=not name) for bound in _list(audit, "bounds")),
+        ),
+        checks=tuple(
+            Check(
+                name=str(check.get("name", "")), question=str(check.get("question", "")),
+                passed=check.get("passed"), p_value=_value(check.get("p_value")),
+                says=str(check.get("says", "")),
+            )
+            for check in _list(audit, "checks")
+        ),
+        allowed=_curve(curve),
+        audited=None if "target" not in audit else str(audit["target"]),
+        promised=_value(promise.get("epsilon")),
+        seconds_per_step=_seconds(path),
+        notes=(prefix + warning,) if warning else (),
+    )  # fmt: skip
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    found = read_json(path) if path.exists() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _list(part: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    return [entry for entry in part.get(name) or [] if isinstance(entry, dict)]
+
+
+def _value(found: Any) -> float | None:
+    """A number as it stands in a file, "inf" included; None for anything else."""
+    if found == "inf":
+        return math.inf
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    return float(found) if is_number and not math.isnan(found) else None
+
+
+def _limits(value: Any, interval: Any = None) -> Limits | None:
+    """A value with its interval, from `[value, low, high]` or from two places."""
+    if isinstance(value, list | tuple):
+        value, *interval = value
+    found = _value(value)
+    low, high = interval if isinstance(interval, list | tuple) and len(interval) == 2 else (None,) * 2
+    return None if found is None else (found, _value(low), _value(high))
+
+
+UNKNOWN = "of how many test images is not recorded, so there is no interval"
+ACCURACIES = {
+    "test_accuracy": "test accuracy",
+    "teacher_accuracy": "test accuracy of the teacher",
+    "target_test_accuracy": "test accuracy of the target",
+    "nearest_mean_accuracy": "test accuracy of the nearest released mean",
+    "nearest_exact_mean_accuracy": "test accuracy of the nearest exact mean",
+    "warmup": "test accuracy after the warm-up",
+    "dp": "test accuracy after private training",
+    "drawn": "test accuracy after drawn images alone",
+    "warmup_on_public_images_alone": "the same warm-up on public images alone",
+    "dp_from_public_images_alone": "and after private training from there",
+    "dp_from_scratch": "private training without a warm-up",
+    "accuracy_of_heads": "accuracy of the heads under attack",
+}
+
+
+def _rates(scores: Mapping[str, Any], prefix: str) -> Iterator[Rate]:
+    """Accuracies, with the exact interval where it is known of how many images."""
+    from sfumato.report.leakage import binomial_interval
+
+    controls = scores.get("controls")
+    named = {**scores, **(controls if isinstance(controls, dict) else {})}
+    tested = {k: v for k, v in ACCURACIES.items() if _value(named.get(k)) is not None}
+    tested |= {k: f"control {k}" for k in controls or {} if k not in tested}
+    tested |= {k: k.replace("_", " ") for k in scores if k.startswith("warmup_with_width")}
+    count = scores.get("test_images")
+    for key, name in tested.items():
+        value = _value(named[key])
+        if value is None:
+            continue
+        if isinstance(count, int) and count > 0 and key != "accuracy_of_heads":
+            low, high = binomial_interval(min(count, round(value * count)), count)
+            of = f"of {count} test images; 95 % interval (Clopper-Pearson)"
+            yield Rate(name=prefix + name, value=(value, float(low), float(high)), of=of)
+        else:
+            of = "on average over heads" if key == "accuracy_of_heads" else UNKNOWN
+            yield Rate(name=prefix + name, value=(value, None, None), of=of)
+    yield from _inversion_rates(scores, prefix)
+
+
+def _inversion_rates(scores: Mapping[str, Any], prefix: str) -> Iterator[Rate]:
+    majority = scores.get("majority")
+    if not isinstance(majority, dict):
+        return
+    of = f"of {scores.get('guesses')} guesses; {100 * scores.get('level', 0.95):g} % interval"
+    words = {
+        "top1": ("guesses that judges take for the class", of),
+        "floor_top1": ("public images that they take for it: the floor", "no attack at all"),
+        "held_out_top1": ("real images that they name rightly: the ceiling", "of images unseen"),
+    }
+    for key, (name, share) in words.items():
+        entry = majority.get(key)
+        value = _limits(entry.get("mean"), entry.get("interval")) if entry else None
+        if value is not None:
+            yield Rate(name=prefix + name, value=value, of=share)
+
+
+def _attacks_in(scores: Mapping[str, Any], prefix: str) -> Iterator[Attack]:
+    """The attack of `sfumato reconstruct`, and the look for near copies of `sfumato release`."""
+    if "auc" in scores:
+        yield Attack(
+            name=f"{prefix}which images is this head made of? (reconstruction)",
+            auc=_limits(scores["auc"], scores.get("auc_interval")),
+            tpr_at_1_percent_fpr=_limits(
+                scores.get("tpr_at_1_percent_fpr"), scores.get("tpr_at_1_percent_fpr_interval")
+            ),
+            tpr_at_0_1_percent_fpr=None, roc=None,
+        )  # fmt: skip
+    near = scores.get("membership")
+    for key, name in (
+        ("membership_auc", "are released images nearer to private ones than to test images?"),
+        ("membership_auc_of_public", "the same of public images, which know nothing"),
+    ):
+        value = _limits(near.get(key)) if isinstance(near, dict) else None
+        if value is not None:
+            yield Attack(
+                name=prefix + name, auc=value, tpr_at_1_percent_fpr=None,
+                tpr_at_0_1_percent_fpr=None, roc=None,
+            )  # fmt: skip
+
+
+def _bounds_in(scores: Mapping[str, Any], prefix: str) -> Iterator[Proved]:
+    """What the reconstruction of heads proves."""
+    privacy = scores.get("privacy")
+    if not isinstance(privacy, dict) or "epsilon_proved" not in privacy:
+        return
+    found = {
+        **privacy,
+        "name": f"{prefix}reconstruction, one trial a head",
+        "epsilon": privacy["epsilon_proved"],
+        "thresholds": "chosen on one half of the trials, counted on the other",
+        "assumes": "independent heads, which differ in one image",
+    }
+    yield _proved(found, privacy, own=not prefix)
+
+
+def _proved(bound: Mapping[str, Any], promise: Mapping[str, Any], *, own: bool) -> Proved:
+    """A bound beside the promise, if both speak of the same neighbours and the same delta."""
+    epsilon, promised = _value(bound.get("epsilon")) or 0.0, _value(promise.get("epsilon"))
+    alike = all(bound.get(key) == promise.get(key) for key in ("relation", "delta"))
+    kept = None
+    if promised is not None and math.isfinite(promised) and alike:
+        kept = epsilon <= promised
+    return Proved(
+        name=str(bound.get("name", "a bound")), own=own, epsilon=epsilon,
+        promised=None if kept is None else promised, kept=bound.get("kept", kept),
+        delta=_value(bound.get("delta")), confidence=_value(bound.get("confidence")),
+        relation=str(bound.get("relation", "")), thresholds=str(bound.get("thresholds", "")),
+        assumes=str(bound.get("assumes", "")),
+    )  # fmt: skip
+
+
+def _attack(found: Mapping[str, Any]) -> Attack:
+    return Attack(
+        name=str(found.get("name", "an attack")), auc=_limits(found.get("auc")),
+        tpr_at_1_percent_fpr=_limits(found.get("tpr_at_1_percent_fpr")),
+        tpr_at_0_1_percent_fpr=_limits(found.get("tpr_at_0.1_percent_fpr")),
+        roc=_curve(found.get("roc")),
+    )  # fmt: skip
+
+
+def _curve(found: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    if not isinstance(found, dict) or not found.get("fpr") or not found.get("tpr"):
+        return None
+    return tuple(map(float, found["fpr"])), tuple(map(float, found["tpr"]))
+
+
+def _seconds(path: Path) -> float | None:
+    lines = read_lines(path / "private" / "metrics.jsonl")
+    times = [found for line in lines if (found := _value(line.get("seconds"))) is not None]
+    # The first steps are slower: they compile, allocate and test.
+    return median(times[len(times) // 10 :]) if times else None

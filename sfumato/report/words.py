@@ -1,0 +1,329 @@
+"""What a card means, in sentences: the page and report.md say the same things.
+
+Numbers are rounded so that they stay true: what is promised goes up, what is proved goes down.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sfumato.report.card import Card, Promise, Spent
+from sfumato.report.findings import Findings, Limits, Proved
+
+PRIVATE = (
+    "This page holds what was computed from private images without any noise: scores, pictures, "
+    "attacks. No ledger covers it. Do not share it."
+)
+HIDDEN = (
+    "What was measured on private images (accuracy, attacks, audits) is not here. "
+    "--include-private puts it on a page of its own, which must not be shared."
+)
+ABOUT = {
+    "account": "A plan and its price",
+    "audit": "An audit of {data}",
+    "demo": "The story of {data}",
+    "invert": "Classes of {data}, as a model sees them",
+    "reconstruct": "Images of {data}, sought in weights",
+    "release": "Images to share, for the task of {data}",
+}
+"""Titles of runs that do something else than train one model."""
+CAPTIONS = {
+    "means.png": "The mean image of each class, released with noise",
+    "epsilon.png": "Epsilon over the steps of the plan",
+    "pictures.png": "Public images before, released images after",
+    "private/pictures.png": "The truth, and what the attacker got, setting by setting",
+    "private/gallery.png": "The truth, and below it what the attacker got",
+    "private/guesses.png": "Training images, and below them what the attacker guessed",
+    "private/stolen.png": "The truth, and what an attacker sees in weights without and with noise",
+    "private/inverted.png": "Training images, and what a network without noise says of its classes",
+    "private/comparison.png": "Exact means beside those that were released",
+    "private/nearest.png": "Released images, and below them the nearest private ones",
+    "private/roc.png": "How well true images are told from others, beside what privacy allows",
+    "private/study.png": "What the attack reaches for each setting, beside what privacy allows",
+    "private/tradeoff.png": "Trade-off curves of attacks, beside what the ledger allows",
+}
+
+
+def title(cards: Sequence[Card]) -> str:
+    """The name of the page."""
+    if len(cards) > 1:
+        return f"{len(cards)} runs, side by side"
+    model, data, verb = model_of(cards[0]), data_of(cards[0]), cards[0].verb
+    if verb in ABOUT:
+        return ABOUT[verb].format(data=data)
+    return f"{model} on {data}" if model else f"{verb}: {data}"
+
+
+def model_of(card: Card) -> str:
+    """The model that the run is about."""
+    return str(card.summary.get("model") or card.settings.get("model") or "")
+
+
+def data_of(card: Card) -> str:
+    """The images that the run is about."""
+    if card.promise is not None:
+        return card.promise.data
+    if card.private is not None and card.private.audited is not None:
+        return card.private.audited
+    return str(card.summary.get("data") or card.settings.get("data") or card.name)
+
+
+def promise_words(card: Card) -> tuple[str, str]:
+    """The promise: a number for the headline, and what it is about."""
+    promise = card.promise
+    if card.private is not None and card.private.audited is not None:
+        return _audited_words(card.private)
+    if promise is None and card.verb == "audit":
+        return "not shown", "What was promised by the run that was audited stands in its own report."
+    if promise is None:
+        return "none", "There is no ledger: this run promises nothing about private images."
+    if math.isinf(promise.epsilon):
+        return "ε = ∞", f"No promise: images of {promise.data} were used without noise."
+    now = f"ε ≤ {up(promise.epsilon)}"
+    about = f"at δ = {promise.delta:g}, {_neighbours(promise)}"
+    if not card.finished:
+        more = "" if promise.planned == promise.epsilon else f"; {up(promise.planned)} planned"
+        return now, f"so far{more}, {about}"
+    return now, about
+
+
+def _audited_words(found: Findings) -> tuple[str, str]:
+    """The promise that an audit put to the test."""
+    if found.promised is None or math.isinf(found.promised):
+        return "none", f"{found.audited} promises nothing: it was made without noise."
+    return f"ε ≤ {up(found.promised)}", f"by the ledger of {found.audited}"
+
+
+def proof_words(card: Card) -> tuple[str, str]:
+    """What was proved against the promise: a number for the headline, and what it rests on."""
+    found = card.private
+    if found is None:
+        return ("not shown", HIDDEN) if card.has_private else ("not measured", _hint(card))
+    failed = [check for check in found.checks if check.passed is False]
+    if failed:
+        names = "; ".join(check.question or check.name for check in failed)
+        return "check FAILED", f"{len(failed)} of {len(found.checks)} checks of the mechanism: {names}"
+    bounds = [bound for bound in found.bounds if bound.own]
+    if not bounds and found.bounds:
+        return "see below", "What is proved is about other models than this run's own."
+    if not bounds:
+        return "not measured", _hint(card)
+    best = max(bounds, key=lambda bound: bound.epsilon)
+    at = "" if best.delta is None else f"at δ = {best.delta:.3g}, "
+    words = f"{at}{confidence(best)}: {best.name}"
+    if len(bounds) > 1:
+        words += f"; the largest of {len(bounds)} bounds, each at its own confidence"
+    return f"ε ≥ {down(best.epsilon)}", f"{words}. {verdict(bounds)}"
+
+
+def _hint(card: Card) -> str:
+    can = f": sfumato audit --run {card.name} measures one" if card.verb == "train" else ""
+    return f"There is no lower bound on epsilon yet{can}."
+
+
+def broken(found: Findings) -> bool:
+    """Whether the run's own promise is disproved, or a check of its mechanism failed."""
+    disproved = any(bound.own and bound.kept is False for bound in found.bounds)
+    return disproved or any(check.passed is False for check in found.checks)
+
+
+def warnings(card: Card) -> tuple[str, ...]:
+    """Why a run that looks as if it kept a promise must not be released."""
+    if card.promise is None or math.isinf(card.promise.epsilon):
+        return ()
+    return card.promise.not_for_release
+
+
+def verdict(bounds: Sequence[Proved]) -> str:
+    """Whether the promise stands."""
+    if any(bound.kept is False for bound in bounds):
+        return "The promise is BROKEN: more is proved than was promised."
+    if any(bound.kept for bound in bounds):
+        return "The promise is not broken."
+    return "There is no promise to compare it with."
+
+
+def confidence(bound: Proved) -> str:
+    """How sure a bound is."""
+    known = bound.confidence is not None
+    return f"{100 * bound.confidence:g} % confidence" if known else "confidence not recorded"
+
+
+def facts(card: Card) -> list[tuple[str, str]]:
+    """What was trained on what, and how."""
+    plan, rows = card.plan or {}, [("verb", f"sfumato {card.verb}")]
+    rows += [("data", data_of(card)), ("model", model_of(card))]
+    rows.append(("state", state(card)))
+    if plan:
+        size, batch = plan.get("size"), plan["expected_batch"]
+        people = card.promise is not None and card.promise.unit == "person"
+        rows.append(("size", "" if size is None else f"{size:,} {'people' if people else 'images'}"))
+        rows.append(("batches", f"{plan['steps']:,} steps of about {batch:g} (rate {plan['rate']:.4g})"))
+        noise = f"{plan['noise_multiplier']:.4g} times the norm bound, {plan['max_norm']:g}"
+        rows.append(("noise", noise if plan["noise_multiplier"] else "none"))
+    known = {"model", "data", "epsilon", "delta", "not_for_release", "unit", "relation"}
+    known |= {"noise_multiplier", "rate", "steps", "student", "controls"} if plan else set()
+    rows += [
+        (name.replace("_", " "), short(value))
+        for name, value in card.summary.items()
+        if name not in known and not isinstance(value, dict | list)
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def state(card: Card) -> str:
+    """How far the run is."""
+    if card.finished:
+        return "finished"
+    if card.steps is not None:
+        return f"not finished: step {card.steps[0]:,} of {card.steps[1]:,}"
+    done = [name for name, whole in card.stages.items() if whole]
+    return "not finished" + (f": {', '.join(done)} done" if done else "")
+
+
+def spent_words(spent: Spent) -> str:
+    """Events of one kind in a sentence."""
+    if spent.count == 1:
+        return f"one release: {spent.what}"
+    return f"{spent.count:,} releases, each {spent.what}"
+
+
+def limits(card: Card) -> Iterator[str]:
+    """What is not promised."""
+    promise = card.promise
+    if promise is None or math.isinf(promise.epsilon):
+        yield (
+            "Nothing is promised. Whoever has the model may find out which images it learnt, and "
+            "what is on them."
+            if promise is not None or card.verb != "account"
+            else "A plan is arithmetic: it promises something when it is carried out."
+        )
+    else:
+        yield from _limits_of(promise)
+    for reason in () if promise is None else promise.not_for_release:
+        yield f"Not for release: {reason}."
+    if not card.finished:
+        yield "The run is not finished: what it will have spent at its end is more than this."
+    if card.private is not None:
+        yield "Scores, attacks and pictures from private/ are covered by no promise at all."
+
+
+def _limits_of(promise: Promise) -> Iterator[str]:
+    whom = "one image" if promise.unit == "example" else "one person, with all of their images,"
+    yield (
+        f"Hidden is whether {whom} took part. What {promise.data} shows as a whole is not hidden: "
+        "that is what was learnt."
+    )
+    if promise.unit == "example":
+        yield (
+            "Somebody on several images is hidden less: with k of them, by about k times epsilon. "
+            "Train with --unit person to hide people."
+        )
+    if promise.relation == "add-or-remove":
+        yield "One image replaced by another is two changes: up to twice epsilon, at a larger delta."
+    yield f"Taken as public: {promise.public}."
+    yield f"With a chance of about delta, {promise.delta:g}, more than epsilon says may be told."
+    yield (
+        "How settings were chosen is not covered: whoever tries many on private images and keeps "
+        "the best has learnt a little more."
+    )
+    if promise.epsilon > 10:
+        yield f"An epsilon of {up(promise.epsilon)} promises little; attacks say more than it does."
+    if promise.noise != "chacha20":
+        yield (
+            f"The noise came from {promise.noise}, which is not cryptographic: good for research. "
+            "Use --secure where somebody may try to predict it."
+        )
+
+
+COMPARABLE = (
+    "model", "data", "image_size", "grey", "batch_size", "physical_batch_size", "precision",
+    "compile", "augmult", "train_only", "device",
+)  # fmt: skip
+
+
+def costs(cards: Sequence[Card]) -> list[str]:
+    """Time of a step for each card, against plain training of the same where that is there too."""
+    plain = [card for card in cards if _seconds(card) and _is_plain(card)]
+    found = []
+    for card in cards:
+        own = _seconds(card)
+        words = "" if own is None else f"{_duration(own)} a step (median)"
+        if own is not None and not _is_plain(card):
+            alike = [other for other in plain if _work(other) == _work(card)]
+            if alike:
+                times = own / (_seconds(alike[0]) or own)
+                words += f", {times:.2f} times that of {alike[0].name}, which has no privacy"
+        found.append(words)
+    return found
+
+
+def differing(cards: Sequence[Card]) -> list[tuple[str, tuple[str, ...]]]:
+    """Settings that all runs have, and not all alike: other verbs have other settings."""
+    rows = []
+    for name in cards[0].settings:
+        if any(name not in card.settings for card in cards):
+            continue
+        values = tuple(short(card.settings[name]) for card in cards)
+        if len(set(values)) > 1:
+            rows.append((name.replace("_", " "), values))
+    return rows
+
+
+def caption(picture: str) -> str:
+    """What a picture of a run shows, by its path in the run."""
+    name = picture.rpartition("/")[2]
+    if picture in CAPTIONS:
+        return CAPTIONS[picture]
+    if "/samples/" in picture:
+        return "What the generator draws"
+    return name.removesuffix(".png").replace("_", " ").replace("-", " ").capitalize()
+
+
+def interval(value: Limits | None) -> str:
+    """A value with its interval."""
+    if value is None:
+        return "–"
+    middle, low, high = value
+    return f"{middle:.3f}" + ("" if low is None or high is None else f" ({low:.3f} to {high:.3f})")
+
+
+def up(epsilon: float) -> str:
+    """A promise with two decimals: a rounded promise is still kept."""
+    return "∞" if math.isinf(epsilon) else f"{math.ceil(epsilon * 100) / 100:.2f}"
+
+
+def down(epsilon: float) -> str:
+    """A lower bound with two decimals, which is still proved."""
+    return "∞" if math.isinf(epsilon) else f"{math.floor(epsilon * 100) / 100:.2f}"
+
+
+def _neighbours(promise: Promise) -> str:
+    whom = "image" if promise.unit == "example" else "person"
+    how = {"add-or-remove": "added or removed", "replace": "replaced by another"}
+    return f"for one {whom} {how.get(promise.relation, promise.relation)}"
+
+
+def _is_plain(card: Card) -> bool:
+    return card.promise is not None and math.isinf(card.promise.epsilon)
+
+
+def _seconds(card: Card) -> float | None:
+    return None if card.private is None else card.private.seconds_per_step
+
+
+def _work(card: Card) -> tuple[Any, ...]:
+    return (card.verb, *(card.settings.get(name) for name in COMPARABLE))
+
+
+def _duration(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def short(value: Any) -> str:
+    """A setting or number as a few characters."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
