@@ -97,7 +97,7 @@ def allowed_curve(*, rate: float, noise_multiplier: float, steps: int) -> dict[s
 
 def tell(audit: Mapping[str, Any]) -> list[str]:
     """The promise beside the proof, what attacks reached, and which checks failed."""
-    lines = [f"audit of {audit['target']}", f"  {_verdict(audit)}"]
+    lines = [f"audit of {audit['target']}", f"  {_verdict(audit)}", *_proofs(audit["bounds"])]
     if not audit["bounds"]:
         lines.append(
             "  no epsilon is proved: nobody tossed a coin for who is a member, so what sets members"
@@ -136,6 +136,15 @@ def _verdict(audit: Mapping[str, Any]) -> str:
     if best["kept"]:
         return f"{text}, so the promise is not broken"
     return f"{text}: THE PROMISE IS BROKEN (by {best['name']})"
+
+
+def _proofs(bounds: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The largest bound, and the first, which assumes least, with what they rest on."""
+    if not bounds:
+        return []
+    best = max(bounds, key=lambda bound: bound["epsilon"])
+    shown = [best] if bounds[0] is best else [best, bounds[0]]
+    return [f"    {b['epsilon']:.3g} by {b['name']}; assumes: {b['assumes']}" for b in shown]
 
 
 def _allowed(curve: Mapping[str, Sequence[float]] | None) -> str:

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from sfumato.attack.heads import HeadRecipe
     from sfumato.privacy.lower import Bound
 
-MIDDLE = 0.3
-"""A delta that puts the threshold in the middle of the scores, where a Gaussian's size shows."""
-
 
 def audit_heads(config: Config, run: Run) -> Findings:
     """Train heads on both of two neighbouring data sets, and bound epsilon from below."""
@@ -97,40 +94,35 @@ def _promise(config: Config, recipe: "HeadRecipe") -> dict[str, Any] | None:
 def _bounds(
     config: Config, recipe: "HeadRecipe", inside: "np.ndarray", outside: "np.ndarray"
 ) -> "list[Bound]":
-    from sfumato.privacy.lower import Bound, chosen_rates, many_run_bound
+    """What the scores prove: of any mechanism, and of Gaussian noise of unknown size."""
+    from dataclasses import replace
 
-    each = share_error(config.confidence, 2)
+    import numpy as np
+
+    from sfumato.privacy.budget import Plan
+    from sfumato.privacy.lower import many_run_bound
+    from sfumato.privacy.lower_noise import curve_bound
+
+    each = share_error(config.confidence, 2 if recipe.noise_multiplier else 1)
     plain = many_run_bound(
         inside, outside, delta=config.delta, confidence=each, name="many heads",
         assumes="nothing about the mechanism: heads are independent",
     )  # fmt: skip
-    # The delta steers the choice of a threshold only: limits of rates hold for every one.
-    rates = chosen_rates(inside, outside, delta=MIDDLE, confidence=each)
-    proved = 0.0
-    if rates is not None:
-        proved = epsilon_of_rates(recipe, rates.low_tpr, rates.high_fpr, config.delta)
-    gaussian = Bound(
-        name="many heads, Gaussian noise", epsilon=proved, delta=config.delta, confidence=each,
-        relation="add-or-remove", thresholds=plain.thresholds,
+    if not recipe.noise_multiplier:
+        return [plain]
+    plan = Plan(
+        noise_multiplier=recipe.noise_multiplier, expected_batch=recipe.divisor, rate=recipe.rate,
+        steps=recipe.steps, max_norm=recipe.max_norm or 1.0,
+    )  # fmt: skip
+    # Heads that choose the threshold are not counted.
+    some = max(1, len(inside) // 10)
+    threshold = (np.median(inside[:some]) + np.median(outside[:some])) / 2
+    gaussian = curve_bound(
+        inside[some:] - threshold, outside[some:] - threshold, plan, delta=config.delta,
+        confidence=each, name="many heads, Gaussian noise",
+    )  # fmt: skip
+    gaussian = replace(
+        gaussian, thresholds="chosen on a tenth of the heads, counted on the others",
         assumes=f"{recipe.steps} steps of rate {recipe.rate:g} with Gaussian noise of any size",
     )  # fmt: skip
     return hold_together([plain, gaussian], config.confidence)
-
-
-def epsilon_of_rates(recipe: "HeadRecipe", tpr: float, fpr: float, delta: float) -> float:
-    """Epsilon of such steps with the most noise under which some attack has these rates.
-
-    Guarantee: at most the true epsilon if the mechanism is of that family, its best attack reaches
-    `tpr` or more at a false-positive rate of `fpr` or less: with more noise none would.
-    """
-    from collections import Counter
-
-    from sfumato.privacy.accounting import price
-    from sfumato.privacy.events import Cost
-    from sfumato.privacy.tradeoff import noise_for_tpr
-
-    if not fpr + 1e-4 <= tpr < 1:
-        return 0.0
-    noise = noise_for_tpr(tpr, fpr, rate=recipe.rate, steps=recipe.steps, relation="add-or-remove")
-    costs: Counter[Cost] = Counter({(recipe.rate, noise, None, None): recipe.steps})
-    return price(costs, delta, "add-or-remove")

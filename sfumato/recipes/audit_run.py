@@ -5,7 +5,7 @@ kept apart as the population that RMIA compares with. All of this is the auditor
 private images: a real attacker has to guess which images to ask about.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +58,11 @@ def audit_run(config: Config, run: Run) -> Findings:
         from sfumato.recipes.audit_canaries import examine
 
         heard = examine(target.folder, confidence=config.confidence)
-        found.bounds, found.checks = heard.bounds, heard.checks
-        found.attacks += heard.attacks
+        found.bounds, found.checks = heard.bounds, [asdict(check) for check in heard.checks]
+        found.attacks = [
+            describe_attack(name, *scores, config.confidence)
+            for name, scores in heard.attacks.items()
+        ]
     found.attacks += membership(config, target, run)
     return found
 
@@ -219,7 +222,7 @@ def _without_canaries(images: "Images", folder: Path, settings: train.Config) ->
             f"{folder} was trained with canaries, and private/canaries.json is gone: nobody knows "
             "how the coins fell. Audit the run where it was made."
         )
-    canaries = set(read_canaries(Run(folder)).places)
+    canaries = set(read_canaries(folder).places)
     return images.select([place for place in range(len(images)) if place not in canaries])
 
 
