@@ -40,76 +40,96 @@ def examine(path: Path, *, confidence: float) -> Found:
     Guarantee: if the run keeps its promise, some bound lies above the ledger's epsilon with chance
     at most 1 - confidence, for all bounds together; and some check fails with no more than that.
     """
+    canaries = _finished(path)
+    scores = score_canaries(path, canaries)
+    pair = _apart(scores, canaries)
+    what = "likelihood ratio" if canaries.kind == "gradient" else "loss"
+    return Found(
+        bounds=_bounds(path, canaries, scores, confidence),
+        attacks={f"{what} of {canaries.kind} canaries": pair},
+        checks=check_run(path, confidence=confidence),
+    )
+
+
+def check_run(path: Path, *, confidence: float) -> "list[Check]":
+    """Whether a finished run did what its plan says, as far as its canaries can tell."""
+    from sfumato.privacy.checks import check_mechanism
+
+    canaries = _finished(path)
+    if canaries.kind != "gradient":
+        return [_buffers(path)]
+    return [
+        *check_mechanism(read_seen(path, canaries), confidence=confidence), _buffers(path)
+    ]  # fmt: skip
+
+
+def score_canaries(path: Path, canaries: "Canaries") -> "np.ndarray":
+    """How much each canary looks as if it was in: how likely its steps are, or its loss's fall."""
     import numpy as np
 
-    from sfumato.privacy.lower import one_run_bound
+    from sfumato.privacy.lower_noise import likelihood_scores
 
-    if not has_canaries(path):
-        raise RunError(f"{path} has no canaries. Train with sfumato train --canaries N.")
-    if not (path / "done.json").exists():
-        raise RunError(f"{path} is not finished: repeat its command first.")
-    canaries = read_canaries(path)
-    included = np.array(canaries.included)
-    delta = _delta(path)
     if canaries.kind == "gradient":
-        return _examine_gradients(path, canaries, included, delta, confidence)
+        return likelihood_scores(read_seen(path, canaries))
     start, end = (
         np.array(read_json(path / "private" / f"canary_{when}.json")["losses"])
         for when in ("start", "end")
     )
-    scores = np.nan_to_num(start - end, nan=-math.inf)
-    name = f"{canaries.kind} canaries, one run"
-    bound = one_run_bound(scores, included, delta=delta, confidence=confidence, name=name)
-    return Found(
-        bounds=[bound],
-        attacks={f"loss of {canaries.kind} canaries": (scores[included], scores[~included])},
-        checks=[_buffers(path)],
-    )
+    return np.nan_to_num(start - end, nan=-math.inf)
 
 
-def _examine_gradients(
-    path: Path, canaries: "Canaries", included: "np.ndarray", delta: float, confidence: float
-) -> Found:
-    from sfumato.privacy.budget import Plan
-    from sfumato.privacy.checks import check_mechanism
+def _bounds(
+    path: Path, canaries: "Canaries", scores: "np.ndarray", confidence: float
+) -> "list[Bound]":
+    """Every bound gets its share of the error, so that all of them hold together."""
+    import numpy as np
+
     from sfumato.privacy.lower import many_run_bound, one_run_bound
-    from sfumato.privacy.lower_noise import curve_bound, likelihood_scores, noise_bound
+    from sfumato.privacy.lower_noise import curve_bound, noise_bound
 
-    plan = from_json(Plan, read_json(path / "plan.json"))
-    seen = read_seen(path, canaries, plan)
-    scores = likelihood_scores(seen)
-    pair = scores[included], scores[~included]
+    coins, delta = np.array(canaries.included), _delta(path)
+    name = f"{canaries.kind} canaries, one run"
+    if canaries.kind != "gradient":
+        return [one_run_bound(scores, coins, delta=delta, confidence=confidence, name=name)]
+    plan, pair = _plan(path), _apart(scores, canaries)
     curved = plan.noise_decay == 1
-    # Every bound gets its share of the error, so that all of them hold together.
     each = 1 - (1 - confidence) / (3 + curved)
-    bounds = [
-        one_run_bound(scores, included, delta=delta, confidence=each, name="canaries, one run"),
+    found = [
+        one_run_bound(scores, coins, delta=delta, confidence=each, name=name),
         many_run_bound(
             *pair, delta=delta, confidence=each, name="many canaries",
             assumes="noise of different canaries is independent",
         ),
         *([curve_bound(*pair, plan, delta=delta, confidence=each)] if curved else []),
-        noise_bound(seen, plan, delta=delta, confidence=each),
+        noise_bound(read_seen(path, canaries), plan, delta=delta, confidence=each),
     ]  # fmt: skip
-    note = f"; the error is shared among {len(bounds)} bounds"
-    together = [
-        replace(bound, confidence=confidence, thresholds=bound.thresholds + note)
-        for bound in bounds
-    ]
-    return Found(
-        bounds=together,
-        attacks={"likelihood ratio of gradient canaries": pair},
-        checks=[*check_mechanism(seen, confidence=confidence), _buffers(path)],
-    )
+    note = f"; the error is shared among {len(found)} bounds"
+    return [replace(b, confidence=confidence, thresholds=b.thresholds + note) for b in found]
 
 
-def read_seen(path: Path, canaries: "Canaries", plan: "Plan") -> "Seen":
+def _finished(path: Path) -> "Canaries":
+    if not has_canaries(path):
+        raise RunError(f"{path} has no canaries. Train with sfumato train --canaries N.")
+    if not (path / "done.json").exists():
+        raise RunError(f"{path} is not finished: repeat its command first.")
+    return read_canaries(path)
+
+
+def _apart(scores: "np.ndarray", canaries: "Canaries") -> "tuple[np.ndarray, np.ndarray]":
+    import numpy as np
+
+    included = np.array(canaries.included)
+    return scores[included], scores[~included]
+
+
+def read_seen(path: Path, canaries: "Canaries") -> "Seen":
     """What every step of a run let be seen of its gradient canaries."""
     import numpy as np
 
     from sfumato.privacy.checks import Seen
     from sfumato.train.canaries import Observations
 
+    plan = _plan(path)
     rows = Observations.read(path / "private" / "canary_steps.bin", len(canaries))
     if len(rows) != plan.steps:
         raise RunError(f"{path} has {plan.steps} steps, and canaries saw {len(rows)} of them.")
@@ -124,6 +144,12 @@ def read_seen(path: Path, canaries: "Canaries", plan: "Plan") -> "Seen":
         noise=np.array([plan.at(int(step)).noise_multiplier for step in kept]), rate=plan.rate,
         others=(plan.size or 0) - len(canaries),
     )  # fmt: skip
+
+
+def _plan(path: Path) -> "Plan":
+    from sfumato.privacy.budget import Plan
+
+    return from_json(Plan, read_json(path / "plan.json"))
 
 
 def _delta(path: Path) -> float:

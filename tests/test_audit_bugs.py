@@ -1,0 +1,216 @@
+"""Real bugs of private training, planted in real runs, and what catches each.
+
+    noise of half the size             check "noise size"; the bound by the noise is above epsilon
+    clipping skipped for one layer     admission; while training --check-every
+    clipping skipped for all           admission; check "contributions"
+    noise for each micro-batch         the ledger, which refuses a step twice; check "noise size"
+    a shuffle, accounted as Poisson    check "visits"
+    a divisor that is the batch's size check "steady noise"
+    a parameter outside the norm       admission; while training --check-every
+    statistics without noise           admission; check "statistics"
+    the same noise in every step       check "fresh noise"
+    a seed that somebody knows         the ledger, in its objections
+
+What canaries cannot see (another layer than their own) is measured by admission before the first
+step, and by --check-every during training. In tests of the second line of defence the first is
+switched off.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from canary_runs import ledger_of, run_small, unpriced
+
+from sfumato.errors import PrivacyError, UnsupportedLayer
+from sfumato.ghost.clip import Ghost
+from sfumato.privacy import noise, sampling
+from sfumato.recipes.audit_canaries import check_run, examine
+from sfumato.train import steps
+
+SURE = 0.9999
+"""So that a sound run fails here once in ten thousand times."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Epsilon is priced where it is asked for."""
+    unpriced(monkeypatch)
+
+
+@pytest.fixture
+def not_admitted(monkeypatch):
+    """Models are not tested before training."""
+    monkeypatch.setattr("sfumato.ghost.admit.admit", lambda *_, **__: None)
+
+
+def caught(out, **changes):
+    """Train, and return the checks that failed."""
+    run_small(out, **changes)
+    return {check.name for check in check_run(out, confidence=SURE) if check.passed is False}
+
+
+def proved(out):
+    """The largest of the bounds, and what the ledger promises."""
+    bounds = examine(out, confidence=SURE).bounds
+    return max(bound.epsilon for bound in bounds), ledger_of(out).epsilon()
+
+
+def test_a_sound_run_passes(tmp_path):
+    assert caught(tmp_path / "run") == set()
+    bound, epsilon = proved(tmp_path / "run")
+    assert bound <= epsilon
+
+
+def test_noise_of_half_the_size_is_caught(tmp_path, monkeypatch):
+    whole = noise.add_noise
+    monkeypatch.setattr(noise, "add_noise", lambda total, size, key: whole(total, size / 2, key))
+    assert caught(tmp_path / "run") == {"noise size"}
+    bound, epsilon = proved(tmp_path / "run")
+    assert bound > 2 * epsilon
+
+
+def unclipped_weight(original):
+    """The sums of `_weigh`, with every example's whole gradient in that of the weight."""
+
+    def weigh(self, tape, kept, several, factors, norms):
+        present = (factors > 0).to(factors.dtype)
+        total = original(self, tape, kept, several, factors, norms)
+        with torch.enable_grad():
+            whole = original(self, tape, kept, several, present, norms)
+        return {**total, "1.weight": whole["1.weight"]}
+
+    return weigh
+
+
+def retained(monkeypatch):
+    """Let graphs be used twice, which the planted bugs do."""
+    found = torch.autograd.grad
+    monkeypatch.setattr(
+        torch.autograd, "grad", lambda *a, **k: found(*a, **{**k, "retain_graph": True})
+    )
+
+
+def test_clipping_skipped_for_one_layer_is_not_admitted(tmp_path, monkeypatch):
+    retained(monkeypatch)
+    monkeypatch.setattr(Ghost, "_weigh", unclipped_weight(Ghost._weigh))
+    with pytest.raises(UnsupportedLayer, match=r"1\.weight"):
+        run_small(tmp_path / "run")
+
+
+def test_clipping_skipped_for_one_layer_is_noticed_while_training(
+    tmp_path, monkeypatch, not_admitted
+):
+    retained(monkeypatch)
+    monkeypatch.setattr(Ghost, "_weigh", unclipped_weight(Ghost._weigh))
+    with pytest.raises(PrivacyError, match="beyond the bound"):
+        run_small(tmp_path / "run", check_every=1, max_grad_norm=0.01)
+
+
+def test_clipping_skipped_for_all_is_caught(tmp_path, monkeypatch, not_admitted):
+    monkeypatch.setattr(
+        "sfumato.ghost.clip.clip_factors", lambda norms, *_, **__: torch.ones_like(norms)
+    )
+    assert "contributions" in caught(tmp_path / "run")
+
+
+def test_noise_for_each_micro_batch_is_caught(tmp_path, monkeypatch):
+    clip, keys = Ghost.clip, iter(range(10**9))
+
+    def noisy(self, *arguments, **options):
+        found = clip(self, *arguments, **options)
+        drawn = {
+            n: t + torch.randn(t.shape, generator=torch.Generator().manual_seed(next(keys)))
+            for n, t in found.total.items()
+        }
+        return replace(found, total=drawn)
+
+    monkeypatch.setattr("sfumato.ghost.admit.admit", lambda *_, **__: None)
+    monkeypatch.setattr(Ghost, "clip", noisy)
+    monkeypatch.setattr(noise, "add_noise", lambda total, *_: total)
+    assert "noise size" in caught(tmp_path / "run")
+
+
+def test_a_step_released_in_parts_is_refused(tmp_path, monkeypatch):
+    once = steps.privatize
+
+    def twice(*arguments, **options):
+        once(*arguments, **options)
+        return once(*arguments, **options)
+
+    monkeypatch.setattr(steps, "privatize", twice)
+    with pytest.raises(PrivacyError, match="already taken"):
+        run_small(tmp_path / "run")
+
+
+def test_a_shuffle_that_is_accounted_as_poisson_is_caught(tmp_path, monkeypatch):
+    def shuffled(plan, size, secret, place):
+        epoch, turn = divmod(place[-1], round(1 / plan.rate))
+        order = np.random.default_rng(epoch).permutation(size)
+        batch = round(plan.expected_batch)
+        return np.sort(order[turn * batch : (turn + 1) * batch])
+
+    monkeypatch.setattr(sampling, "sample", shuffled)
+    assert "visits" in caught(tmp_path / "run")
+
+
+def test_a_divisor_that_is_the_size_of_the_batch_is_caught(tmp_path, monkeypatch):
+    drawn, fixed, sizes = sampling.sample, steps.privatize, []
+
+    def counted(*arguments):
+        found = drawn(*arguments)
+        sizes.append(len(found))
+        return found
+
+    def divided(total, plan, *arguments, **options):
+        found = fixed(total, plan, *arguments, **options)
+        return {name: t * plan.expected_batch / sizes[-1] for name, t in found.items()}
+
+    monkeypatch.setattr(sampling, "sample", counted)
+    monkeypatch.setattr(steps, "privatize", divided)
+    assert "steady noise" in caught(tmp_path / "run")
+
+
+def without_bias(original):
+    """Squared norms that leave the bias out."""
+
+    def squares(self, tape, kept, from_products):
+        some = [one for one in kept if "1.bias" not in one.part.sources]
+        return original(self, tape, some, from_products)
+
+    return squares
+
+
+def test_a_parameter_outside_the_norm_is_not_admitted(tmp_path, monkeypatch):
+    monkeypatch.setattr(Ghost, "_squares", without_bias(Ghost._squares))
+    with pytest.raises(UnsupportedLayer, match="not those of autograd"):
+        run_small(tmp_path / "run")
+
+
+def test_a_parameter_outside_the_norm_is_noticed_while_training(
+    tmp_path, monkeypatch, not_admitted
+):
+    monkeypatch.setattr(Ghost, "_squares", without_bias(Ghost._squares))
+    with pytest.raises(PrivacyError, match="beyond the bound"):
+        run_small(tmp_path / "run", check_every=1, max_grad_norm=0.01)
+
+
+def test_statistics_without_noise_are_not_admitted(tmp_path):
+    with pytest.raises(UnsupportedLayer, match=r'buffer "1\.mean"'):
+        run_small(tmp_path / "run", model="canary_runs:statistics")
+
+
+def test_statistics_that_hide_from_admission_are_caught(tmp_path):
+    assert caught(tmp_path / "run", model="canary_runs:hidden_statistics") == {"statistics"}
+
+
+def test_noise_that_is_the_same_in_every_step_is_caught(tmp_path, monkeypatch):
+    fresh = noise.add_noise
+    monkeypatch.setattr(noise, "add_noise", lambda total, size, _: fresh(total, size, bytes(16)))
+    assert "fresh noise" in caught(tmp_path / "run")
+
+
+def test_a_seed_that_somebody_knows_is_objected_to(tmp_path):
+    run_small(tmp_path / "run", noise_seed=3, steps=2)
+    assert "fixed seed" in ledger_of(tmp_path / "run").objections[0]
