@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from sfumato.data.load import load_splits
+from sfumato.files import read_lines
+from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import train
 from sfumato.runs import open_run
 
@@ -52,6 +54,17 @@ def statistics(classes):
 def hidden_statistics(classes):
     """The same in secret."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), Sly(60), nn.Linear(64, classes))
+
+
+def unpriced(monkeypatch):
+    """Do without epsilon, on the way and at the end: it takes longer than these runs do."""
+    monkeypatch.setattr("sfumato.train.progress.price_list", lambda *_: None)
+    monkeypatch.setattr("sfumato.recipes.train.kept", lambda *_: {})
+
+
+def ledger_of(out):
+    """What a run paid."""
+    return Ledger.from_records(read_lines(out / "ledger.jsonl"))
 
 
 @cache

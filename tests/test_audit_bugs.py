@@ -16,16 +16,14 @@ step, and by --check-every during training. In tests of the second line of defen
 switched off.
 """
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from canary_runs import SMALL, digits, run_small
+from canary_runs import ledger_of, run_small, unpriced
 
 from sfumato.errors import PrivacyError, UnsupportedLayer
-from sfumato.files import read_json
 from sfumato.ghost.clip import Ghost
 from sfumato.privacy import noise, sampling
 from sfumato.recipes.audit_canaries import check_run, examine
@@ -37,8 +35,8 @@ SURE = 0.9999
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Epsilon is priced at the end alone."""
-    monkeypatch.setattr("sfumato.train.progress.price_list", lambda *_: None)
+    """Epsilon is priced where it is asked for."""
+    unpriced(monkeypatch)
 
 
 @pytest.fixture
@@ -56,7 +54,7 @@ def caught(out, **changes):
 def proved(out):
     """The largest of the bounds, and what the ledger promises."""
     bounds = examine(out, confidence=SURE).bounds
-    return max(bound.epsilon for bound in bounds), read_json(out / "done.json")["epsilon"]
+    return max(bound.epsilon for bound in bounds), ledger_of(out).epsilon()
 
 
 def test_a_sound_run_passes(tmp_path):
@@ -213,11 +211,6 @@ def test_noise_that_is_the_same_in_every_step_is_caught(tmp_path, monkeypatch):
     assert "fresh noise" in caught(tmp_path / "run")
 
 
-def test_a_seed_that_somebody_knows_is_in_the_summary(tmp_path):
-    summary = run_small(tmp_path / "run", noise_seed=3, steps=2)
-    assert "fixed seed" in summary["not_for_release"][0]
-    assert math.isfinite(summary["epsilon"])
-
-
-def test_the_small_data_is_what_the_plan_says():
-    assert len(digits()[0]) + SMALL.canaries == 900
+def test_a_seed_that_somebody_knows_is_objected_to(tmp_path):
+    run_small(tmp_path / "run", noise_seed=3, steps=2)
+    assert "fixed seed" in ledger_of(tmp_path / "run").objections[0]

@@ -48,17 +48,17 @@ def proved(inside, outside, **options):
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
 def test_what_many_runs_prove_is_rarely_above_the_truth(epsilon):
     found = [
-        proved(*randomised_response(epsilon, 400, seed), confidence=0.8) for seed in range(300)
+        proved(*randomised_response(epsilon, 400, seed), confidence=0.8) for seed in range(150)
     ]
-    # One in 5 may be too large; 0.07 is three deviations of 300 simulations.
-    assert np.mean(np.array(found) > epsilon) <= 0.2 + 0.07
+    # One in 5 may be too large; 0.1 is three deviations of 150 simulations.
+    assert np.mean(np.array(found) > epsilon) <= 0.2 + 0.1
     assert min(found) >= 0
 
 
 def test_choosing_among_many_thresholds_proves_nothing_where_nothing_leaks():
     generator = np.random.default_rng(0)
-    found = [proved(*generator.normal(size=(2, 200)), confidence=0.8) for _ in range(300)]
-    assert np.mean(np.array(found) > 0) <= 0.2 + 0.07
+    found = [proved(*generator.normal(size=(2, 200)), confidence=0.8) for _ in range(150)]
+    assert np.mean(np.array(found) > 0) <= 0.2 + 0.1
 
 
 def test_enough_trials_prove_nearly_all_of_epsilon():
