@@ -9,14 +9,15 @@ and then all three lie in the `private/` of that place.
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sfumato.config import from_json, to_json
+from sfumato.config import dumps, from_json, to_json
 from sfumato.errors import ConfigError, RunError, SfumatoError
-from sfumato.files import read_json
+from sfumato.files import atomic, read_json
 from sfumato.runs import REPORT, Run
 
 ROOT = Path("runs")
@@ -92,6 +93,7 @@ def write_report(
     from sfumato.report.card import read_card
     from sfumato.report.markdown import render_markdown
     from sfumato.report.page import made_by, render_page
+    from sfumato.report.words import PRIVATE
 
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file. Give a directory with --out.")
@@ -99,17 +101,12 @@ def write_report(
         replace(read_card(folder, include_private=include_private), command=command_of(folder))
         for folder in folders
     ]
-    card = {"made_by": made_by(), "includes_private": include_private, "runs": cards}
-    if include_private:
-        from sfumato.report.words import PRIVATE
-
-        card["warning"] = PRIVATE
+    card: dict[str, Any] = {"made_by": made_by(), "includes_private": include_private}
+    card |= {"warning": PRIVATE} if include_private else {}
+    card["runs"] = cards
     out.mkdir(parents=True, exist_ok=True)
     place = Run(out).private if include_private else out
     page, text = render_page(cards, folders), render_markdown(cards)
-    from sfumato.config import dumps
-    from sfumato.files import atomic
-
     for name, whole in zip(REPORT, (page, text, dumps(card, indent=2) + "\n"), strict=True):
         with atomic(place / name) as file:
             file.write(whole.encode())
@@ -170,12 +167,12 @@ def command_of(folder: Path) -> str | None:
     except (ImportError, SfumatoError, AttributeError):
         return None
     passing = getattr(recipe.Config, "PASSING", {})
-    tries = [["--preset", name, *_flags(to_json(p()), wanted, passing)]
-             for name, p in recipe.PRESETS.items()]  # fmt: skip
-    try:
+    tries = [
+        ["--preset", name, *_flags(to_json(preset()), wanted, passing)]
+        for name, preset in recipe.PRESETS.items()
+    ]
+    with suppress(SfumatoError):  # where defaults alone are no sound order, a preset is needed
         tries.append(_flags(to_json(recipe.Config()), wanted, passing))
-    except SfumatoError:
-        pass  # settings that have no sound default: there must be a preset, then
     return " ".join(map(shlex.quote, ["sfumato", record["verb"], *min(tries, key=len)]))
 
 

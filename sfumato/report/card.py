@@ -254,4 +254,3 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         flat |= _flat(value) if isinstance(value, dict) else {name: value}
     return flat
-

@@ -5,17 +5,15 @@ dark and print. Every chart has a title and a sentence for who cannot see it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 480, 240
-LEFT, RIGHT, TOP, BOTTOM = 46, 22, 14, 38
+LEFT, RIGHT, TOP, BOTTOM = 58, 22, 14, 40
 Line = tuple[Sequence[float], Sequence[float]]
 
 
-def epsilon_curve(
-    steps: Sequence[float], epsilon: Sequence[float], done: float, says: str
-) -> str:
+def epsilon_curve(steps: Sequence[float], epsilon: Sequence[float], done: float, says: str) -> str:
     """Epsilon over uses of private data: a full line as far as it was spent, dashes beyond."""
     across = _scale(0, steps[-1], LEFT, WIDTH - RIGHT)
     ticks = _round_ticks(epsilon[-1])
@@ -34,7 +32,7 @@ def epsilon_curve(
     return _svg(parts, "Epsilon as it was spent", says)
 
 
-def roc_chart(curves: dict[str, Line], bound: Line | None, says: str) -> str:
+def roc_chart(curves: Mapping[str, Line], bound: Line | None, says: str) -> str:
     """ROC curves with a logarithmic false-positive rate; nothing can be in the shaded part."""
     finest = min((x for fpr, _ in curves.values() for x in fpr if x > 0), default=1e-3)
     low = max(1e-4, min(finest, 1e-2))

@@ -120,8 +120,7 @@ def _places(path: Path) -> Iterator[tuple[str, Path]]:
                 # The numbers of a stage of training stand in the run's own scores.
                 if folder.name == "private" or "=" in place.name:
                     yield place.name, place
-                for name, deeper in _places(place):
-                    yield name, deeper
+                yield from _places(place)
 
 
 def _own(path: Path, name: str) -> Findings:
@@ -177,7 +176,9 @@ def _limits(value: Any, interval: Any = None) -> Limits | None:
     if isinstance(value, list | tuple):
         value, *interval = value
     found = _value(value)
-    low, high = interval if isinstance(interval, list | tuple) and len(interval) == 2 else (None,) * 2
+    low, high = (
+        interval if isinstance(interval, list | tuple) and len(interval) == 2 else (None,) * 2
+    )
     return None if found is None else (found, _value(low), _value(high))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from sfumato.report import words
 from sfumato.report.card import Card
+from sfumato.report.limits import limits
 from sfumato.report.page import made_by
 
 
@@ -43,9 +44,9 @@ def _headlines(cards: Sequence[Card]) -> list[tuple[str, tuple[str, ...]]]:
 def _facts(cards: Sequence[Card]) -> list[tuple[str, tuple[str, ...]]]:
     tables = [dict(words.facts(card)) for card in cards]
     names = dict.fromkeys(name for table in tables for name in table)
-    rows = [(name, tuple(table.get(name, "–") for table in tables)) for name in names]
+    rows = [(name, tuple(table.get(name, "-") for table in tables)) for name in names]
     costs = words.costs(cards)
-    return [*rows, ("cost", tuple(cost or "–" for cost in costs))] if any(costs) else rows
+    return [*rows, ("cost", tuple(cost or "-" for cost in costs))] if any(costs) else rows
 
 
 def _own(card: Card, *, several: bool) -> Iterator[str]:
@@ -60,7 +61,7 @@ def _own(card: Card, *, several: bool) -> Iterator[str]:
         yield f"{level} Every use of private data"
         yield _table(("stage", "what was released"), rows)
     yield f"{level} What is not promised"
-    yield "\n".join(f"- {_plain(limit)}" for limit in words.limits(card))
+    yield "\n".join(f"- {_plain(limit)}" for limit in limits(card))
     if card.command:
         yield f"{level} Do it again"
         # Indented, not fenced: no name in a command can end the block.
@@ -91,7 +92,7 @@ def _private(card: Card, level: str) -> Iterator[str]:
                 (
                     b.name,
                     (
-                        words.down(b.epsilon), "–" if b.promised is None else words.up(b.promised),
+                        words.down(b.epsilon), "-" if b.promised is None else words.up(b.promised),
                         words.confidence(b), b.assumes,
                     ),
                 )

@@ -14,6 +14,7 @@ from typing import Any
 
 from sfumato.report import chart, words
 from sfumato.report.card import Card
+from sfumato.report.limits import limits
 
 PICTURE_LIMIT = 4_000_000
 """Bytes of one picture; a larger one is left out."""
@@ -68,7 +69,7 @@ def _run(card: Card, folder: Path, cost: str) -> dict[str, Any]:
         "broken": found is not None and words.broken(found),
         "reasons": words.warnings(card),
         "cost": cost,
-        "limits": list(words.limits(card)),
+        "limits": list(limits(card)),
         "settings": [(k.replace("_", " "), words.short(v)) for k, v in card.settings.items()],
         "pictures": _pictures(folder, card.pictures),
         "private_pictures": private_pictures,

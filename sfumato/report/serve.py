@@ -89,7 +89,7 @@ def _row(name: str, card: Card | str) -> dict[str, Any]:
 
 def _epsilon(card: Card) -> str:
     if card.promise is None:
-        return "–"
+        return "-"
     now = words.up(card.promise.epsilon)
     if card.promise.planned == card.promise.epsilon:
         return now
@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "sfumato"
     sys_version = ""
 
-    def do_GET(self) -> None:  # noqa: N802 (http.server's name)
+    def do_GET(self) -> None:
         """The list, a run's page, or nothing."""
         if not self._is_ours():
             return self._answer(HTTPStatus.FORBIDDEN, "This address is for this machine alone.")
@@ -115,9 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(card, str):
             return self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, card, plain=True)
         refresh = 0 if card.finished else REFRESH
-        return self._answer(
-            HTTPStatus.OK, render_page([card], [path], refresh=refresh, back="/")
-        )
+        return self._answer(HTTPStatus.OK, render_page([card], [path], refresh=refresh, back="/"))
 
     def _is_ours(self) -> bool:
         host = self.headers.get("Host", "").rpartition(":")[0]
@@ -134,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(raw)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: the terminal is for the address."""
 
 

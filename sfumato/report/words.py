@@ -4,7 +4,7 @@ Numbers are rounded so that they stay true: what is promised goes up, what is pr
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sfumato.report.card import Card, Promise, Spent
@@ -74,7 +74,10 @@ def promise_words(card: Card) -> tuple[str, str]:
     if card.private is not None and card.private.audited is not None:
         return _audited_words(card.private)
     if promise is None and card.verb == "audit":
-        return "not shown", "What was promised by the run that was audited stands in its own report."
+        return (
+            "not shown",
+            "What was promised by the run that was audited stands in its own report.",
+        )
     if promise is None:
         return "none", "There is no ledger: this run promises nothing about private images."
     if math.isinf(promise.epsilon):
@@ -102,7 +105,10 @@ def proof_words(card: Card) -> tuple[str, str]:
     failed = [check for check in found.checks if check.passed is False]
     if failed:
         names = "; ".join(check.question or check.name for check in failed)
-        return "check FAILED", f"{len(failed)} of {len(found.checks)} checks of the mechanism: {names}"
+        return (
+            "check FAILED",
+            f"{len(failed)} of {len(found.checks)} checks of the mechanism: {names}",
+        )
     bounds = [bound for bound in found.bounds if bound.own]
     if not bounds and found.bounds:
         return "see below", "What is proved is about other models than this run's own."
@@ -145,8 +151,9 @@ def verdict(bounds: Sequence[Proved]) -> str:
 
 def confidence(bound: Proved) -> str:
     """How sure a bound is."""
-    known = bound.confidence is not None
-    return f"{100 * bound.confidence:g} % confidence" if known else "confidence not recorded"
+    if bound.confidence is None:
+        return "confidence not recorded"
+    return f"{100 * bound.confidence:g} % confidence"
 
 
 def facts(card: Card) -> list[tuple[str, str]]:
@@ -157,8 +164,12 @@ def facts(card: Card) -> list[tuple[str, str]]:
     if plan:
         size, batch = plan.get("size"), plan["expected_batch"]
         people = card.promise is not None and card.promise.unit == "person"
-        rows.append(("size", "" if size is None else f"{size:,} {'people' if people else 'images'}"))
-        rows.append(("batches", f"{plan['steps']:,} steps of about {batch:g} (rate {plan['rate']:.4g})"))
+        rows.append(
+            ("size", "" if size is None else f"{size:,} {'people' if people else 'images'}")
+        )
+        rows.append(
+            ("batches", f"{plan['steps']:,} steps of about {batch:g} (rate {plan['rate']:.4g})")
+        )
         noise = f"{plan['noise_multiplier']:.4g} times the norm bound, {plan['max_norm']:g}"
         rows.append(("noise", noise if plan["noise_multiplier"] else "none"))
     known = {"model", "data", "epsilon", "delta", "not_for_release", "unit", "relation"}
@@ -186,54 +197,6 @@ def spent_words(spent: Spent) -> str:
     if spent.count == 1:
         return f"one release: {spent.what}"
     return f"{spent.count:,} releases, each {spent.what}"
-
-
-def limits(card: Card) -> Iterator[str]:
-    """What is not promised."""
-    promise = card.promise
-    if promise is None or math.isinf(promise.epsilon):
-        yield (
-            "Nothing is promised. Whoever has the model may find out which images it learnt, and "
-            "what is on them."
-            if promise is not None or card.verb != "account"
-            else "A plan is arithmetic: it promises something when it is carried out."
-        )
-    else:
-        yield from _limits_of(promise)
-    for reason in () if promise is None else promise.not_for_release:
-        yield f"Not for release: {reason}."
-    if not card.finished:
-        yield "The run is not finished: what it will have spent at its end is more than this."
-    if card.private is not None:
-        yield "Scores, attacks and pictures from private/ are covered by no promise at all."
-
-
-def _limits_of(promise: Promise) -> Iterator[str]:
-    whom = "one image" if promise.unit == "example" else "one person, with all of their images,"
-    yield (
-        f"Hidden is whether {whom} took part. What {promise.data} shows as a whole is not hidden: "
-        "that is what was learnt."
-    )
-    if promise.unit == "example":
-        yield (
-            "Somebody on several images is hidden less: with k of them, by about k times epsilon. "
-            "Train with --unit person to hide people."
-        )
-    if promise.relation == "add-or-remove":
-        yield "One image replaced by another is two changes: up to twice epsilon, at a larger delta."
-    yield f"Taken as public: {promise.public}."
-    yield f"With a chance of about delta, {promise.delta:g}, more than epsilon says may be told."
-    yield (
-        "How settings were chosen is not covered: whoever tries many on private images and keeps "
-        "the best has learnt a little more."
-    )
-    if promise.epsilon > 10:
-        yield f"An epsilon of {up(promise.epsilon)} promises little; attacks say more than it does."
-    if promise.noise != "chacha20":
-        yield (
-            f"The noise came from {promise.noise}, which is not cryptographic: good for research. "
-            "Use --secure where somebody may try to predict it."
-        )
 
 
 COMPARABLE = (
@@ -283,7 +246,7 @@ def caption(picture: str) -> str:
 def interval(value: Limits | None) -> str:
     """A value with its interval."""
     if value is None:
-        return "–"
+        return "-"
     middle, low, high = value
     return f"{middle:.3f}" + ("" if low is None or high is None else f" ({low:.3f} to {high:.3f})")
 
@@ -323,7 +286,7 @@ def _duration(seconds: float) -> str:
 def short(value: Any) -> str:
     """A setting or number as a few characters."""
     if value is None:
-        return "–"
+        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

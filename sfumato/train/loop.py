@@ -108,9 +108,9 @@ def fit(
 ) -> None:
     """Train until the batches end. They must begin with batch number `learner.step`.
 
-    Losses, clip rates and times are private: they go to private/metrics.jsonl. Ctrl-C leaves a checkpoint
-    of the last whole step before it goes on its way. Without a run nothing is written: that is how
-    all processes but the leader train.
+    Losses, clip rates and times are private: they go to private/metrics.jsonl. Ctrl-C leaves a
+    checkpoint of the last whole step before it goes on its way. Without a run nothing is written:
+    that is how all processes but the leader train.
     """
     world = World() if world is None else world
     saved = last = time.monotonic()
