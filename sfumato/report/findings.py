@@ -201,7 +201,7 @@ ACCURACIES = {
 
 def _rates(scores: Mapping[str, Any], prefix: str) -> Iterator[Rate]:
     """Accuracies, with the exact interval where it is known of how many images."""
-    from sfumato.report.leakage import binomial_interval
+    from sfumato.privacy.lower import binomial_interval
 
     controls = scores.get("controls")
     named = {**scores, **(controls if isinstance(controls, dict) else {})}

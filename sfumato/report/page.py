@@ -31,7 +31,7 @@ def render_page(
     shown = [
         _run(card, folder, cost) for card, folder, cost in zip(cards, folders, costs, strict=True)
     ]
-    return _template("page.html.jinja").render(
+    return template("page.html.jinja").render(
         runs=shown, several=len(cards) > 1, title=words.title(cards),
         private=words.PRIVATE if any(card.private is not None for card in cards) else "",
         differing=words.differing(cards), made_by=made_by(), refresh=refresh, back=back,
@@ -42,7 +42,7 @@ def render_page(
 
 def render_list(rows: Sequence[Mapping[str, Any]], folder: Path, *, refresh: int) -> str:
     """The page of a folder: one line a run."""
-    return _template("list.html.jinja").render(
+    return template("list.html.jinja").render(
         rows=rows, folder=str(folder), refresh=refresh, made_by=made_by()
     )
 
@@ -59,7 +59,7 @@ def _run(card: Card, folder: Path, cost: str) -> dict[str, Any]:
     curve = card.curve
     curves = {} if found is None else {a.name: a.roc for a in found.attacks if a.roc is not None}
     bounds = () if found is None else found.bounds
-    private_pictures = _pictures(folder, () if found is None else found.pictures)
+    private_pictures = pictures_of(folder, () if found is None else found.pictures)
     return {
         "card": card,
         "state": words.state(card),
@@ -71,13 +71,13 @@ def _run(card: Card, folder: Path, cost: str) -> dict[str, Any]:
         "cost": cost,
         "limits": list(limits(card)),
         "settings": [(k.replace("_", " "), words.short(v)) for k, v in card.settings.items()],
-        "pictures": _pictures(folder, card.pictures),
+        "pictures": pictures_of(folder, card.pictures),
         "private_pictures": private_pictures,
-        "curve": curve and _safe(_curve(card)),
+        "curve": curve and safe(_curve(card)),
         "curve_says": curve and curve_says(card),
-        "roc": curves and found and _safe(chart.roc_chart(curves, found.allowed, _roc_says(card))),
+        "roc": curves and found and safe(chart.roc_chart(curves, found.allowed, _roc_says(card))),
         "roc_names": list(curves),
-        "bars": bounds and _safe(_bars(card)),
+        "bars": bounds and safe(_bars(card)),
         "any_promised": any(bound.promised is not None for bound in bounds),
         "fine": found and any(a.tpr_at_0_1_percent_fpr for a in found.attacks),
         "has_rates": found is not None and bool(found.rates),
@@ -121,7 +121,7 @@ def _bars(card: Card) -> str:
     return chart.bars(finite, ". ".join(told))
 
 
-def _pictures(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+def pictures_of(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     found = []
     for name in names:
         raw = (folder / name).read_bytes()
@@ -134,7 +134,7 @@ def _pictures(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _safe(svg: str) -> Any:
+def safe(svg: str) -> Any:
     """Text that is HTML already: our own drawing, in which every name was escaped."""
     from markupsafe import Markup
 
@@ -142,7 +142,7 @@ def _safe(svg: str) -> Any:
 
 
 @cache
-def _template(name: str) -> Any:
+def template(name: str) -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent)
