@@ -33,13 +33,12 @@ def blocks(page, language=""):
 def commands():
     """Each command of each page, from the word after sfumato on."""
     for name, page in PAGES.items():
-        lines = [line for block in blocks(page) for line in block.splitlines()]
+        lines = [line.removeprefix("$ ") for b in blocks(page) for line in b.splitlines()]
         for line in lines:
-            words = shlex.split(line.removeprefix("$ "), comments=True)
-            if words[:1] == ["torchrun"]:
-                words = words[words.index("sfumato") :]
-            if words[:1] == ["sfumato"]:
-                yield pytest.param(words[1:], id=f"{name}: {' '.join(words)}")
+            if line.startswith(("sfumato ", "torchrun ")):
+                words = shlex.split(line, comments=True)
+                words = words[words.index("sfumato") + 1 :]
+                yield pytest.param(words, id=f"{name}: {' '.join(words)}")
 
 
 def settings_of(config):
