@@ -11,7 +11,7 @@ from warmups import MADE, same, tiny, warm
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/warmup.md"
 
 
 @pytest.fixture(scope="module", name="settings")
@@ -35,12 +35,12 @@ def test_what_is_called_like_a_network_of_diffusers_draws(settings, tmp_path):
     draws_and_goes_on(replace(settings, denoiser="denoisers:grey"), tmp_path)
 
 
-def test_the_unet_of_diffusers_in_the_readme_draws(settings, tmp_path, monkeypatch):
+def test_the_unet_of_diffusers_in_the_docs_draws(settings, tmp_path, monkeypatch):
     pytest.importorskip("diffusers", reason="diffusers is not installed")
-    (example,) = re.findall(r"```py\n(.*?)```", README.read_text(), re.DOTALL)
-    (tmp_path / "nets_of_the_readme.py").write_text(example)
+    (example,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "nets_of_the_docs.py").write_text(example)
     monkeypatch.syspath_prepend(tmp_path)
-    draws_and_goes_on(replace(settings, denoiser="nets_of_the_readme:small"), tmp_path)
+    draws_and_goes_on(replace(settings, denoiser="nets_of_the_docs:small"), tmp_path)
 
 
 @pytest.mark.parametrize(
