@@ -96,8 +96,8 @@ class Card:
     """What to type for the same again; None if this version has no such settings."""
 
 
-def read_card(path: Path, *, include_private: bool = False) -> Card:
-    """The card of the run in that directory, finished or not.
+def read_card(path: Path, *, include_private: bool = False, curve: bool = True) -> Card:
+    """The card of the run in that directory, finished or not; `curve` takes the longest.
 
     Guarantee: without `include_private` no file under a folder called `private` is opened, and a
     run that itself lies in the `private/` of another is refused.
@@ -121,7 +121,7 @@ def read_card(path: Path, *, include_private: bool = False) -> Card:
         summary={k: v for k, v in summary.items() if k not in ("run", "text", "bundle")},
         promise=None if ledger is None else _promise(ledger, coming),
         events=() if ledger is None else _spent(ledger.events),
-        curve=None if ledger is None else _curve(ledger, coming),
+        curve=_curve(ledger, coming) if ledger is not None and curve else None,
         plan=None if plan is None else to_json(plan),
         steps=None if plan is None or ledger is None else (_taken(ledger), plan.steps),
         stages=_stages(path),

@@ -49,7 +49,7 @@ class _Shelf:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._known: dict[Path, tuple[Any, Card | str]] = {}
+        self._known: dict[tuple[Path, bool], tuple[Any, Card | str]] = {}
 
     def runs(self) -> dict[str, Path]:
         """Runs by name, newest first."""
@@ -58,23 +58,24 @@ class _Shelf:
         found.sort(key=lambda path: (path / "config.json").stat().st_mtime, reverse=True)
         return {path.name: path for path in found}
 
-    def card(self, path: Path) -> Card | str:
-        """The card of a run, or what is wrong with it."""
+    def card(self, path: Path, *, curve: bool = True) -> Card | str:
+        """The card of a run, or what is wrong with it; a list needs no curve."""
         mark = tuple(
             (file.name, file.stat().st_mtime_ns, file.stat().st_size)
             for pattern in ("*.json*", "*.png", "stages/*/*.json*")
             for file in sorted(path.glob(pattern))
         )
-        if self._known.get(path, (None,))[0] != mark:
+        key = (path, curve)
+        if self._known.get(key, (None,))[0] != mark:
             try:
-                self._known[path] = (mark, read_card(path))
+                self._known[key] = (mark, read_card(path, curve=curve))
             except (SfumatoError, OSError) as problem:
-                self._known[path] = (mark, str(problem))
-        return self._known[path][1]
+                self._known[key] = (mark, str(problem))
+        return self._known[key][1]
 
     def rows(self) -> list[dict[str, Any]]:
         """What the list says of each run."""
-        return [_row(name, self.card(path)) for name, path in self.runs().items()]
+        return [_row(name, self.card(path, curve=False)) for name, path in self.runs().items()]
 
 
 def _row(name: str, card: Card | str) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def data_of(card: Card) -> str:
         return card.promise.data
     if card.private is not None and card.private.audited is not None:
         return card.private.audited
-    return str(card.summary.get("data") or card.settings.get("data") or card.name)
+    known = card.summary
+    return str(known.get("data") or known.get("audited") or card.settings.get("data") or card.name)
 
 
 def promise_words(card: Card) -> tuple[str, str]:
