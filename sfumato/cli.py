@@ -21,7 +21,7 @@ from sfumato.files import read_json
 from sfumato.runs import open_run
 
 VERBS = {
-    "demo": "the story on embedded digits: private means, a network, a ledger, a picture",
+    "demo": "the whole story on embedded digits: protect, attack, audit, share; one page",
     "train": "private (or plain) training and fine-tuning of any vision model",
     "warmup": "a little public data, a diffusion model of it, a warm start, and then DP training",
     "release": "public images that carry a private task, with their ledger and a data card",

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sfumato.errors import ConfigError
 from sfumato.files import read_json
@@ -31,6 +31,9 @@ PAID_BY_TRAINING = 0.9
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """The whole story on the embedded digits: protect, attack, share, and one page."""
+
+    MAY_CHANGE: ClassVar = ("open_page",)
+    """Settings that say how, not what: a run may go on with others."""
 
     epsilon: float = 3.0
     """The promise for all that is released: smaller is stronger, and noisier."""

@@ -59,8 +59,8 @@ def write_page(parts: Parts, run: Run) -> Path:
 
 def tell(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Story":
     """The story of these runs, on a page that lies in `home`."""
-    from sfumato.report.story import Story
     from sfumato.report.limits import limits
+    from sfumato.report.story import Story
     from sfumato.report.words import down, up
 
     promise, proof = promised(cards["shared"]), tightest(found(cards["audited"]).bounds)

@@ -122,6 +122,7 @@ def _bars(card: Card) -> str:
 
 
 def pictures_of(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    """PNG files as a page can hold them; one that is none, or too large, is left out."""
     found = []
     for name in names:
         raw = (folder / name).read_bytes()
@@ -143,6 +144,7 @@ def safe(svg: str) -> Any:
 
 @cache
 def template(name: str) -> Any:
+    """A template of those beside this file."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent)
