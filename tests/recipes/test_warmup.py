@@ -107,7 +107,7 @@ def test_controls_are_scored_and_stay_private(settings, finished, tmp_path):
     warm(replace(settings, controls=True), tmp_path / "run")
     scores = scores_of(tmp_path / "run")
     controls = {"warmup_on_public_images_alone", "dp_from_public_images_alone", "dp_from_scratch"}
-    assert set(scores) == {"warmup", "dp", *controls, "fidelity"}
+    assert set(scores) == {"warmup", "dp", *controls, "test_images", "fidelity"}
     outside = [p for p in (tmp_path / "run").rglob("*") if "private" not in p.parts and p.is_file()]
     for path in outside:
         assert b"accuracy" not in path.read_bytes(), path

@@ -95,6 +95,7 @@ def test_the_generators_own_width_is_not_trained_again(sized):
     assert set(scores) == {
         "warmup", "dp", "warmup_on_public_images_alone", "dp_from_public_images_alone",
         "dp_from_scratch", "warmup_with_width_4", "warmup_with_width_8", "fidelity",
+            "test_images",
     }  # fmt: skip
 
 

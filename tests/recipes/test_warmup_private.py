@@ -87,7 +87,7 @@ def test_drawn_images_are_no_longer_private_and_pictures_of_them_are_there(finis
     drawn = load_images(str(finished / "stages/sample/images.npz"), "train", private=False)
     assert drawn.labels.bincount().tolist() == [10, 10, 10]
     assert len(list((finished / "stages/generator/samples").glob("*.png"))) == 1
-    assert set(scores_of(finished)) == {"drawn", "fidelity"}
+    assert set(scores_of(finished)) == {"drawn", "test_images", "fidelity"}
 
 
 def test_private_images_do_not_reach_the_public_generator(settings, tmp_path):
