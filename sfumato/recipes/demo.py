@@ -13,7 +13,7 @@ without noise in `private/`, the page among it.
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -51,16 +51,16 @@ class Config:
 
     @property
     def private(self) -> train.Config:
-        """How the network learns with privacy; canaries go with the digits."""
+        """How the network learns with privacy: in batches of 500 digits and some canaries."""
         return train.Config(
-            **NETWORK, lr=2.0, clip="automatic", epsilon=PAID_BY_TRAINING * self.epsilon,
-            secure=self.secure, canaries=CANARIES, canary_kind="gradient",
+            **NETWORK, batch_size=625, physical_batch_size=625, lr=2.0, clip="automatic",
+            epsilon=PAID_BY_TRAINING * self.epsilon, secure=self.secure, canaries=CANARIES,
         )  # fmt: skip
 
     @property
     def plain(self) -> train.Config:
         """How it learns without."""
-        return train.Config(**NETWORK, lr=0.1, momentum=0.9, mode="non-private")
+        return train.Config(**NETWORK, batch_size=500, lr=0.1, momentum=0.9, mode="non-private")
 
     def sharing(self, teacher: Path) -> release.Config:
         """How the private network makes images that may be shared, with the rest of epsilon."""
@@ -68,11 +68,8 @@ class Config:
         return replace(small, teacher=teacher, epsilon=self.epsilon, secure=self.secure)
 
 
-NETWORK: dict[str, Any] = {
-    "model": "group-cnn-small", "image_size": 28, "batch_size": 500, "epochs": 20,
-    "physical_batch_size": 500,
-}  # fmt: skip
-CANARIES = 2000
+NETWORK: dict[str, Any] = {"model": "group-cnn-small", "image_size": 28, "steps": 160}
+CANARIES = 1000
 """Examples that are nobody's, each in the training set by the toss of a coin."""
 
 
@@ -93,31 +90,28 @@ def run(config: Config, run: Run) -> dict[str, Any]:
     """Train twice, attack, audit, share, and write the page."""
     from sfumato.recipes.demo_page import Parts, write_page
 
-    private = chapter(run, config.private, "train", "a network learns digits with privacy")
-    plain = chapter(run, config.plain, "train", "the same network without", secret="plain")
-    stolen = chapter(
-        run, reconstruct.PRESETS["digits-private"](), "reconstruct",
-        "an attacker learns to see training digits in the weights of a head", secret="stolen",
-    )  # fmt: skip
-    inverted = chapter(
-        run, invert.PRESETS["digits-cpu"](), "invert",
-        "another asks a network what its classes look like", secret="inverted",
-    )  # fmt: skip
-    audited, audited_plain = (
-        chapter(
-            run, audit.Config(run=target, shadows=0), "audit", f"an auditor looks at {words}",
-            secret=secret,
-        )
-        for target, words, secret in (
-            (private, "the private network", "audit"), (plain, "the plain one", "audit-plain"),
-        )
-    )  # fmt: skip
-    shared = chapter(run, config.sharing(private), "release", "images that may be shared")
-    parts = Parts(
-        private=private, plain=plain, stolen=stolen, inverted=inverted, audited=audited,
-        audited_plain=audited_plain, shared=shared,
-    )  # fmt: skip
-    page = write_page(parts, run)
+    private, shared = (run.path / "stages" / verb for verb in ("train", "release"))
+    secret = {
+        name: run.private / name
+        for name in ("plain", "stolen", "inverted", "audited", "audited_plain")
+    }
+    attacks = [
+        Chapter(secret["stolen"], "reconstruct", reconstruct.PRESETS["digits-private"](),
+                "an attacker learns to see training digits in the weights of a head"),
+        Chapter(secret["inverted"], "invert", invert.PRESETS["digits-cpu"](),
+                "another asks a network what its classes look like"),
+    ]  # fmt: skip
+    others = [
+        Chapter(private, "train", config.private, "a network learns the digits with privacy"),
+        Chapter(secret["plain"], "train", config.plain, "the same network without"),
+        Chapter(secret["audited"], "audit", audit.Config(run=private, shadows=0),
+                "an auditor looks at the private network"),
+        Chapter(secret["audited_plain"], "audit", audit.Config(run=secret["plain"], shadows=0),
+                "and at the plain one"),
+        Chapter(shared, "release", config.sharing(private), "images that may be shared"),
+    ]  # fmt: skip
+    side_by_side(others, attacks, run)
+    page = write_page(Parts(private=private, shared=shared, **secret), run)
     if config.open_page:
         show_page(page)
     promised = read_json(shared / "done.json")
@@ -130,17 +124,49 @@ def run(config: Config, run: Run) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def chapter(run: Run, config: Any, verb: str, words: str, secret: str | None = None) -> Path:
-    """A verb's whole run in a place of its own; one that is finished is not made again.
+@dataclass(frozen=True)
+class Chapter:
+    """A verb's whole run, in a place of its own."""
 
-    What comes from private digits without noise has a `secret` name, and lies in `private/`.
+    place: Path
+    verb: str
+    config: Any
+    words: str
+
+    def write(self, say: Callable[[str], None] = lambda _: None) -> None:
+        """Make the run, or go on with it; one that is finished is not made again."""
+        with open_run(self.config, verb=self.verb, out=self.place, say=say) as part:
+            if not part.finished:
+                import_module(f"sfumato.recipes.{self.verb}").run(self.config, part)
+
+
+def side_by_side(here: Sequence[Chapter], there: Sequence[Chapter], run: Run) -> None:
+    """Write some chapters here and others in a second process, each on half of the cores.
+
+    Small networks do not know what to do with a second core: two of them do.
     """
-    run.log(words)
-    place = run.path / "stages" / verb if secret is None else run.private / secret
-    with open_run(config, verb=verb, out=place, say=run.say) as part:
-        if not part.finished:
-            import_module(f"sfumato.recipes.{verb}").run(config, part)
-    return place
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    import torch
+
+    threads = torch.get_num_threads()
+    half = max(1, threads // 2)
+    context = get_context("spawn")
+    with ProcessPoolExecutor(1, context, torch.set_num_threads, (half,)) as second:
+        torch.set_num_threads(half)
+        try:
+            promised = []
+            for chapter in there:
+                run.log(f"meanwhile: {chapter.words}")
+                promised.append(second.submit(chapter.write))
+            for chapter in here:
+                run.log(chapter.words)
+                chapter.write(run.say)
+            for written in promised:
+                written.result()
+        finally:
+            torch.set_num_threads(threads)
 
 
 def show_page(page: Path) -> None:

@@ -64,12 +64,12 @@ def test_a_class_is_read_out_of_a_network(whole):
 
 
 def test_what_is_proved_is_more_than_half_of_what_is_promised_and_not_more(whole):
-    found = read_json(whole / "private/audit/private/audit.json")
+    found = read_json(whole / "private/audited/private/audit.json")
     promised = found["promise"]["epsilon"]
     assert promised / 2 < max(bound["epsilon"] for bound in found["bounds"]) <= promised
     assert all(bound["kept"] for bound in found["bounds"])
     assert all(check["passed"] for check in found["checks"])
-    plain = read_json(whole / "private/audit-plain/private/audit.json")
+    plain = read_json(whole / "private/audited_plain/private/audit.json")
     assert plain["promise"] is None
 
 
@@ -98,7 +98,7 @@ def test_nothing_open_lies_about_what_is_private(whole):
 @pytest.fixture(name="short")
 def shorter_chapters(monkeypatch):
     """The same chapters, hardly trained."""
-    monkeypatch.setitem(demo.NETWORK, "epochs", 0.25)
+    monkeypatch.setitem(demo.NETWORK, "steps", 2)
     monkeypatch.setattr(demo, "CANARIES", 200)
     tiny = replace(
         reconstruct.PRESETS["digits-private"](), steps=2, stats_heads=64, trials=64, width=8
