@@ -68,8 +68,9 @@ def tell(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Story":
     pair = (
         ("promised", f"ε ≤ {up(promise)}", "for all that may be shared: the private network and "
          f"the images it made. The network alone: {up(trained)}."),
-        ("proved by an attack", f"ε ≥ {down(proof.epsilon)}", f"of the network's {up(trained)}, by "
-         f"{proof.name}, at {100 * (proof.confidence or 0):g} % confidence."),
+        ("proved by an audit", f"ε ≥ {down(proof.epsilon)}", f"of the network's {up(trained)}, by "
+         f"{proof.name}, at {100 * (proof.confidence or 0):g} % confidence. Assumes: "
+         f"{proof.assumes}."),
     )  # fmt: skip
     return Story(
         title=TITLE, lede=LEDE, pair=pair, limits=tuple(limits(cards["shared"])), commands=COMMANDS,
@@ -215,7 +216,7 @@ def promised(card: "Card") -> float:
 
 
 def tightest(bounds: "Iterable[Proved]") -> "Proved":
-    """The bound that proves most without taking the noise to be what it is said to be."""
+    """The bound that proves most, whatever it assumes."""
     return max(bounds, key=lambda bound: bound.epsilon)
 
 

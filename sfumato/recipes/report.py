@@ -9,8 +9,7 @@ and then all three lie in the `private/` of that place.
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -158,7 +157,7 @@ def newest(root: Path) -> Path:
 def command_of(folder: Path) -> str | None:
     """What to type for the same run again; None if this version has no such settings.
 
-    The preset that is nearest, and flags for the rest.
+    A preset that is near, and flags for the rest.
     """
     record = read_json(folder / "config.json")
     try:
@@ -167,13 +166,22 @@ def command_of(folder: Path) -> str | None:
     except (ImportError, SfumatoError, AttributeError):
         return None
     passing = getattr(recipe.Config, "PASSING", {})
-    tries = [
-        ["--preset", name, *_flags(to_json(preset()), wanted, passing)]
-        for name, preset in recipe.PRESETS.items()
-    ]
-    with suppress(SfumatoError):  # where defaults alone are no sound order, a preset is needed
-        tries.append(_flags(to_json(recipe.Config()), wanted, passing))
-    return " ".join(map(shlex.quote, ["sfumato", record["verb"], *min(tries, key=len)]))
+    plain = _flags(_defaults(recipe.Config), wanted, passing)
+    for name, preset in recipe.PRESETS.items():
+        flags = _flags(to_json(preset()), wanted, passing)
+        # A preset is worth its name if little is left of it to change.
+        if 2 * len(flags) < len(plain):
+            plain = ["--preset", name, *flags]
+    return " ".join(map(shlex.quote, ["sfumato", record["verb"], *plain]))
+
+
+def _defaults(config: Any) -> Any:
+    """What settings are without a word; together they need not be a sound order."""
+    given = {
+        item.name: item.default if item.default_factory is MISSING else item.default_factory()
+        for item in fields(config)
+    }
+    return to_json(given)
 
 
 def _flags(base: Any, wanted: Any, passing: Mapping[str, Any]) -> list[str]:

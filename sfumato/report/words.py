@@ -164,10 +164,7 @@ def facts(card: Card) -> list[tuple[str, str]]:
     rows.append(("state", state(card)))
     if plan:
         size, batch = plan.get("size"), plan["expected_batch"]
-        people = card.promise is not None and card.promise.unit == "person"
-        rows.append(
-            ("size", "" if size is None else f"{size:,} {'people' if people else 'images'}")
-        )
+        rows.append(("size", "" if size is None else f"{size:,} {_units(card)}"))
         rows.append(
             ("batches", f"{plan['steps']:,} steps of about {batch:g} (rate {plan['rate']:.4g})")
         )
@@ -181,6 +178,14 @@ def facts(card: Card) -> list[tuple[str, str]]:
         if name not in known and not isinstance(value, dict | list)
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _units(card: Card) -> str:
+    """What the plan counts."""
+    if card.promise is not None and card.promise.unit == "person":
+        return "people"
+    made_up = card.settings.get("canary_kind") == "gradient" and card.settings.get("canaries")
+    return f"examples, {made_up:,} of them canaries" if made_up else "images"
 
 
 def state(card: Card) -> str:
