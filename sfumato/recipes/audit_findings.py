@@ -120,31 +120,37 @@ def tell(audit: Mapping[str, Any]) -> list[str]:
 
 
 def _verdict(audit: Mapping[str, Any]) -> str:
+    from sfumato.report.words import down, up
+
     promise, bounds = audit["promise"], audit["bounds"]
     text = "promised: nothing (plain training)"
     if promise is not None:
         text = (
-            f"promised: epsilon {promise['epsilon']:.3g} at delta {promise['delta']:.2g}, for each "
+            f"promised: epsilon {up(promise['epsilon'])} at delta {promise['delta']:.2g}, for each "
             f"{promise['unit']}"
         )
     if not bounds:
         return text
     best = max(bounds, key=lambda bound: bound["epsilon"])
-    text += f" · proved: at least {best['epsilon']:.3g} ({100 * best['confidence']:g} %)"
+    text += f" · proved: at least {down(best['epsilon'])} ({100 * best['confidence']:g} %)"
     if promise is None:
         return text
-    if best["kept"]:
-        return f"{text}, so the promise is not broken"
-    return f"{text}: THE PROMISE IS BROKEN (by {best['name']})"
+    if not best["kept"]:
+        return f"{text}: THE PROMISE IS BROKEN (by {best['name']})"
+    if any(check["passed"] is False for check in audit["checks"]):
+        return f"{text}, but A CHECK OF THE MECHANISM FAILED: do not rely on the promise"
+    return f"{text}, so the promise is not broken"
 
 
 def _proofs(bounds: Sequence[Mapping[str, Any]]) -> list[str]:
     """The largest bound, and the first, which assumes least, with what they rest on."""
+    from sfumato.report.words import down
+
     if not bounds:
         return []
     best = max(bounds, key=lambda bound: bound["epsilon"])
     shown = [best] if bounds[0] is best else [best, bounds[0]]
-    return [f"    {b['epsilon']:.3g} by {b['name']}; assumes: {b['assumes']}" for b in shown]
+    return [f"    {down(b['epsilon'])} by {b['name']}; assumes: {b['assumes']}" for b in shown]
 
 
 def _allowed(curve: Mapping[str, Sequence[float]] | None) -> str:
