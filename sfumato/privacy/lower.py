@@ -37,6 +37,8 @@ class Bound:
     """How threshold or number of guesses was chosen, and what that cost."""
     assumes: str
     """What must hold for the bound to hold, in words."""
+    by_attack: bool = True
+    """Whether somebody guessed who was in; else the mechanism was measured."""
 
 
 def many_run_bound(

@@ -106,6 +106,7 @@ def noise_bound(
         thresholds="none: the size of the noise is measured",
         assumes="Gaussian noise, independent for each canary and step, on Poisson batches of the "
         "plan's rate, where an example can add the whole norm bound",
+        by_attack=False,
     )
 
 

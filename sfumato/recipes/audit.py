@@ -39,6 +39,8 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         found = audit_run(config, run)
     record = found.record()
     run.write_json("private/audit.json", record)
+    if config.run is not None:  # so that a report on the run has the proof beside the promise
+        Run(config.run).write_json("private/audit.json", record)
     save_tradeoff(
         run.private / "tradeoff.png", record["attacks"], record["curve"], title=found.target
     )

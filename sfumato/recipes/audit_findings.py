@@ -36,7 +36,11 @@ class Findings:
 
     def _kept(self, bound: "Bound") -> bool | None:
         """Whether what is proved lies at or below what was promised."""
-        return None if self.promise is None else bound.epsilon <= self.promise["epsilon"]
+        if self.promise is None or any(
+            getattr(bound, key) != self.promise[key] for key in ("relation", "delta")
+        ):
+            return None
+        return bound.epsilon <= self.promise["epsilon"]
 
 
 def share_error(confidence: float, bounds: int) -> float:
@@ -108,7 +112,8 @@ def tell(audit: Mapping[str, Any]) -> list[str]:
         (auc, low, high), tpr = best["auc"], best["tpr_at_1_percent_fpr"]
         lines.append(
             f"  best of {len(audit['attacks'])} attacks: {best['name']}, AUC {auc:.3f} "
-            f"({low:.3f} to {high:.3f}), TPR {tpr[0]:.3f} at 1 % FPR{_allowed(audit['curve'])}"
+            f"({low:.3f} to {high:.3f}), TPR {tpr[0]:.3f} ({tpr[1]:.3f} to {tpr[2]:.3f}) at 1 % "
+            f"FPR{_allowed(audit['curve'])}"
         )
     for check in audit["checks"]:
         if check["passed"] is False:
@@ -131,26 +136,33 @@ def _verdict(audit: Mapping[str, Any]) -> str:
         )
     if not bounds:
         return text
-    best = max(bounds, key=lambda bound: bound["epsilon"])
+    best = _best(bounds)
     text += f" · proved: at least {down(best['epsilon'])} ({100 * best['confidence']:g} %)"
     if promise is None:
         return text
-    if not best["kept"]:
-        return f"{text}: THE PROMISE IS BROKEN (by {best['name']})"
+    if disproved := [bound["name"] for bound in bounds if bound["kept"] is False]:
+        return f"{text}: THE PROMISE IS BROKEN (by {', '.join(disproved)})"
     if any(check["passed"] is False for check in audit["checks"]):
         return f"{text}, but A CHECK OF THE MECHANISM FAILED: do not rely on the promise"
-    return f"{text}, so the promise is not broken"
+    return f"{text}, which does not break the promise"
+
+
+def _best(bounds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What proves most among attacks; among measurements where nobody attacked."""
+    return max(bounds, key=lambda bound: (bound["by_attack"], bound["epsilon"]))
 
 
 def _proofs(bounds: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The largest bound, and the first, which assumes least, with what they rest on."""
+    """The best bound, the first, which assumes least, and what was measured, with their reasons."""
     from sfumato.report.words import down
 
     if not bounds:
         return []
-    best = max(bounds, key=lambda bound: bound["epsilon"])
-    shown = [best] if bounds[0] is best else [best, bounds[0]]
-    return [f"    {down(b['epsilon'])} by {b['name']}; assumes: {b['assumes']}" for b in shown]
+    shown = {id(b): b for b in (_best(bounds), bounds[0])}
+    shown |= {id(b): b for b in bounds if not b["by_attack"]}
+    return [
+        f"    {down(b['epsilon'])} by {b['name']}; assumes: {b['assumes']}" for b in shown.values()
+    ]
 
 
 def _allowed(curve: Mapping[str, Sequence[float]] | None) -> str:

@@ -89,9 +89,11 @@ def show(summary: Mapping[str, Any]) -> str:
         return train.show(summary)
     if "stage" in summary:
         return tell_stage(summary)
+    from sfumato.report.words import up
+
     promise = "none: epsilon is infinite"
     if summary["epsilon"] != "inf":
-        promise = f"epsilon {summary['epsilon']:.3g}, delta {summary['delta']:.2g} in all"
+        promise = f"epsilon {up(summary['epsilon'])}, delta {summary['delta']:.2g} in all"
         promise += f", for each {summary['unit']}"
     lines = [
         f"{summary['images']} images of {summary['public']}, moved by {summary['k']} steps to "
@@ -108,6 +110,7 @@ def show(summary: Mapping[str, Any]) -> str:
 
 def check(config: Config) -> dict[str, Any]:
     """What there is to say against a bundle; an error if there is anything."""
+    from sfumato.report.words import up
     from sfumato.synth.bundle import verify_bundle
 
     assert config.verify is not None
@@ -118,7 +121,7 @@ def check(config: Config) -> dict[str, Any]:
     assert verdict.card is not None
     card = verdict.card
     lines = [
-        f"{config.verify} is sound: {card.images} images, epsilon {card.epsilon:.3g} at delta "
+        f"{config.verify} is sound: {card.images} images, epsilon {up(card.epsilon)} at delta "
         f"{card.delta:.2g}, as its ledger says.",
         *(f"  {remark}" for remark in verdict.remarks),
     ]

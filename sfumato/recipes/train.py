@@ -88,9 +88,11 @@ def show(summary: Mapping[str, Any]) -> str:
     """What was promised, and where it is."""
     if "explanation" in summary:
         return summary["explanation"]
+    from sfumato.report.words import up
+
     promise = "no promise: plain training"
     if summary["epsilon"] != "inf":
-        promise = f"epsilon {summary['epsilon']:.3g}, delta {summary['delta']:.2g}"
+        promise = f"epsilon {up(summary['epsilon'])}, delta {summary['delta']:.2g}"
         promise += f", for each {summary['unit']}"
     lines = [
         f"{summary['model']} trained on {summary['data']}: {summary['steps']} steps",

@@ -244,10 +244,12 @@ def drawing(
 
 def show_drawn(summary: Mapping[str, Any]) -> str:
     """What is in the file, and what is promised about it."""
+    from sfumato.report.words import up
+
     promise = NOTHING
     if "epsilon" in summary:
         promise = (
-            f"epsilon {summary['epsilon']:.3g}, delta {summary['delta']:.2g}, for each "
+            f"epsilon {up(summary['epsilon'])}, delta {summary['delta']:.2g}, for each "
             f"{summary['unit']} of {summary['data']}"
         )
     lines = [

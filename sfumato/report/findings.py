@@ -47,6 +47,8 @@ class Proved:
     name: str
     own: bool
     """Whether it is about the run itself, and not about a stage or a model that it attacked."""
+    by_attack: bool
+    """Whether somebody guessed who was in; else the mechanism was measured."""
     epsilon: float
     promised: float | None
     """The upper bound for the same delta and relation; None where nothing is promised."""
@@ -95,13 +97,12 @@ def find(path: Path) -> Findings:
     """What `private/` of the run holds, and that of its stages and of the attackers in it."""
     parts = [_own(path, ""), *(_own(place, name) for name, place in _places(path))]
     own = parts[0]
-    audits = [part for part in parts if part.allowed is not None]
     return Findings(
         rates=tuple(rate for part in parts for rate in part.rates),
         attacks=tuple(attack for part in parts for attack in part.attacks),
         bounds=tuple(bound for part in parts for bound in part.bounds),
         checks=tuple(check for part in parts for check in part.checks),
-        allowed=audits[0].allowed if audits else None,
+        allowed=own.allowed,
         audited=own.audited,
         promised=own.promised,
         seconds_per_step=own.seconds_per_step,
@@ -287,8 +288,9 @@ def _proved(bound: Mapping[str, Any], promise: Mapping[str, Any], *, own: bool) 
     if promised is not None and math.isfinite(promised) and alike:
         kept = epsilon <= promised
     return Proved(
-        name=str(bound.get("name", "a bound")), own=own, epsilon=epsilon,
-        promised=None if kept is None else promised, kept=bound.get("kept", kept),
+        name=str(bound.get("name", "a bound")), own=own,
+        by_attack=bool(bound.get("by_attack", True)), epsilon=epsilon,
+        promised=None if kept is None else promised, kept=kept,
         delta=_value(bound.get("delta")), confidence=_value(bound.get("confidence")),
         relation=str(bound.get("relation", "")), thresholds=str(bound.get("thresholds", "")),
         assumes=str(bound.get("assumes", "")),

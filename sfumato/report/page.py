@@ -72,6 +72,7 @@ def _run(card: Card, folder: Path, cost: str) -> dict[str, Any]:
         "limits": list(limits(card)),
         "settings": [(k.replace("_", " "), words.short(v)) for k, v in card.settings.items()],
         "pictures": pictures_of(folder, card.pictures),
+        "shareable": words.may_be_shared(card),
         "private_pictures": private_pictures,
         "curve": curve and safe(_curve(card)),
         "curve_says": curve and curve_says(card),

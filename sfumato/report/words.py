@@ -72,7 +72,7 @@ def data_of(card: Card) -> str:
 def promise_words(card: Card) -> tuple[str, str]:
     """The promise: a number for the headline, and what it is about."""
     promise = card.promise
-    if card.private is not None and card.private.audited is not None:
+    if card.verb == "audit" and card.private is not None:
         return _audited_words(card.private)
     if promise is None and card.verb == "audit":
         return (
@@ -115,17 +115,21 @@ def proof_words(card: Card) -> tuple[str, str]:
         return "see below", "What is proved is about other models than this run's own."
     if not bounds:
         return "not measured", _hint(card)
-    best = max(bounds, key=lambda bound: bound.epsilon)
+    best, measured = best_of(bounds), [bound for bound in bounds if not bound.by_attack]
     at = "" if best.delta is None else f"at δ = {best.delta:.3g}, "
     words = f"{at}{confidence(best)}: {best.name}"
-    if len(bounds) > 1:
-        words += f"; the largest of {len(bounds)} bounds, each at its own confidence"
+    words += "".join(f"; {b.name}, measured: ε ≥ {down(b.epsilon)}" for b in measured)
     return f"ε ≥ {down(best.epsilon)}", f"{words}. {verdict(bounds)}"
 
 
+def best_of(bounds: Sequence[Proved]) -> Proved:
+    """What proves most among attacks; among measurements where nobody attacked."""
+    return max(bounds, key=lambda bound: (bound.by_attack, bound.epsilon))
+
+
 def _hint(card: Card) -> str:
-    can = f": sfumato audit --run {card.name} measures one" if card.verb == "train" else ""
-    return f"There is no lower bound on epsilon yet{can}."
+    can = ": sfumato audit --run ... measures one" if card.verb == "train" else ""
+    return f"There is no lower bound on epsilon here{can}."
 
 
 def broken(found: Findings) -> bool:
@@ -141,12 +145,20 @@ def warnings(card: Card) -> tuple[str, ...]:
     return card.promise.not_for_release
 
 
+def may_be_shared(card: Card) -> bool:
+    """Whether a promise covers what lies open in the run."""
+    promise = card.promise
+    if promise is None:
+        return card.verb != "train"
+    return math.isfinite(promise.epsilon) and not promise.not_for_release
+
+
 def verdict(bounds: Sequence[Proved]) -> str:
     """Whether the promise stands."""
     if any(bound.kept is False for bound in bounds):
         return "The promise is BROKEN: more is proved than was promised."
     if any(bound.kept for bound in bounds):
-        return "The promise is not broken."
+        return "That does not break the promise."
     return "There is no promise to compare it with."
 
 

@@ -22,6 +22,8 @@ from sfumato.recipes import audit
 from sfumato.recipes.audit import Config
 from sfumato.recipes.audit_findings import Findings, describe_attack, tell
 from sfumato.recipes.audit_run import open_target
+from sfumato.report import words
+from sfumato.report.card import read_card
 from sfumato.runs import open_run
 
 
@@ -124,8 +126,12 @@ def test_canaries_prove_a_part_of_what_was_promised(digits, tmp_path, monkeypatc
     assert all(check["passed"] is not False for check in found["checks"])
     assert [attack["name"] for attack in found["attacks"]][1:] == ["loss"]
     told = audit.show(read_json(tmp_path / "audit" / "done.json"))
-    assert "so the promise is not broken" in told
+    assert "which does not break the promise" in told
     assert "assumes: a fair coin" in told
+    assert read_json(run / "private" / "audit.json") == found, "a report on the run has it too"
+    card = read_card(run, include_private=True)
+    assert words.promise_words(card)[0].startswith("ε ≤ 2.0")
+    assert words.proof_words(card)[0].startswith("ε ≥ ")
     shutil.rmtree(run / "private")
     with pytest.raises(RunError, match="how the coins fell"):
         do(Config(run=run, shadows=0, device="cpu"), tmp_path / "again")
@@ -178,7 +184,7 @@ def test_heads_prove_most_of_what_their_recipe_promises_and_no_more(heads):
     assert plain["confidence"] == 0.95
     assert "shared among all bounds" in plain["thresholds"]
     assert "Gaussian" in gaussian["assumes"]
-    assert "not broken" in audit.show(read_json(heads / "done.json"))
+    assert "does not break" in audit.show(read_json(heads / "done.json"))
 
 
 def test_heads_without_noise_promise_nothing_and_give_the_image_away(tmp_path):
@@ -249,8 +255,12 @@ def test_a_failed_check_is_spelt_out():
         {"name": "seed", "question": "?", "passed": True, "p_value": 0.5, "says": "fine"},
     ]
     found = Findings(target="run", promise=promise, bounds=[bound], checks=checks)
+    of_others = replace(found, bounds=[replace(bound, relation="replace", epsilon=9.0)])
+    assert of_others.record()["bounds"][0]["kept"] is None, "it speaks of other neighbours"
+    assert "BROKEN" not in "".join(tell(of_others.record()))
     told = "\n".join(tell(found.record()))
-    assert "proved: at least 1 (95 %), so the promise is not broken" in told
+    assert "proved: at least 1.00 (95 %), but A CHECK OF THE MECHANISM FAILED" in told
+    assert "does not break" not in told
     assert "FAILED  noise: too small" in told
     assert "1 of 2 passed" in told
 

@@ -89,7 +89,7 @@ def test_verify_passes_a_bundle_and_names_the_file_that_was_touched(finished, tm
     shutil.copytree(finished / "bundle", tmp_path / "bundle")
     code, out, _ = call(capsys, "release", "verify", tmp_path / "bundle")
     assert code == 0
-    assert "is sound: 60 images, epsilon 3 at delta 1e-05" in out
+    assert "is sound: 60 images, epsilon 3.00 at delta 1e-05" in out
     code, out, _ = call(capsys, "release", "verify", tmp_path / "bundle", "--json")
     assert json.loads(out)["epsilon"] == ledger_of(finished).epsilon()
     path = tmp_path / "bundle" / "images.npz"
