@@ -107,7 +107,11 @@ def _execute(recipe: Any, verb: str, order: "Order[Any]") -> dict[str, Any]:
             if hasattr(recipe, "AGAIN"):
                 _say(f"(sfumato {verb} {recipe.AGAIN} --out {run.path} looks again.)")
             return {**run.summary, "run": str(run.path)}
-        return recipe.run(order.config, run)
+        try:
+            return recipe.run(order.config, run)
+        except SfumatoError:
+            run.forget()
+            raise
 
 
 def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":

@@ -14,6 +14,7 @@ them, and what was logged after the last checkpoint is forgotten before it is lo
 
 import json
 import os
+import shutil
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,8 @@ class Run:
     say: Callable[[str], None] = lambda _: None
     """Where messages go besides log.txt: the command line sets it."""
     _release: Callable[[], object] = field(default=lambda: None, repr=False)
+    _is_new: bool = False
+    """Whether the directory was made for this order."""
 
     def __enter__(self) -> "Run":
         return self
@@ -60,6 +63,11 @@ class Run:
     def close(self) -> None:
         """Let other processes have the directory. Happens by itself when the run goes away."""
         self._release()
+
+    def forget(self) -> None:
+        """Remove the directory that was made for an order which was refused before it began."""
+        if self._is_new and not _has_begun(self):
+            shutil.rmtree(self.path)
 
     @property
     def private(self) -> Path:
@@ -233,8 +241,9 @@ def open_run(
         raise RunError(f"{path} is a file. Give a directory with --out.")
     if path.exists() and not (path / "config.json").exists() and _contents(path):
         raise RunError(f"{path} is not empty and holds no run. Choose another --out.")
+    is_new = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    run = Run(path, say)
+    run = Run(path, say, _is_new=is_new)
     run._release = weakref.finalize(run, os.close, lock(path, shared=shared))
     try:
         run._tidy()

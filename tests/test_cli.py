@@ -89,7 +89,7 @@ def test_every_public_name_can_be_loaded():
         (["account", "--size", "100", "--epsilon", "1", "--batch-size", "10"], "how long?"),
         (["account", "--size", "9", "--epsilon", "1", "--plot", "no/x.png"], "no folder no"),
         (["account", "--size", "9", "--noise-multiplier", "1e-5"], "cannot be priced"),
-        (["demo", "--epsilon", "inf"], "promises nothing"),
+        (["demo", "--epsilon", "inf"], "releases what it makes"),
         (["demo", "--out", "/proc/sfumato"], "/proc/sfumato"),
         (["report", "nowhere"], "nowhere does not exist"),
         (["report"], "no run in runs"),
@@ -104,7 +104,8 @@ def test_every_public_name_can_be_loaded():
         (["train", "--epsilon", "3", "--delta", "0.1"], "not below 1/4000"),
         (["train", "--epsilon", "3", "--model", "resnet18", "--norm", "keep"], "--norm group"),
         (["account", "--ledger", "a", "--size", "3"], "--size has no meaning"),
-        (["demo", "--data", "digit"], 'Did you mean "digits"'),
+        (["train", "--epsilon", "3", "--data", "digit"], 'Did you mean "digits"'),
+        (["train", "--epsilon", "3", "--canaries", "1"], "canaries=1 must be 0"),
         (["account", "--epslon", "1"], "--epsilon"),
         (["account", "--size", "many"], "--size"),
     ],
@@ -115,6 +116,24 @@ def test_mistakes_are_answered_with_what_to_do(capsys, tmp_path, monkeypatch, wo
     assert code == 2
     assert message in err
     assert "Traceback" not in out + err
+
+
+def test_an_order_that_is_refused_leaves_no_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    orders = (["--data", "nope/"], ["--data", "nope/", "--out", "mine"], ["--model", "resnet1888"])
+    for words in orders:
+        with pytest.raises(SystemExit) as stopped:
+            main(["train", "--epsilon", "3", *words])
+        assert stopped.value.code == 2
+    assert not any(tmp_path.glob("runs/*"))
+    assert not (tmp_path / "mine").exists()
+
+
+def test_what_was_there_before_a_refused_order_stays(tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(SystemExit):
+        main(["train", "--epsilon", "3", "--data", "nope/", "--out", str(tmp_path / "mine")])
+    assert (tmp_path / "mine").exists()
 
 
 def test_account_finds_the_noise_for_an_epsilon(capsys):

@@ -61,6 +61,10 @@ def check_runs(runs: int) -> None:
 
 def set_canary_aside(images: Images, seed: int) -> tuple[Images, Images]:
     """All images but one, and that one with a label that is not its own."""
+    if not isinstance(images, Images):
+        raise DataError(
+            f"an audit needs Images, and got a {type(images).__name__}: see sfumato.load_images."
+        )
     if len(images) < 2 or len(images.classes) < 2:
         raise DataError(f'"{images.name}": an audit needs two images and two classes at least.')
     generator = np.random.default_rng(seed)
@@ -82,7 +86,11 @@ def trial(train: Trainer, rest: Images, canary: Images, number: int, seed: int) 
             labels=torch.cat([rest.labels, canary.labels]),
         )
     _seed_everything(seed, number)
-    answer = train(data)
+    try:
+        answer = train(data)
+    except Exception as problem:
+        problem.add_note(f"(The trainer that is audited raised this, in call {number + 1}.)")
+        raise
     if not callable(answer):
         raise DataError(
             f"the trainer gave a {type(answer).__name__}. It must return a torch module, or a "

@@ -102,7 +102,12 @@ def _to_bytes(picture: Image.Image) -> Image.Image:
     if picture.mode.startswith("I"):
         # 16-bit grey, as scanners write it: Pillow's own conversion would cut it off at 255.
         return Image.fromarray((np.asarray(picture).astype(np.int64) >> 8).astype(np.uint8))
-    return picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
+    if picture.has_transparency_data:  # what a viewer would show on white paper
+        above = picture.convert("RGBA")
+        paper = Image.new("RGBA", above.size, "white")
+        plain = "L" if picture.mode in ("1", "L", "LA") else "RGB"
+        return Image.alpha_composite(paper, above).convert(plain)
+    return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
 
 
 def _split_root(path: Path, split: str) -> tuple[Path, bool]:

@@ -236,7 +236,7 @@ def _compare(rows: list[dict[str, Tensor]], norms: Tensor, clipped: Clipped) -> 
         raise UnsupportedLayer(
             f"the per-example gradients found for this model are not those of autograd (worst at "
             f'"{where}", relative error {worst:.1e}). Freeze that parameter, or write a rule for '
-            "the operation that uses it with @norm_rule."
+            "the operation that uses it with @norm_rule; where there is one, it is wrong."
         )
 
 

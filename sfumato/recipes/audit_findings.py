@@ -137,7 +137,11 @@ def _verdict(audit: Mapping[str, Any]) -> str:
     if not bounds:
         return text
     best = _best(bounds)
-    text += f" · proved: at least {down(best['epsilon'])} ({100 * best['confidence']:g} %)"
+    proved = "proved by attack" if best["by_attack"] else "proved"
+    text += f" · {proved}: at least {down(best['epsilon'])} ({100 * best['confidence']:g} %)"
+    text += "".join(
+        f" · measured: at least {down(b['epsilon'])}" for b in bounds if not b["by_attack"]
+    )
     if promise is None:
         return text
     if disproved := [bound["name"] for bound in bounds if bound["kept"] is False]:

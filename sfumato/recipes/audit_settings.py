@@ -58,7 +58,7 @@ class Config(ImageSource):
         }  # fmt: skip
         named = [name for name, there in given.items() if there]
         if len(named) != 1:
-            found = f"{' and '.join(named)} cannot go together" if named else "audit what?"
+            found = f"{' and '.join(named)} cannot go together." if named else "audit what?"
             raise ConfigError(
                 f"{found} Give one of --run RUN, --trainer module:function and heads, or try "
                 "--preset digits-cpu."

@@ -103,6 +103,9 @@ def twice(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Chapter":
         words=(
             "Both learn the same digits with the same number of steps. The private one clips what "
             "each digit says and adds noise, and every use of the digits is written in a ledger.",
+            "An attacker who looks at losses alone tells members from others "
+            f"{guessing(attacks[0])} with privacy, and {guessing(attacks[1])} without. Only the "
+            "promise holds for attackers that nobody has thought of.",
         ),
         rows=rows, links=[("both in detail", "both/private/report.html")],
     )  # fmt: skip

@@ -37,7 +37,7 @@ def study(scene: Scene) -> dict[str, Any]:
         truths, guesses = first_head(part)
         if not any(torch.equal(truths, shown) for _, shown in pictures):
             pictures.append(("truth", truths))
-        pictures.append((f"{name} {value}", guesses))
+        pictures.append((f"{name.replace('_', ' ')} {value}", guesses))
     table = scene.run.private / "study.md"
     with atomic(table) as file:
         file.write(table_of(name, rows).encode())

@@ -197,6 +197,8 @@ def learn(
     learner.load(world.agree(run and run.load_checkpoint()))
     if run is not None and learner.step:
         run.log(f"going on after step {learner.step}: what was paid is not paid again")
+    elif run is not None and ledger.events:
+        run.log("beginning again: there was no checkpoint yet, but what was paid is not paid again")
     if canaries is not None:
         note_start(canaries, learner, reading, run)
     step, ghost, reading = make_step(

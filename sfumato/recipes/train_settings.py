@@ -13,6 +13,9 @@ Mode = Literal["ghost_mixed", "ghost", "non-ghost", "non-private"]
 Extender = Literal["none", "dope", "mirror", "weight-multiplicity"]
 
 
+FEWEST_CANARIES = 20
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config(ImageSource):
     """Private (or plain) training of any vision model."""
@@ -154,8 +157,11 @@ class Config(ImageSource):
             raise ConfigError("--extender dope shifts all layers as one: leave --per-layer out.")
 
     def _check_canaries(self) -> None:
-        if self.canaries < 0:
-            raise ConfigError(f"canaries={self.canaries} must be 0 (none) or more.")
+        if self.canaries < 0 or 0 < self.canaries < FEWEST_CANARIES:
+            raise ConfigError(
+                f"canaries={self.canaries} must be 0 (none), or {FEWEST_CANARIES} and more: fewer "
+                "prove nothing. 1000 is a good number."
+            )
         if not self.canaries:
             return
         if self.unit == "person":

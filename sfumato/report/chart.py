@@ -54,7 +54,7 @@ def roc_chart(curves: Mapping[str, Line], bound: Line | None, says: str) -> str:
         parts.append(_path(edge, "line bound"))
     parts.append(_path(points((chance, chance)), "line chance"))
     for number, line in enumerate(curves.values()):
-        parts.append(_path(points(line), f"line attack-{number % 4}"))
+        parts.append(_path(points(line), f"line attack-{number % 6}"))
     parts.append(_axis("false-positive rate", "true-positive rate"))
     return _svg(parts, "What attacks reach", says)
 

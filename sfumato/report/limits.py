@@ -26,7 +26,8 @@ def limits(card: Card) -> Iterator[str]:
         )
     else:
         yield from _limits_of(promise)
-    if card.private is not None and card.private.bounds:
+    promised = card.verb == "audit" or (promise is not None and math.isfinite(promise.epsilon))
+    if promised and card.private is not None and card.private.bounds:
         yield (
             "A lower bound within the promise does not prove the promise: it says that this "
             "attack did not break it. Another might come closer."

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from sfumato.errors import SfumatoError
+from sfumato.errors import ConfigError, SfumatoError
 from sfumato.report import words
 from sfumato.report.card import Card, lies_in_private, read_card
 from sfumato.report.page import render_list, render_page
@@ -25,7 +25,13 @@ REFRESH = 4
 
 def serve(folder: Path, say: Callable[[str], None], port: int) -> None:
     """Answer until Ctrl-C."""
-    with make_server(folder, port) as server:
+    try:
+        server = make_server(folder, port)
+    except (OSError, OverflowError) as problem:
+        raise ConfigError(
+            f"--port {port} cannot be had ({problem}). Give another one, or 0 for any that is free."
+        ) from problem
+    with server:
         say(f"http://127.0.0.1:{server.server_port}/ shows the runs in {folder}. Ctrl-C ends it.")
         try:
             server.serve_forever()

@@ -63,10 +63,8 @@ def data_of(card: Card) -> str:
     """The images that the run is about."""
     if card.promise is not None:
         return card.promise.data
-    if card.private is not None and card.private.audited is not None:
-        return card.private.audited
     known = card.summary
-    return str(known.get("data") or known.get("audited") or card.settings.get("data") or card.name)
+    return str(known.get("data") or known.get("target") or card.settings.get("data") or card.name)
 
 
 def promise_words(card: Card) -> tuple[str, str]:
@@ -77,7 +75,7 @@ def promise_words(card: Card) -> tuple[str, str]:
     if promise is None and card.verb == "audit":
         return (
             "not shown",
-            "What was promised by the run that was audited stands in its own report.",
+            "What was promised and what is proved is private: --include-private shows it.",
         )
     if promise is None:
         return "none", "There is no ledger: this run promises nothing about private images."
@@ -196,8 +194,9 @@ def _units(card: Card) -> str:
     """What the plan counts."""
     if card.promise is not None and card.promise.unit == "person":
         return "people"
-    made_up = card.settings.get("canary_kind") == "gradient" and card.settings.get("canaries")
-    return f"examples, {made_up:,} of them canaries" if made_up else "images"
+    count = card.settings.get("canaries")
+    thing = "examples" if count and card.settings.get("canary_kind") == "gradient" else "images"
+    return f"{thing}, {count:,} of them canaries" if count else thing
 
 
 def state(card: Card) -> str:

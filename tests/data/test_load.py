@@ -142,6 +142,16 @@ def test_sixteen_bit_scans_keep_their_range(tmp_path):
     assert any(torch.equal(image[0], ramp) for image in pixels)
 
 
+def test_what_is_transparent_lies_on_white(tmp_path):
+    for name, alpha in (("seen", 255), ("unseen", 0)):
+        (tmp_path / name).mkdir()
+        Image.new("RGBA", (4, 4), (10, 20, 30, alpha)).save(tmp_path / name / "a.png")
+        Image.new("RGBA", (4, 4), (10, 20, 30, alpha)).save(tmp_path / name / "b.png")
+    images, _ = load_splits(tmp_path)
+    assert images.pixels[images.labels == 0][0, :, 0, 0].tolist() == [10, 20, 30]
+    assert images.pixels[images.labels == 1][0].unique().tolist() == [255]
+
+
 def test_resizing_is_antialiased(tmp_path):
     # One-pixel stripes average to grey; without antialiasing they alias to black or white.
     stripes = np.zeros((64, 64, 3), np.uint8)

@@ -259,7 +259,7 @@ def test_a_failed_check_is_spelt_out():
     assert of_others.record()["bounds"][0]["kept"] is None, "it speaks of other neighbours"
     assert "BROKEN" not in "".join(tell(of_others.record()))
     told = "\n".join(tell(found.record()))
-    assert "proved: at least 1.00 (95 %), but A CHECK OF THE MECHANISM FAILED" in told
+    assert "proved by attack: at least 1.00 (95 %), but A CHECK OF THE MECHANISM FAILED" in told
     assert "does not break" not in told
     assert "FAILED  noise: too small" in told
     assert "1 of 2 passed" in told

@@ -197,7 +197,7 @@ def test_what_does_not_go_with_canaries_is_refused(changes, words):
 @pytest.mark.parametrize("verb", [release_settings, invert_settings, warmup_settings])
 def test_other_verbs_have_no_canaries(verb):
     with pytest.raises(ConfigError, match="for sfumato train"):
-        verb.Config(epsilon=3.0, canaries=5)
+        verb.Config(epsilon=3.0, canaries=50)
 
 
 def test_a_run_without_canaries_or_end_has_nothing_to_say(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pages import MARKER, PNG, make_audit, make_run, plant
 
+from sfumato.errors import ConfigError
 from sfumato.recipes import report
 from sfumato.report.serve import make_server
 
@@ -265,6 +266,13 @@ def test_serving_ends_with_control_c_and_tells_the_address(folder, monkeypatch):
     found = report.write_file(config, None, heard.append)
     assert heard[0].startswith("http://127.0.0.1:")
     assert "no longer served" in report.show(found)
+
+
+def test_a_port_that_cannot_be_had_is_named(folder, served):
+    for port in (int(served.rpartition(":")[2]), 99999):
+        config = report.Config(runs=(folder,), serve=True, port=port)
+        with pytest.raises(ConfigError, match=f"--port {port} cannot be had"):
+            report.write_file(config, None, lambda _: None)
 
 
 def test_the_card_of_the_page_is_json_that_programs_can_read(written):
