@@ -91,6 +91,29 @@ def test_a_run_that_was_cut_keeps_its_coins_and_has_every_row_once(tmp_path):
     assert (before[:4] == whole[:4]).all()
 
 
+def test_a_run_that_has_begun_and_lost_its_coins_tosses_no_others(tmp_path):
+    settings: Any = {"steps": 3, "canaries": 40}
+    with cut_in("sfumato.train.steps:privatize", 2):
+        run_small(tmp_path / "run", **settings)
+    (tmp_path / "run/private/canaries.json").unlink()
+    with pytest.raises(RunError, match=r"canaries\.json is gone"):
+        run_small(tmp_path / "run", **settings)
+    assert not (tmp_path / "run/private/canaries.json").exists()
+
+
+def test_the_log_tells_images_from_canaries(tmp_path):
+    run_small(tmp_path / "run", steps=1, canaries=40)
+    assert "300 images of digits-train and 40 canaries, 1 steps" in log_of(tmp_path / "run")
+    run_small(tmp_path / "natural", steps=1, canaries=40, canary_kind="natural")
+    assert "300 images of digits-train, 1 steps" in log_of(tmp_path / "natural")
+    run_small(tmp_path / "head", steps=1, canaries=40, model="canary_runs:wide", train_only="head")
+    assert "features of each image are found once" in log_of(tmp_path / "head")
+
+
+def log_of(out):
+    return (out / "log.txt").read_text()
+
+
 def seen_exactly(out, **changes):
     """Rows of a run with next to no noise: what each step added, plain to see."""
     settings = {"noise_multiplier": 0.02, "noise_seed": 1, "steps": 2, "canaries": 50}
