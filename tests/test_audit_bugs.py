@@ -3,7 +3,8 @@
     noise of half the size             check "noise size"; the bound by the noise is above epsilon
     clipping skipped for one layer     admission; while training --check-every
     clipping skipped for all           admission; check "contributions"
-    noise for each micro-batch         the ledger, which refuses a step twice; check "noise size"
+    noise for each micro-batch         the ledger, which refuses a step twice; check "noise size";
+                                       where it adds up to too little, the bound by the noise too
     a shuffle, accounted as Poisson    check "visits"
     a divisor that is the batch's size check "steady noise"
     a parameter outside the norm       admission; while training --check-every
@@ -115,21 +116,36 @@ def test_clipping_skipped_for_all_is_caught(tmp_path, monkeypatch, not_admitted)
     assert "contributions" in caught(tmp_path / "run")
 
 
-def test_noise_for_each_micro_batch_is_caught(tmp_path, monkeypatch):
+def noise_in_parts(monkeypatch, size):
+    """Noise for each micro-batch, and none for the step."""
     clip, keys = Ghost.clip, iter(range(10**9))
 
     def noisy(self, *arguments, **options):
         found = clip(self, *arguments, **options)
         drawn = {
-            n: t + torch.randn(t.shape, generator=torch.Generator().manual_seed(next(keys)))
+            n: t + size * torch.randn(t.shape, generator=torch.Generator().manual_seed(next(keys)))
             for n, t in found.total.items()
         }
         return replace(found, total=drawn)
 
-    monkeypatch.setattr("sfumato.ghost.admit.admit", lambda *_, **__: None)
     monkeypatch.setattr(Ghost, "clip", noisy)
     monkeypatch.setattr(noise, "add_noise", lambda total, *_: total)
+
+
+def test_noise_for_each_micro_batch_is_caught(tmp_path, monkeypatch, not_admitted):
+    noise_in_parts(monkeypatch, 1.0)
     assert "noise size" in caught(tmp_path / "run")
+
+
+def test_noise_divided_by_the_number_of_micro_batches_breaks_the_promise_and_is_caught(
+    tmp_path, monkeypatch, not_admitted
+):
+    # A batch of 150 comes in three parts of 64. Variances add up, so a third of the noise each is
+    # 0.58 of it in all.
+    noise_in_parts(monkeypatch, 1 / 3)
+    assert "noise size" in caught(tmp_path / "run")
+    bound, epsilon = proved(tmp_path / "run")
+    assert bound > 1.5 * epsilon
 
 
 def test_a_step_released_in_parts_is_refused(tmp_path, monkeypatch):

@@ -5,8 +5,9 @@ bound to a coordinate of its own, so each step shows there what was added, plus 
 planned, noise is Gaussian of the promised size, the same whatever the batch, new in every step and
 on every coordinate; nobody adds more than the norm bound; and batches are Poisson.
 
-Each check has a p-value: the chance of something at least as odd if all is as planned. All of them
-together raise a false alarm with chance at most 1 - confidence (Bonferroni).
+Each check has a p-value: the chance of something at least as odd if all is as planned, exact or an
+upper bound of it (Chernoff 1952), for few canaries as for many. All of them together raise a false
+alarm with chance at most 1 - confidence (Bonferroni).
 """
 
 import math
@@ -145,19 +146,29 @@ def _noise_spread(seen: Seen) -> tuple[float, str]:
 
 
 def _noise_steady(seen: Seen) -> tuple[float, str]:
-    """The slope of the noise's size over the logarithm of the batch's, by a score test."""
+    """The slope of the noise's size over the logarithm of the batch's."""
     squares, count = absent_squares(seen)
-    if len(count) < 3 or not count.sum():
-        return 1.0, "too few steps to compare"
-    scale = squares.sum() / count.sum()
     sizes = np.log(np.maximum(seen.sizes, 1))
-    apart = sizes - np.average(sizes, weights=np.maximum(count, 1e-9))
-    spread = math.sqrt(float((2 * count * apart**2).sum()))
-    if not spread:
+    squares, count, sizes = (part[count > 0] for part in (squares, count, sizes))
+    if len(count) < 3 or not squares.any():
+        return 1.0, "too few steps to compare"
+    if not np.ptp(sizes):
         return 1.0, "all batches had the same size"
-    score = float((apart * (squares / scale - count)).sum()) / spread
-    slope = float((apart * squares / scale).sum() / (count * apart**2).sum() / 2)
-    return _normal(score), f"noise goes with the batch's size to the power {slope:.2f}"
+    apart = sizes - np.average(sizes, weights=count)
+    mean = float((apart * squares).sum() / squares.sum())
+    slope = float(mean * count.sum() / (count * apart**2).sum() / 2)
+    # That sum(a q) / sum(q) is above its value m is that sum((a - m) q) is above 0, for q of chi
+    # squared laws: whatever the size of the noise.
+    p_value = _two_sided(_positive(mean - apart, count), _positive(apart - mean, count))
+    return p_value, f"noise goes with the batch's size to the power {slope:.2f}"
+
+
+def _positive(weights: Float[np.ndarray, " steps"], count: Int[np.ndarray, " steps"]) -> float:
+    """A limit of the chance that a weighted sum of chi squares reaches 0, by Chernoff's bound."""
+    if weights.max() <= 0:
+        return 1.0  # all of the noise in one step, which other checks ask about
+    tilts = np.linspace(0, 1, 500, endpoint=False)[:, None] / weights.max()
+    return float(np.exp((-count / 2 * np.log1p(-tilts * weights)).sum(axis=1).min()))
 
 
 def _contributions(seen: Seen) -> tuple[float, str]:
@@ -219,28 +230,32 @@ def _dispersion(
     if variance == 0:
         same = bool((counts == trials).all())
         return float(same), f"{what}: {'all of them, always' if same else 'not all, not always'}"
-    ratio = float(((counts - trials * rate) ** 2).mean()) / variance
-    # The square of a binomial's deviation varies by a little more than that of a Gaussian.
-    excess = (1 - 6 * rate * (1 - rate)) / variance
-    score = (ratio - 1) / math.sqrt((2 + excess) / len(counts))
-    return _chi_like(
-        score, len(counts), 2 + excess
-    ), f"{what} varies {ratio:.3f} times as it should"
+    squares = (counts - trials * rate) ** 2 / variance
+    p_value = _two_sided(*_spread_chances(float(squares.mean()), len(counts), trials, rate))
+    return p_value, f"{what} varies {squares.mean():.3f} times as it should"
 
 
-def _chi_like(score: float, count: int, variance: float) -> float:
-    """Two-sided p-value of a mean of squares, which leans to the right as a gamma law does."""
-    from scipy.stats import gamma
+def _spread_chances(mean: float, count: int, trials: int, rate: float) -> tuple[float, float]:
+    """Limits of the chances that squared deviations of binomials have this mean, or less, or more.
 
-    shape = count / variance
-    value = max(0.0, shape + score * math.sqrt(shape))
-    return _two_sided(float(gamma.cdf(value, shape)), float(gamma.sf(value, shape)))
+    In units of the variance. Chernoff's bound: for any t > 0 the chance of more is at most
+    E[exp(t (square - mean))] ^ count, and for t < 0 that of less. It holds for few counts and for
+    small ones too, where no smooth law does. Values that next to no binomial takes are paid for
+    beforehand: they would blow up the expectation.
+    """
+    from scipy.stats import binom
 
-
-def _normal(score: float) -> float:
-    from scipy.stats import norm
-
-    return 2 * float(norm.sf(abs(score)))
+    rare = 1e-14
+    first, last = int(binom.ppf(rare, trials, rate)), int(binom.isf(rare, trials, rate))
+    values = np.arange(first, last + 1)
+    squares = (values - trials * rate) ** 2 / (trials * rate * (1 - rate))
+    logs, tilts = binom.logpmf(values, trials, rate), np.geomspace(1e-3, 1e4, 100)[:, None]
+    # So that what rounding has put beyond all that is possible is still possible.
+    slack = 1e-12 * (1 + squares)
+    offs = (mean - squares + slack, squares - mean + slack)
+    best = (float(np.logaddexp.reduce(logs + tilts * off, axis=1).min()) for off in offs)
+    less, more = (min(1.0, math.exp(min(0.0, count * x)) + 2 * rare * count) for x in best)
+    return less, more
 
 
 def _two_sided(*sides: float) -> float:

@@ -69,10 +69,7 @@ def many_run_bound(
         generator = np.random.default_rng(seed)
         halves = [np.array_split(generator.permutation(part), 2) for part in scores]
         (first_in, rest_in), (first_out, rest_out) = halves
-        # Dense at both ends, where rare hits and rare misses prove the most.
-        pooled = np.sort(np.concatenate([first_in, first_out]))
-        places = np.unique(np.geomspace(1, len(pooled), 1000).astype(int)) - 1
-        thresholds = np.concatenate([pooled[places], pooled[::-1][places]])
+        thresholds = _thresholds(np.concatenate([first_in, first_out]))
         found = _proved(thresholds, first_in, first_out, delta, confidence)
         side, place = np.unravel_index(np.argmax(found), found.shape)
         there = thresholds[place : place + 1]
@@ -203,6 +200,21 @@ def check_levels(delta: float, confidence: float) -> None:
         raise ConfigError(f"delta={delta:g} must lie in 0 to 1, 1 excluded.")
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence={confidence:g} must lie between 0 and 1; 0.95 is usual.")
+
+
+def _thresholds(scores: Float[np.ndarray, " scores"]) -> Float[np.ndarray, " thresholds"]:
+    """Where to cut: in the middle between neighbours, so that what lies near them falls right.
+
+    Dense at both ends, where rare hits and rare misses prove the most.
+    """
+    pooled = np.sort(scores)
+    below = np.concatenate([pooled[:1], pooled[:-1]])
+    # Halved before they are added, which cannot overflow. Infinite scores have no middle.
+    with np.errstate(invalid="ignore"):
+        middle = below / 2 + pooled / 2
+    cuts = np.where((below < middle) & (middle < pooled), middle, pooled)
+    places = np.unique(np.geomspace(1, len(cuts), 1000).astype(int)) - 1
+    return np.concatenate([cuts[places], cuts[::-1][places]])
 
 
 def _proved(

@@ -45,8 +45,9 @@ def curve_bound(
     """What `likelihood_scores` of canaries prove of Gaussian noise on the plan's Poisson batches.
 
     Guarantee: above the true epsilon with chance at most 1 - confidence, if the mechanism is the
-    plan's with noise of another size. Whatever the test, its true-positive rate lies on or below
-    the trade-off curve; a test above the curve of some noise proves that there was less.
+    plan's with noise of another size; up to the accountant's discretisation, the same as the
+    ledger's. Whatever the test, its true-positive rate lies on or below the trade-off curve; a test
+    above the curve of some noise proves that there was less.
     """
     if plan.noise_decay != 1:
         raise ConfigError("there is no curve for noise that changes from step to step.")
@@ -57,10 +58,10 @@ def curve_bound(
         high_fpr = float(binomial_interval(false, len(outside), confidence)[1])
         # The same two limits, once for the test "it was there" and once for "it was not".
         noises = [
-            *_least_noise(low_tpr, high_fpr, plan, "remove"),
-            *_least_noise(1 - high_fpr, 1 - low_tpr, plan, "add"),
+            *_most_noise(low_tpr, high_fpr, plan, "remove"),
+            *_most_noise(1 - high_fpr, 1 - low_tpr, plan, "add"),
         ]
-    # What is found is above the least noise that was not refuted, by up to 2e-4 of it.
+    # More noise than the smaller of the two was refuted by one test or the other.
     proved = replace(plan, noise_multiplier=min(noises)).epsilon(delta) if noises else 0.0
     return Bound(
         name=name,
@@ -85,7 +86,8 @@ def noise_bound(
     """Epsilon with the noise that was measured where no canary was, at its upper limit.
 
     Guarantee: above the true epsilon with chance at most 1 - confidence, if noise is Gaussian and
-    independent, of the plan's size times some number, and no example adds less than the norm bound.
+    independent, of the plan's size times some number, and an example can add the whole norm bound;
+    up to the accountant's discretisation, the same as the ledger's.
     """
     from scipy.stats import chi2
 
@@ -110,8 +112,12 @@ def noise_bound(
     )
 
 
-def _least_noise(tpr: float, fpr: float, plan: Plan, relation: Neighbours) -> list[float]:
-    """The least noise that a test with these rates leaves possible; none if it proves nothing."""
+def _most_noise(tpr: float, fpr: float, plan: Plan, relation: Neighbours) -> list[float]:
+    """The most noise that a test with these rates leaves possible; none if it proves nothing.
+
+    More would keep every test below `tpr` at `fpr`. From above, by up to 2e-4 of it, so epsilon
+    comes out smaller.
+    """
     if not fpr + 1e-5 <= tpr < 1:
         return []
     return [noise_for_tpr(tpr, fpr, rate=plan.rate, steps=plan.steps, relation=relation)]

@@ -1,13 +1,14 @@
 """What the canaries of a finished `sfumato train --canaries` run say about its promise."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sfumato.config import from_json
 from sfumato.errors import RunError
 from sfumato.files import read_json, read_lines
+from sfumato.recipes.audit_findings import hold_together, share_error
 from sfumato.recipes.train_canaries import read_canaries, tensor_hash
 
 if TYPE_CHECKING:
@@ -55,12 +56,10 @@ def check_run(path: Path, *, confidence: float) -> "list[Check]":
     """Whether a finished run did what its plan says, as far as its canaries can tell."""
     from sfumato.privacy.checks import check_mechanism
 
-    canaries = _finished(path)
-    if canaries.kind != "gradient":
-        return [_buffers(path)]
-    return [
-        *check_mechanism(read_seen(path, canaries), confidence=confidence), _buffers(path)
-    ]  # fmt: skip
+    canaries, found = _finished(path), []
+    if canaries.kind == "gradient":
+        found = check_mechanism(read_seen(path, canaries), confidence=confidence)
+    return [*found, _buffers(path)]
 
 
 def score_canaries(path: Path, canaries: "Canaries") -> "np.ndarray":
@@ -87,24 +86,21 @@ def _bounds(
     from sfumato.privacy.lower import many_run_bound, one_run_bound
     from sfumato.privacy.lower_noise import curve_bound, noise_bound
 
-    coins, delta = np.array(canaries.included), _delta(path)
-    name = f"{canaries.kind} canaries, one run"
-    if canaries.kind != "gradient":
-        return [one_run_bound(scores, coins, delta=delta, confidence=confidence, name=name)]
-    plan, pair = _plan(path), _apart(scores, canaries)
-    curved = plan.noise_decay == 1
-    each = 1 - (1 - confidence) / (3 + curved)
-    found = [
-        one_run_bound(scores, coins, delta=delta, confidence=each, name=name),
-        many_run_bound(
-            *pair, delta=delta, confidence=each, name="many canaries",
-            assumes="noise of different canaries is independent",
-        ),
-        *([curve_bound(*pair, plan, delta=delta, confidence=each)] if curved else []),
-        noise_bound(read_seen(path, canaries), plan, delta=delta, confidence=each),
-    ]  # fmt: skip
-    note = f"; the error is shared among {len(found)} bounds"
-    return [replace(b, confidence=confidence, thresholds=b.thresholds + note) for b in found]
+    coins, gradient = np.array(canaries.included), canaries.kind == "gradient"
+    plan = _plan(path)
+    curved = gradient and plan.noise_decay == 1
+    each: Any = {
+        "delta": _delta(path),
+        "confidence": share_error(confidence, 1 + 2 * gradient + curved),
+    }
+    found = [one_run_bound(scores, coins, name=f"{canaries.kind} canaries, one run", **each)]
+    if gradient:
+        pair, assumes = _apart(scores, canaries), "noise of different canaries is independent"
+        found.append(many_run_bound(*pair, name="many canaries", assumes=assumes, **each))
+        if curved:
+            found.append(curve_bound(*pair, plan, **each))
+        found.append(noise_bound(read_seen(path, canaries), plan, **each))
+    return hold_together(found, confidence)
 
 
 def _finished(path: Path) -> "Canaries":

@@ -132,8 +132,11 @@ def promise(
         return plan, Ledger(world.agree(None))
     run.write_json("plan.json", plan)
     things = "images" if config.unit == "example" else "people"
+    # Canaries of other kinds are images of the data.
+    added = config.canaries if config.canary_kind == "gradient" else 0
+    who = f"{size - added} {things} of {reading.images.name}"
     run.log(
-        f"{size} {things} of {reading.images.name}, {plan.steps} steps of about "
+        f"{who}{f' and {added} canaries' if added else ''}, {plan.steps} steps of about "
         f"{plan.expected_batch:g}, noise multiplier {plan.noise_multiplier:.3g}"
     )
     ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.config import from_json
+from sfumato.errors import RunError
 from sfumato.files import read_json
 from sfumato.recipes.train_settings import Config
 from sfumato.runs import Run
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
 def find_canaries(
     config: Config, images: "Images", run: Run | None, world: "World"
 ) -> "Canaries | None":
-    """The canaries of the settings: drawn once, and after a cut those that were drawn."""
+    """The canaries of the settings: drawn once, and after a cut those that were drawn.
+
+    A run that has begun and lost its coins cannot go on: others would tell of some steps, and an
+    audit would believe that they tell of all.
+    """
     from sfumato.train.canaries import draw_canaries
 
     if not config.canaries:
@@ -42,6 +47,11 @@ def find_canaries(
         if run is None:
             return None
         if not (run.private / "canaries.json").exists():
+            if len(run.ledger_records()) > 1:
+                raise RunError(
+                    f"{run.path} has charged its ledger, and private/canaries.json is gone: nobody "
+                    "knows who was in its first steps. Start a new run with another --out."
+                )
             chosen = draw_canaries(config.canary_kind, config.canaries, images)
             run.write_json("private/canaries.json", chosen)
         return read_canaries(run.path)

@@ -55,7 +55,7 @@ def with_features(
     if len(reading.images) * example.nbytes > free_bytes(reading.device) // 2:
         return model, reading
     if say is not None:
-        say(f"only the head learns: features of {len(reading.images)} images are found once")
+        say("only the head learns: features of each image are found once")
     pieces = []
     for start in range(0, len(reading.images), 256):
         x = reading.normalise(reading.scale(slice(start, start + 256)))

@@ -1,12 +1,14 @@
 """`sfumato train --canaries`, and what its canaries prove, on small digits."""
 
 import json
+import multiprocessing
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from canary_runs import SMALL, digits, ledger_of, run_small, unpriced
 from cuts import cut_in
 from safetensors.torch import load_file
@@ -14,10 +16,12 @@ from safetensors.torch import load_file
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
 from sfumato.privacy.sampling import Batch, Chunk
-from sfumato.recipes import invert_settings, release_settings, warmup_settings
+from sfumato.recipes import invert_settings, release_settings, train, warmup_settings
 from sfumato.recipes.audit_canaries import examine, score_canaries
 from sfumato.recipes.train_canaries import read_canaries
+from sfumato.runs import open_run
 from sfumato.train.canaries import Canaries, Observations, draw_canaries, with_coordinates
+from sfumato.train.world import World
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +93,64 @@ def test_a_run_that_was_cut_keeps_its_coins_and_has_every_row_once(tmp_path):
     assert not np.isnan(whole["seen"]).any()
     assert (rows_of(tmp_path / "cut", 40) == whole).all()
     assert (before[:4] == whole[:4]).all()
+
+
+def test_a_run_that_has_begun_and_lost_its_coins_tosses_no_others(tmp_path):
+    settings: Any = {"steps": 3, "canaries": 40}
+    with cut_in("sfumato.train.steps:privatize", 2):
+        run_small(tmp_path / "run", **settings)
+    (tmp_path / "run/private/canaries.json").unlink()
+    with pytest.raises(RunError, match=r"canaries\.json is gone"):
+        run_small(tmp_path / "run", **settings)
+    assert not (tmp_path / "run/private/canaries.json").exists()
+
+
+def take_part(rank, out, coins, changes):
+    """One of two processes, forked from this one so that nothing is imported again."""
+    torch.set_num_threads(1)
+    meeting = f"file://{out.parent / 'meeting'}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    config, world = replace(SMALL, **changes), World(rank, 2)
+    if not world.leads:
+        train.run_on(config, *digits(), None, world)
+        return
+    with open_run(config, verb="train", out=out) as run:
+        run.write_json("private/canaries.json", coins)
+        train.run_on(config, *digits(), run, world)
+
+
+def test_two_processes_see_of_canaries_what_one_does(tmp_path):
+    settings: Any = {"noise_seed": 1, "steps": 3, "canaries": 50, "physical_batch_size": 20}
+    run_small(tmp_path / "one", **settings)
+    coins = read_canaries(tmp_path / "one")
+    fork = multiprocessing.get_context("fork")
+    parts = [
+        fork.Process(target=take_part, args=(rank, tmp_path / "two", coins, settings), daemon=True)
+        for rank in (0, 1)
+    ]
+    for part in parts:
+        part.start()
+    for part in parts:
+        part.join(timeout=100)
+    assert [part.exitcode for part in parts] == [0, 0]
+    one, two = (rows_of(tmp_path / name, 50) for name in ("one", "two"))
+    assert one["present"].any()
+    assert (two["present"] == one["present"]).all()
+    assert (two["size"] == one["size"]).all()
+    np.testing.assert_allclose(two["seen"], one["seen"], atol=1e-4)
+
+
+def test_the_log_tells_images_from_canaries(tmp_path):
+    run_small(tmp_path / "run", steps=1, canaries=40)
+    assert "300 images of digits-train and 40 canaries, 1 steps" in log_of(tmp_path / "run")
+    run_small(tmp_path / "natural", steps=1, canaries=40, canary_kind="natural")
+    assert "300 images of digits-train, 1 steps" in log_of(tmp_path / "natural")
+    run_small(tmp_path / "head", steps=1, canaries=40, model="canary_runs:wide", train_only="head")
+    assert "features of each image are found once" in log_of(tmp_path / "head")
+
+
+def log_of(out):
+    return (out / "log.txt").read_text()
 
 
 def seen_exactly(out, **changes):
