@@ -67,7 +67,7 @@ def test_a_sound_run_passes(tmp_path):
 def test_noise_of_half_the_size_is_caught(tmp_path, monkeypatch):
     whole = noise.add_noise
     monkeypatch.setattr(noise, "add_noise", lambda total, size, key: whole(total, size / 2, key))
-    assert caught(tmp_path / "run") == {"noise size"}
+    assert "noise size" in caught(tmp_path / "run")
     bound, epsilon = proved(tmp_path / "run")
     assert bound > 2 * epsilon
 
