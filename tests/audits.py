@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.recipes import train
 from sfumato.runs import open_run
@@ -12,6 +13,15 @@ from sfumato.runs import open_run
 
 def small_network(classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, classes))
+
+
+def noise_images(count, size, seed=0):
+    """Noise of three classes."""
+    generator = torch.Generator().manual_seed(seed)
+    return Images(
+        pixels=torch.randint(256, (count, 1, size, size), dtype=torch.uint8, generator=generator),
+        labels=torch.arange(count) % 3, classes=("a", "b", "c"), name="noise-train", private=True,
+    )  # fmt: skip
 
 
 def few_digits(path, learnt=80, others=240):

@@ -81,7 +81,6 @@ def noise_bound(
     *,
     delta: float,
     confidence: float = 0.95,
-    name: str = "the noise itself",
 ) -> Bound:
     """Epsilon with the noise that was measured where no canary was, at its upper limit.
 
@@ -100,7 +99,7 @@ def noise_bound(
         noise = max(plan.noise_multiplier * most, least)
         proved = replace(plan, noise_multiplier=noise).epsilon(delta)
     return Bound(
-        name=name,
+        name="the noise itself",
         epsilon=proved,
         delta=delta,
         confidence=confidence,

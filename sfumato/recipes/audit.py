@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sfumato.recipes.audit_findings import tell
+from sfumato.recipes.audit_findings import Findings, tell
 from sfumato.recipes.audit_settings import PRESETS as PRESETS
 from sfumato.recipes.audit_settings import Config as Config
 from sfumato.recipes.stages import require_one_process
@@ -28,7 +28,6 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     from sfumato.recipes.audit_calls import audit_calls
     from sfumato.recipes.audit_heads import audit_heads
     from sfumato.recipes.audit_run import audit_run
-    from sfumato.report.tradeoff_figure import save_tradeoff
 
     run = require_one_process("audit", "a model", run)
     if config.heads:
@@ -41,9 +40,7 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     run.write_json("private/audit.json", record)
     if config.run is not None:  # so that a report on the run has the proof beside the promise
         Run(config.run).write_json("private/audit.json", record)
-    save_tradeoff(
-        run.private / "tradeoff.png", record["attacks"], record["curve"], title=found.target
-    )
+    draw(found, run.private / "tradeoff.png")
     return run.finish(
         {
             "target": found.target, "promise": found.promise, "run": str(run.path),
@@ -53,6 +50,20 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
             "findings": "private/audit.json",
         }
     )  # fmt: skip
+
+
+def draw(found: Findings, path: Path) -> None:
+    """The curves of all attacks, and what the ledger allows."""
+    from sfumato.report.figures import save_roc
+
+    curves, allowed = {}, None
+    for attack in found.attacks:
+        name = f"{attack['name']}: AUC {attack['auc'][0]:.3f}"
+        curves[name] = (attack["roc"]["fpr"], attack["roc"]["tpr"])
+    if found.curve is not None:
+        allowed = ("the ledger allows no more", (found.curve["fpr"], found.curve["tpr"]))
+    others = "others taken for members"
+    save_roc(path, curves, bound=allowed, others=others, title=found.target)
 
 
 def show(summary: Mapping[str, Any]) -> str:

@@ -81,9 +81,9 @@ class Config(ImageSource):
 
 
 def digits_cpu() -> Config:
-    """A small private network with canaries: 2.97 proved of epsilon 3, in 40 s on one core.
+    """A small private network with canaries: of epsilon 3, 0.77 proved by attack, 2.97 measured.
 
-    The shadow models find nothing: AUC 0.51.
+    The shadow models find nothing: AUC 0.51. 40 s on one core.
     """
     return Config(practice=True, shadows=4)
 

@@ -124,7 +124,7 @@ def run(config: Config, run: Run) -> dict[str, Any]:
     return run.finish(
         {
             "epsilon": promised["epsilon"], "delta": promised["delta"], "page": str(page),
-            "model": str(private / "model.safetensors"), "images": str(shared / "bundle"),
+            "weights": str(private / "model.safetensors"), "images": str(shared / "bundle"),
             "run": str(run.path), "not_for_release": promised["not_for_release"],
         }
     )  # fmt: skip
@@ -172,6 +172,7 @@ def side_by_side(here: Sequence[Chapter], there: Sequence[Chapter], run: Run) ->
             for written in promised:
                 written.result()
         finally:
+            second.shutdown(wait=False, cancel_futures=True)
             torch.set_num_threads(threads)
 
 
@@ -194,7 +195,7 @@ def show(summary: Mapping[str, Any]) -> str:
         f"  PAGE      {summary['page']}: the whole story; open it in a browser",
         f"  promise   epsilon {up(summary['epsilon'])}, delta {summary['delta']:.2g} for all that "
         "may be shared (one image more or less):",
-        f"  model     {summary['model']}",
+        f"  model     {summary['weights']}",
         f"  images    {summary['images']}",
         f"  private   {summary['run']}/private: what attackers got, and the page; do not share",
     ]

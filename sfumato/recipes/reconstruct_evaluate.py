@@ -36,7 +36,15 @@ def evaluate(scene: Scene, stage: Run) -> None:
     # What privacy bounds is a test about one image, against real heads with another in its place.
     spoken = {"relative error", "error"} if scene.config.conditional else set()
     bound = bound_curve(recipe) if spoken else None
-    save_roc(folder / "roc.png", curves, bound=bound, spoken=spoken, title=title)
+    unspoken = "" if bound is None else " (not what the bound is about)"
+    named = {
+        f"{name}: AUC {curve.auc:.3f}{'' if name in spoken else unspoken}": (curve.fpr, curve.tpr)
+        for name, curve in curves.items()
+    }
+    save_roc(
+        folder / "roc.png", named, others="images of other heads taken for this one's", title=title,
+        bound=bound and ("no attack can exceed (replace one)", bound),
+    )  # fmt: skip
     blocks = pick(trials)
     shown = len(blocks[0][1])
     names = scene.own.classes[:shown] if scene.config.conditional else [""] * shown

@@ -3,20 +3,22 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.files import atomic
 from sfumato.privacy.budget import Plan
 
-if TYPE_CHECKING:
-    from sfumato.report.leakage import Roc
-
 INK, ACCENT, GREY = "#222222", "#b3541e", "#999999"
 Point = tuple[float, float, float, float]
 """Where a mark stands, and the lower and upper end of its interval: x, y, low, high."""
+Rates = Sequence[float] | np.ndarray
+Curve = tuple[Rates, Rates]
+"""False-positive rates, and true-positive rates."""
+ROC_STYLES = ("-", "--", ":", "-.")
 
 
 def save_image_rows(
@@ -50,27 +52,31 @@ def save_gallery(
 
 def save_roc(
     path: Path,
-    curves: Mapping[str, "Roc"],
+    curves: Mapping[str, Curve],
     *,
-    bound: tuple[Any, Any] | None = None,
-    spoken: Collection[str] = (),
+    others: str,
+    bound: tuple[str, Curve] | None = None,
     title: str = "",
 ) -> Path:
-    """ROC curves on a logarithmic axis, with chance and, if given, what no attack exceeds."""
+    """ROC curves on a logarithmic axis, with chance and, if given, what no attack should exceed.
+
+    Curves and bound stand under their names; `others` says who makes a false positive.
+    """
     figure, axes = new_figure(1, 1, cell=(5.4, 4.2))
     axis = axes[0][0]
-    for (name, curve), style in zip(curves.items(), ("-", "--", ":"), strict=False):
-        text = f"{name}: AUC {curve.auc:.3f}"
-        text += "" if bound is None or name in spoken else " (not what the bound is about)"
-        axis.plot(curve.fpr, curve.tpr, style, color=ACCENT, linewidth=2, label=text)
+    for number, (name, curve) in enumerate(curves.items()):
+        style = ROC_STYLES[number % len(ROC_STYLES)]
+        faint = 1 - 0.15 * (number // len(ROC_STYLES))
+        axis.plot(*curve, style, color=ACCENT, linewidth=1.8, alpha=faint, label=name)
     if bound is not None:
-        axis.plot(*bound, color=INK, linewidth=1.5, label="no attack can exceed (replace one)")
-        axis.fill_between(bound[0], bound[1], 1, color=GREY, alpha=0.15)
+        name, (fpr, tpr) = bound
+        axis.plot(fpr, tpr, color=INK, linewidth=1.5, label=name)
+        axis.fill_between(fpr, tpr, 1, color=GREY, alpha=0.15)
     chance = [10 ** (-4 + 4 * i / 50) for i in range(51)]
     axis.plot(chance, chance, color=GREY, linewidth=1, label="chance")
-    finest = min(float(curve.fpr[curve.fpr > 0].min()) for curve in curves.values())
+    finest = min(min(rate for rate in fpr if rate > 0) for fpr, _ in curves.values())
     axis.set(xscale="log", xlim=(max(1e-4, finest), 1), ylim=(0, 1.01))
-    axis.set_xlabel("false-positive rate: images of other heads taken for this one's")
+    axis.set_xlabel(f"false-positive rate: {others}")
     axis.set_ylabel("true-positive rate")
     axis.set_title(title, fontsize=9, color=INK)
     axis.grid(color=GREY, alpha=0.3)

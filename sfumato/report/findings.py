@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from sfumato.files import read_json, read_lines
+from sfumato.privacy.checks import Check
 
 Limits = tuple[float, float | None, float | None]
 """A value, and the lower and upper end of its interval where there is one."""
@@ -59,17 +60,6 @@ class Proved:
     relation: str
     thresholds: str
     assumes: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One question about the mechanism, and its answer."""
-
-    name: str
-    question: str
-    passed: bool | None
-    p_value: float | None
-    says: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +178,6 @@ ACCURACIES = {
     "test_accuracy": "test accuracy",
     "teacher_accuracy": "test accuracy of the teacher",
     "target_test_accuracy": "test accuracy of the target",
-    "nearest_mean_accuracy": "test accuracy of the nearest released mean",
-    "nearest_exact_mean_accuracy": "test accuracy of the nearest exact mean",
     "warmup": "test accuracy after the warm-up",
     "dp": "test accuracy after private training",
     "drawn": "test accuracy after drawn images alone",

@@ -28,15 +28,11 @@ ABOUT = {
 }
 """Titles of runs that do something else than train one model."""
 CAPTIONS = {
-    "means.png": "The mean image of each class, released with noise",
     "epsilon.png": "Epsilon over the steps of the plan",
     "pictures.png": "Public images before, released images after",
     "private/pictures.png": "The truth, and what the attacker got, setting by setting",
     "private/gallery.png": "The truth, and below it what the attacker got",
     "private/guesses.png": "Training images, and below them what the attacker guessed",
-    "private/stolen.png": "The truth, and what an attacker sees in weights without and with noise",
-    "private/inverted.png": "Training images, and what a network without noise says of its classes",
-    "private/comparison.png": "Exact means beside those that were released",
     "private/nearest.png": "Released images, and below them the nearest private ones",
     "private/roc.png": "How well true images are told from others, beside what privacy allows",
     "private/study.png": "What the attack reaches for each setting, beside what privacy allows",

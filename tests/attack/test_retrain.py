@@ -2,23 +2,16 @@
 
 import pytest
 import torch
+from audits import noise_images
 from torch import nn
 
 import sfumato
 from sfumato.attack.retrain import audit_trainer, set_canary_aside, trial
-from sfumato.data.images import Images
 from sfumato.errors import ConfigError, DataError
 
 
 def pictures(count=30):
-    generator = torch.Generator().manual_seed(0)
-    return Images(
-        pixels=torch.randint(256, (count, 1, 2, 2), dtype=torch.uint8, generator=generator),
-        labels=torch.arange(count) % 3,
-        classes=("a", "b", "c"),
-        name="noise-train",
-        private=True,
-    )
+    return noise_images(count, size=2)
 
 
 def memoriser(strength):

@@ -5,23 +5,16 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from audits import noise_images
 from torch import nn
 
 from sfumato.attack.shadows import draw_batches, draw_halves, train_copies
-from sfumato.data.images import Images
 from sfumato.errors import ConfigError
 from sfumato.train.reading import Reading
 
 
 def some_images(count=24, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return Images(
-        pixels=torch.randint(256, (count, 1, 6, 6), dtype=torch.uint8, generator=generator),
-        labels=torch.arange(count) % 3,
-        classes=("a", "b", "c"),
-        name="noise-train",
-        private=True,
-    )
+    return noise_images(count, size=6, seed=seed)
 
 
 def networks(count, *layers):

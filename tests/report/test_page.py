@@ -40,7 +40,7 @@ def written(tmp_path_factory) -> Path:
         make_run(folder / "plain", private=False),
         make_audit(folder / "audit"),
     ]
-    (runs[0] / "means.png").write_bytes(PNG)
+    (runs[0] / "pictures.png").write_bytes(PNG)
     return Path(report.write_report(runs, folder / "out", include_private=True)["report"])
 
 
