@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost import contract
 from sfumato.ghost.dispatch import dispatch
-from sfumato.ghost.factors import MARGIN, Clipping, clip_factors
-from sfumato.ghost.kept import Kept, sort_kept
-from sfumato.ghost.layout import MODES, choose_methods, joint_names, layer_groups
+from sfumato.ghost.factors import MARGIN, Clipping
+from sfumato.ghost.layout import MODES, choose_methods, layer_groups
 from sfumato.ghost.leaf import new_leaf_type, swapped
 from sfumato.ghost.sizes import FEW, MANY, AnotherPath, Watch, flat
+from sfumato.ghost.sums import Clipped, conclude
 from sfumato.ghost.tape import Part, Tape
 from sfumato.ghost.trials import (
     examples_at,
@@ -31,16 +31,6 @@ from sfumato.ghost.trials import (
     same_state,
     set_random_state,
 )
-
-
-@dataclass(frozen=True)
-class Clipped:
-    """What `Ghost.clip` returns: sums by parameter name, in float32, and what they came from."""
-
-    total: dict[str, Tensor]
-    norms: Float[Tensor, " n"]
-    factors: Float[Tensor, "groups n"]
-    losses: Float[Tensor, " n"]
 
 
 @dataclass
@@ -76,36 +66,43 @@ class Ghost:
         inputs: Sequence[Tensor],
         examples: int,
         mask: Bool[Tensor, " n"] | None = None,
+        careful: bool = True,
     ) -> Clipped:
         """The sum of clipped gradients of `loss_fn(model, *inputs)`, one loss for each example.
 
         Guarantee: each example adds a vector of norm at most `clipping.max_norm` to the total;
-        where `mask` is false it adds nothing. An example whose gradient is not finite adds nothing.
+        where `mask` is false it adds nothing. An example whose gradient is not finite adds nothing;
+        if not `careful` it spoils the sum, which its norm shows.
 
         An example may have several rows in the inputs (views, the images of one person), next to
         each other; the loss is then one number for all of them. All that belongs to the batch must
         be among the inputs: the first call examines the model with other numbers of examples.
         """
-        key = tuple((tuple(x.shape[1:]), x.shape[0] // max(1, examples)) for x in inputs)
+        key = kind_of_batch(inputs, examples)
         if key not in self.layouts:
             self.survey(lambda marked: loss_fn(self.model, *marked), inputs, examples, key)
         state = random_state() if self.two_pass else None
         with self.recording(examples, key) as tape:
             losses = loss_fn(self.model, *tape.mark(inputs))
-        result = self.finish(tape, losses, mask)
+        result = self.finish(tape, losses, mask, careful)
         if state is None:
             return result
         set_random_state(state)
         return self._second_pass(result, loss_fn, inputs)
 
     @contextmanager
-    def recording(self, examples: int, key: Any = None) -> Iterator[Tape]:
+    def recording(self, examples: int, key: Any = None, **options: Any) -> Iterator[Tape]:
         """Follow the parameters through the forward pass made inside."""
-        parts = self.layouts[key]
-        options = (self.group_of, self.num_groups, not self.two_pass)
-        tape = Tape(examples, self.seed, parts, False, *options, parameters=self.parameters)
+        tape = self.new_tape(examples, key, **options)
         with self._swapped(tape):
             yield tape
+
+    def new_tape(self, examples: int, key: Any = None, **options: Any) -> Tape:
+        """A tape for a pass of a kind that has been surveyed."""
+        return Tape(
+            examples, self.seed, self.layouts[key], False, self.group_of, self.num_groups,
+            not self.two_pass, parameters=self.parameters, **options,
+        )  # fmt: skip
 
     def survey(
         self, forward: Callable[[list[Tensor]], Any], inputs: Sequence[Any], examples: int,
@@ -181,14 +178,17 @@ class Ghost:
                 )
 
     @property
-    def _margin(self) -> float:
+    def margin(self) -> float:
         """TF32 products keep ten bits: what is summed may be that much longer than its norm."""
         loose = self._device.type == "cuda" and (
             torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
         )
         return 2.0**-8 if loose else MARGIN
 
-    def finish(self, tape: Tape, losses: Tensor, mask: Bool[Tensor, " n"] | None = None) -> Clipped:
+    def finish(
+        self, tape: Tape, losses: Tensor, mask: Bool[Tensor, " n"] | None = None,
+        careful: bool = True,
+    ) -> Clipped:  # fmt: skip
         """Backward pass, norms, clip factors and, in one pass, the weighted sums."""
         if tape.count != len(tape.parts):
             raise UnsupportedLayer(tape.wandered("the end of the forward pass"))
@@ -205,84 +205,7 @@ class Ghost:
             found = torch.autograd.grad(
                 losses.sum(), dummies, allow_unused=True, retain_graph=retain
             )
-        kept = sort_kept(tape, found[len(tape.norms) :])
-        squares, several = self._squares(tape, kept, found[: len(tape.norms)])
-        norms = squares.sum(dim=0).sqrt()
-        bound = self.clipping.max_norm / self.num_groups**0.5
-        style, stability = self.clipping.style, self.clipping.stability
-        factors = clip_factors(squares.sqrt(), bound, style, stability, self._margin)
-        factors = torch.where(norms.isfinite(), factors, 0.0)
-        if mask is not None:
-            factors = torch.where(mask, factors, 0.0)
-        total = {} if self.two_pass else self._weigh(tape, kept, several, factors, norms)
-        return Clipped(total, norms, factors, losses.detach())
-
-    def _squares(
-        self, tape: Tape, kept: list[Kept], from_products: Sequence[Tensor | None]
-    ) -> tuple[Float[Tensor, "groups n"], dict[str, Tensor]]:
-        """Squared norms: from the products, from kept gradients, and from sums of several uses.
-
-        Those sums come back too. Several uses may cancel (a loss less a product with the weights),
-        so what is measured is what is added up: there is no difference that rounding could hide.
-        """
-        zero = torch.zeros(tape.examples, device=self._device)
-        rows = [zero if found is None else found for found in from_products]
-        joint, named = joint_names(tape.parts), tape.parameters
-        several: dict[str, Tensor] = {}
-        for one in kept:
-            part = one.part
-            if joint.isdisjoint(part.sources):
-                group = self.group_of[part.path]
-                eps = part.standardised if part.method == "store" else None
-                if eps is not None and one.tensors[0] is not None:
-                    weight = named[part.path]
-                    square = contract.standardised_norm(one.tensors[0], weight, eps)
-                else:
-                    square = one.square_norm()
-                rows[group] = rows[group] + square
-                continue
-            gradient = one.per_example()
-            if gradient is None:
-                continue
-            names = list(part.sources)
-            pulled = torch.autograd.grad(
-                one.value, [named[name] for name in names], gradient,
-                is_grads_batched=True, retain_graph=True,
-            )  # fmt: skip
-            for name, more in zip(names, pulled, strict=True):
-                several[name] = several[name] + more if name in several else more
-        for name, gradient in several.items():
-            group = self.group_of[name]
-            rows[group] = rows[group] + contract.square_norm(gradient)
-        return torch.stack(rows), several
-
-    def _weigh(
-        self, tape: Tape, kept: list[Kept], several: dict[str, Tensor], factors: Tensor,
-        norms: Tensor,
-    ) -> dict[str, Tensor]:  # fmt: skip
-        """The sums of clipped gradients, pulled back from where they met the batch."""
-        broken = None if torch.compiler.is_compiling() else ~norms.isfinite()
-        if broken is not None and not bool(broken.any()):
-            broken = None
-        elif broken is None:
-            broken = ~norms.isfinite()
-        total = {}
-        for name, each in several.items():
-            sound = contract.without(each, broken)
-            total[name] = contract.weighted_sum(sound, factors[self.group_of[name]].to(each.dtype))
-        done = set(several)
-        kept = [one for one in kept if done.isdisjoint(one.part.sources)]
-        sums = [
-            one.weighted(factors[self.group_of[one.part.path]], broken).to(one.value.dtype)
-            for one in kept
-        ]
-        met = {name for one in kept for name in one.part.sources}
-        names = [name for name in tape.parameters if name in met]
-        if names:
-            values, wanted = [one.value for one in kept], [tape.parameters[n] for n in names]
-            found = torch.autograd.grad(values, wanted, sums)
-            total |= {name: g.detach() for name, g in zip(names, found, strict=True)}
-        return total
+        return conclude(tape, losses, found, self.clipping, self.margin, mask, careful)
 
     def _second_pass(
         self, first: Clipped, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
@@ -311,6 +234,8 @@ class Ghost:
         leaves = {n: p.as_subclass(self.leaf_type) for n, p in tape.parameters.items()}
         if tape.survey:
             tape.roots = {id(leaf): (name, True) for name, leaf in leaves.items()}
+        if tape.recipes is not None:
+            tape.leaves = leaves
         cell = self.leaf_type.cell
         before, cell.tape = cell.tape, tape
         try:
@@ -326,6 +251,11 @@ class Ghost:
 
 TRIES = 3
 """Times a model is looked at before it is said to take another path each time."""
+
+
+def kind_of_batch(inputs: Sequence[Tensor], examples: int) -> Any:
+    """What a layout is made for: shapes of the rows, and how many of them an example has."""
+    return tuple((tuple(x.shape[1:]), x.shape[0] // max(1, examples)) for x in inputs)
 
 
 def _refuse_untracked(out: Any, named: dict[str, nn.Parameter]) -> None:

@@ -98,7 +98,12 @@ def input_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> 
 def weighted_gradient(
     x: Tensor, g: Tensor, factors: Float[Tensor, " n"], weight: Tensor, geometry: Geometry
 ) -> Tensor:
-    """The sum over examples of factor times gradient of the weight: one ordinary product."""
+    """The sum over examples of factor times gradient of the weight: one ordinary product.
+
+    In bf16 on a GPU the product takes bf16 and gives float32; `rounding` says what that costs.
+    """
+    if geometry.is_linear and x.is_cuda and x.dtype == torch.bfloat16:
+        return _weighted_product(x.flatten(0, -2), g.flatten(0, -2), factors)
     x, g = _float32(x), _float32(g)
     # The factors go to the smaller of the two, which is the cheaper copy.
     if x.numel() < g.numel():
@@ -109,6 +114,30 @@ def weighted_gradient(
         return g.flatten(0, -2).mT @ x.flatten(0, -2)
     mask = [False, True, False]
     return torch.ops.aten.convolution_backward(g, x, _float32(weight), None, *geometry, mask)[1]
+
+
+def _weighted_product(x: Tensor, g: Tensor, factors: Float[Tensor, " n"]) -> Tensor:
+    """The same for matrices of low precision: no copies in float32, and a sum in it."""
+    small = x if x.shape[1] < g.shape[1] else g
+    scaled = torch.empty_like(small)
+    torch.mul(small, _by_row(factors, small), out=scaled)
+    x, g = (scaled, g) if small is x else (x, scaled)
+    return torch.mm(g.mT, x, out_dtype=torch.float32)
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether kernels (`ghost.kernels`) take tensors like this one: on a GPU, up to 32 bits."""
+    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+
+def rounding(x: Tensor) -> float:
+    """The part of itself by which factor times output gradient is rounded before it is summed."""
+    if not x.is_cuda:
+        return 0.0  # beyond float32, which other margins cover
+    if x.dtype == torch.bfloat16:
+        return 2.0**-9
+    tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+    return 2.0**-10 if tf32 and x.dtype != torch.float64 else 0.0
 
 
 def columns(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> tuple[A, B]:
@@ -290,8 +319,8 @@ def sum_of_squares(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows"]:
 def _has_kernel(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -> bool:
     """Whether a GPU kernel forms the gradients: of 2-D convolutions with matrices worth a tile."""
     large = weight[0].numel() >= 16 and weight.shape[0] // geometry.groups >= 8
-    narrow = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return x.is_cuda and x.ndim == 4 and large and narrow and not geometry.transposed
+    plane = x.ndim == 4 and not geometry.is_linear and not geometry.transposed
+    return has_kernels(x) and plane and large
 
 
 def _as_groups(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> bool:

@@ -23,15 +23,38 @@ SMALL = 64
 
 def ghost_norm(
     x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
-) -> Float[Tensor, " n"]:
-    """Squared norms of the gradients of a weight, never below the truth by rounding."""
+) -> Float[Tensor, "2 n"]:
+    """Squared norms of the gradients of a weight, and of all that may be summed in their place.
+
+    Guarantee: the first is never below the truth by rounding. Into the sum goes factor times output
+    gradient, which is rounded once more, each number by a part u of itself. That moves the gradient
+    by at most u times the sum over positions of |a| |b|, so much longer is the second.
+    """
+    squares, lengths = _measured(x, g, weight, geometry, examples)
+    rounding = contract.rounding(x)
+    above = squares if rounding == 0 else (squares.sqrt() + rounding * lengths).square()
+    return torch.stack([squares, above])
+
+
+def _measured(
+    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
+) -> tuple[Tensor, Tensor]:
+    """The squared norms, and the sums over positions of |a| |b|."""
     if geometry.is_linear:
-        grams = [_gram_of_rows(t.reshape(examples, -1, t.shape[-1])) for t in (x, g)]
+        rows = [t.reshape(examples, -1, t.shape[-1]) for t in (x, g)]
+        if contract.has_kernels(x) and rows[0].shape[1] > 1:
+            from sfumato.ghost.kernels import ghost
+
+            squares, lengths = ghost.ghost_norm(*rows)
+            return squares, lengths
+        grams = [_gram_of_rows(t) for t in rows]
     elif slides(x, g, weight, geometry, examples):
         grams = [_slid_gram(x, g, weight, geometry), _gram(_by_group(g, geometry))]
     else:
         grams = [_gram(t) for t in contract.columns(x, g, weight, geometry, examples)]
-    return contract.sum_from_above(grams[0].mul_(grams[1]))
+    products = grams[0].mul_(grams[1])
+    lengths = products.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().flatten(1).sum(dim=1)
+    return contract.sum_from_above(products), lengths
 
 
 def standardised_ghost_norm(
@@ -48,7 +71,7 @@ def standardised_ghost_norm(
     x, g, y, weight = (t.to(contract.sum_type(t)) for t in (x, g, y, weight))
     size = weight[0].numel()
     g = g * scale.reshape(-1, *[1] * (g.ndim - 2))
-    whole = ghost_norm(x, g, weight, geometry, examples)
+    whole, _ = _measured(x, g, weight, geometry, examples)
     if rounded:
         # What a rounded output says of the part to be removed may be too much: remove nothing.
         return whole

@@ -1,6 +1,6 @@
 """What a backward pass leaves for each part: norms, per-example gradients, weighted sums."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +60,47 @@ class Kept:
         gradient = kept[0].reshape(self.examples, *self.value.shape)
         gradient = gradient.to(contract.sum_type(gradient))
         return contract.weighted_sum(gradient, factors.to(gradient.dtype))
+
+
+MOST = 1 << 16
+"""Numbers an example's gradient has at most to be laid beside others: to copy it costs little."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Per-example gradients of small parameters, side by side: measured and added up at once."""
+
+    members: list[Kept]
+    group: int
+    rows: Float[Tensor, "n d"]
+
+    def weighted(self, factors: Tensor, broken: Tensor | None) -> list[Tensor]:
+        """For each member, the sum over examples of factor times gradient."""
+        total = factors.to(self.rows.dtype) @ contract.without(self.rows, broken)
+        parts = total.split([one.value.numel() for one in self.members])
+        pairs = zip(parts, self.members, strict=True)
+        return [part.reshape(one.value.shape) for part, one in pairs]
+
+
+def bundle(kept: Sequence[Kept], group_of: Mapping[str, int]) -> tuple[list[Bundle], list[Kept]]:
+    """Lay the gradients of biases, scales and tokens side by side; and what is left over.
+
+    A network has hundreds of them. One by one, a GPU would wait for the next more than it works.
+    """
+    members: dict[tuple[int, torch.dtype], list[Kept]] = {}
+    single = []
+    for one in kept:
+        first = one.tensors[0] if one.part.kind == "gradient" and one.tensors else None
+        if first is None or one.value.numel() > MOST:
+            single.append(one)
+        else:
+            kind = (group_of[one.part.path], contract.sum_type(first))
+            members.setdefault(kind, []).append(one)
+    bundles = []
+    for (group, dtype), some in members.items():
+        rows = [one.tensors[0].reshape(one.examples, -1).to(dtype) for one in some]  # pyright: ignore
+        bundles.append(Bundle(some, group, torch.cat(rows, dim=1)))
+    return bundles, single
 
 
 def sort_kept(tape: Tape, found: Sequence[Tensor | None]) -> list[Kept]:

@@ -61,11 +61,11 @@ class Contraction(torch.autograd.Function):
                 keeps.append(contract.gradients(x, g, weight, geometry, examples))
             elif plan.method == "square":
                 columns = contract.columns(x, g, weight, geometry, examples)
-                squares = contract.instantiated_norm(*columns)
+                squares = contract.instantiated_norm(*columns).expand(2, -1)
             elif standardised:
                 scale, y, bias = standardised
                 settings = (weight, bias, geometry, examples)
-                squares = grams.standardised_ghost_norm(x, g, y, scale, *settings)
+                squares = grams.standardised_ghost_norm(x, g, y, scale, *settings).expand(2, -1)
             elif plan.method == "ghost":
                 squares = grams.ghost_norm(x, g, weight, geometry, examples)
             if squares is not None and plan.keeps_factors:

@@ -11,7 +11,7 @@ the squared norms by `norms`, everything else by one `keep` a tensor. So one cal
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -70,6 +70,17 @@ class Part:
     meeting: Meeting | None = None
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How a Leaf was made of other Leafs and constants."""
+
+    func: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    place: tuple[int, ...] = ()
+    """Where it is in what the function gives."""
+
+
 @dataclass
 class Tape:
     """One recorded forward pass of `examples` examples.
@@ -106,13 +117,22 @@ class Tape:
     """In a survey: outputs of layers, to see whether they are overwritten."""
     parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
     """The trainable parameters: looked up once, for a model takes long to name them."""
+    dummies: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
+    """Norms and keeps that are given, not made here: those of a compiled pass are its inputs."""
+    recipes: dict[int, Recipe] | None = None
+    """If wanted: id of a Leaf -> how to make it again."""
+    leaves: Mapping[str, Tensor] = field(default_factory=dict)
+    """With recipes: the Leafs that parameters are in this pass."""
     replaying: bool = False
     """Activation checkpointing computes again what it dropped: nothing new is recorded then."""
     norms: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.dummies is not None:
+            self.norms = self.dummies[0]
+            return
         self.norms = tuple(
-            self.keep_zeros((self.examples,), self.seed.dtype) for _ in range(self.num_groups)
+            self.keep_zeros((2, self.examples), self.seed.dtype) for _ in range(self.num_groups)
         )
 
     def keep_zeros(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -123,7 +143,8 @@ class Tape:
         """A dummy whose gradient will be kept."""
         if self.replaying:
             return self.keep_zeros(shape, dtype)
-        self.keeps.append(self.keep_zeros(shape, dtype))
+        given = None if self.dummies is None else self.dummies[1][len(self.keeps)]
+        self.keeps.append(self.keep_zeros(shape, dtype) if given is None else given)
         return self.keeps[-1]
 
     def mark(self, inputs: Iterable[Any]) -> list[Any]:
@@ -244,14 +265,19 @@ class Tape:
     def derive(self, func: Callable[..., Any], args: Any, kwargs: Any, kind: type) -> Any:
         """A batch-free operation on Leafs gives Leafs."""
         result = func(*args, **kwargs)
-        return self._wrap(result, func, args, kind)
+        return self._wrap(result, Recipe(func, args, kwargs), kind)
 
-    def _wrap(self, result: Any, func: Callable[..., Any], args: Any, kind: type) -> Any:
+    def _wrap(self, result: Any, recipe: Recipe, kind: type) -> Any:
         if isinstance(result, tuple | list):
-            return type(result)(self._wrap(item, func, args, kind) for item in result)
+            places = [replace(recipe, place=(*recipe.place, i)) for i in range(len(result))]
+            pairs = zip(result, places, strict=True)
+            return type(result)(self._wrap(item, place, kind) for item, place in pairs)
         if not isinstance(result, Tensor) or not result.requires_grad:
             return result
-        leaf = result.as_subclass(kind)
+        leaf, func, args = result.as_subclass(kind), recipe.func, recipe.args
+        if self.recipes is not None:
+            self.recipes[id(leaf)] = recipe
+            self.alive.append(leaf)
         if self.survey:
             known = [self.roots[id(a)] for a in flat(args) if id(a) in self.roots]
             name, same = known[0] if known else ("", False)

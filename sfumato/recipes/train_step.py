@@ -9,7 +9,7 @@ from sfumato.recipes.train_settings import Config
 
 if TYPE_CHECKING:
     from sfumato.data.images import Images
-    from sfumato.ghost.clip import Clipped, Ghost
+    from sfumato.ghost.clip import Ghost
     from sfumato.privacy.budget import Plan
     from sfumato.privacy.ledger import Ledger
     from sfumato.privacy.sampling import Secret
@@ -67,6 +67,7 @@ def make_step(
     from sfumato.train.extend import extended
     from sfumato.train.features import with_features
     from sfumato.train.memory import advised
+    from sfumato.train.quick import quick_clip
     from sfumato.train.sharp import step_uphill
     from sfumato.train.steps import private_step
 
@@ -93,7 +94,7 @@ def make_step(
             ghost, reading = admit_canaries(ghost, reading, config.canaries)
     step = private_step(
         ghost, reading, plan, ledger, secret, world=world,
-        clip=compiled(ghost, reading) if config.compile else ghost.clip,
+        clip=quick_clip(ghost, reading, compiled=config.compile),
         check_every=config.check_every,
     )  # fmt: skip
     if extender is not None:
@@ -158,12 +159,3 @@ def try_on_noise(
     say("testing on noise that the model's per-example gradients are those of autograd")
     exact = replace(reading, precision=torch.float32)
     admit(ghost, reading.losses, reading.trial(), 3, exact.losses)
-
-
-def compiled(ghost: "Ghost", reading: "Reading") -> "Callable[..., Clipped]":
-    """`ghost.clip` in one compiled graph; where parameters meet the batch is found eagerly."""
-    import torch
-
-    ghost.clip(reading.losses, reading.trial(), 3)
-    torch._dynamo.config.trace_autograd_ops = True  # pyright: ignore
-    return torch.compile(ghost.clip, fullgraph=True)

@@ -5,8 +5,11 @@ every one is launched by hand. A CUDA graph launches all of them at once.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 WARM = 3
 """Calls before the recording: libraries choose their kernels, optimizers make their state."""
@@ -56,3 +59,56 @@ class Replay:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self.work(self.generator)
         return graph
+
+
+MOST = 8
+"""Recordings that a function has at most: each takes seconds to make, and memory."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded call: the tensors it reads, and those it gives, which every replay overwrites."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    given: Any
+
+
+class Recorded:
+    """A function of tensors, recorded once for each shape of theirs and replayed from then on.
+
+    The rules are those of `Replay`; chance in it comes from torch's own generator. What a call
+    gives is overwritten by the next. Away from a GPU it is the function itself.
+    """
+
+    def __init__(self, work: Callable[..., Any], device: torch.device) -> None:
+        self.work = work
+        self.device = device
+        self.calls: dict[Any, int] = {}
+        self.recordings: dict[Any, Recording] = {}
+
+    def __call__(self, name: Any, *inputs: Tensor) -> Any:
+        """The function of these inputs; `name` stands for all else that it depends on."""
+        if self.device.type != "cuda":
+            return self.work(*inputs)
+        key = (name, *((tuple(x.shape), x.stride(), x.dtype) for x in inputs))
+        self.calls[key] = self.calls.get(key, 0) + 1
+        if key not in self.recordings:
+            if self.calls[key] <= WARM or len(self.recordings) == MOST:
+                return self.work(*inputs)
+            self.recordings[key] = self._record(inputs)
+        made = self.recordings[key]
+        for place, value in zip(made.inputs, inputs, strict=True):
+            place.copy_(value)
+        made.graph.replay()
+        return made.given
+
+    def _record(self, inputs: tuple[Tensor, ...]) -> Recording:
+        torch.cuda.empty_cache()  # what the calls before held, the recording needs for itself
+        known = [x.clone() for x in inputs]
+        graph = torch.cuda.CUDAGraph()
+        others = [made.graph.pool() for made in self.recordings.values()]
+        pool = others[0] if others else None
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            given = self.work(*known)
+        return Recording(graph, known, given)

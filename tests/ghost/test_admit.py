@@ -43,7 +43,9 @@ def test_a_wrong_rule_is_noticed(monkeypatch):
     from sfumato.ghost import grams
 
     x, y = data()
-    monkeypatch.setattr(grams, "ghost_norm", lambda x, *_: x.flatten(1).square().sum(dim=1))
+    monkeypatch.setattr(
+        grams, "ghost_norm", lambda x, *_: x.flatten(1).square().sum(dim=1).expand(2, -1)
+    )
     with pytest.raises(UnsupportedLayer, match="not those of autograd"):
         admit(Ghost(small_net(), mode="ghost"), loss_of, (x, y), 6)
 

@@ -1,0 +1,148 @@
+"""`Ghost.clip` with its passes compiled, as ordinary training compiles them.
+
+The forward pass is a function of the batch and of the dummies; the compiler differentiates it, and
+decides as in ordinary training what to keep for the way back and what to compute again. Factors and
+sums, which come after, are a few large operations: they need no compiler. What a parameter went
+through before it met the batch (standardised rows, tables of relative positions) is made once more
+for them, from a recipe, for nothing but numbers may leave compiled code.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from sfumato.ghost.clip import Ghost, kind_of_batch
+from sfumato.ghost.leaf import Leaf
+from sfumato.ghost.sizes import FEW, flat
+from sfumato.ghost.sums import Clipped, conclude
+from sfumato.ghost.tape import Recipe, Tape
+from sfumato.ghost.trials import random_state, resized, set_random_state
+
+
+class InLists(TorchFunctionMode):
+    """Tells Leafs of operations that take them in a list, of which the compiler does not."""
+
+    def __init__(self, kind: type[Leaf]) -> None:
+        super().__init__()
+        self.kind = kind
+        self.inside = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Hand the operation to a Leaf in its list, if there is one."""
+        kwargs = kwargs or {}
+        if self.inside or func not in LISTING or not any(isinstance(t, Leaf) for t in flat(args)):
+            return func(*args, **kwargs)
+        self.inside = True
+        try:
+            return self.kind.__torch_function__(func, types, args, kwargs)
+        finally:
+            self.inside = False
+
+
+LISTING = (torch.cat, torch.concat, torch.stack, torch.hstack, torch.vstack)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What is known beforehand of a pass of so many examples."""
+
+    norms: tuple[Tensor, ...]
+    keeps: tuple[Tensor, ...]
+    trial: Tape
+    """A pass of a few examples, made uncompiled; it knows how values come from parameters."""
+    leaves: dict[int, str]
+    """id of a Leaf of that pass -> the parameter that it is."""
+
+
+class Compiled:
+    """`ghost.clip`, compiled for each size of batch that it meets. Guarantee: that of `Ghost.clip`.
+
+    `options` are torch.compile's.
+    """
+
+    def __init__(self, ghost: Ghost, **options: Any) -> None:
+        self.ghost = ghost
+        self.passes: dict[Any, Pass] = {}
+        self.forward = torch.compile(self._forward, fullgraph=True, dynamic=False, **options)
+
+    def __call__(
+        self, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int,
+        mask: Bool[Tensor, " n"] | None = None, careful: bool = True,
+    ) -> Clipped:  # fmt: skip
+        """As `Ghost.clip`."""
+        kind = kind_of_batch(inputs, examples)
+        if (kind, examples) not in self.passes:
+            self.passes[kind, examples] = self._prepare(loss_fn, inputs, examples, kind)
+        known = self.passes[kind, examples]
+        losses, extras = self.forward(
+            loss_fn, tuple(inputs), examples, kind, (known.norms, known.keeps)
+        )
+        found = torch.autograd.grad(losses.sum(), [*known.norms, *known.keeps], allow_unused=True)
+        tape = self.ghost.new_tape(examples, kind, dummies=(known.norms, known.keeps))
+        tape.values, tape.extras = self._values(known), extras
+        clipping, margin = self.ghost.clipping, self.ghost.margin
+        return conclude(tape, losses, found, clipping, margin, mask, careful)
+
+    def _forward(
+        self, loss_fn: Callable[..., Tensor], inputs: tuple[Tensor, ...], examples: int, kind: Any,
+        dummies: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
+    ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
+        recording = self.ghost.recording(examples, kind, dummies=dummies)
+        with InLists(self.ghost.leaf_type), recording as tape:
+            losses = loss_fn(self.ghost.model, *tape.mark(inputs))
+        return losses, tape.extras
+
+    def _prepare(
+        self, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int, kind: Any
+    ) -> Pass:
+        """Learn from a few examples which dummies there are: all have the examples first."""
+        ghost, state = self.ghost, random_state()
+        if kind not in ghost.layouts:
+            ghost.survey(lambda marked: loss_fn(ghost.model, *marked), inputs, examples, kind)
+        with ghost.recording(FEW, kind, recipes={}) as tape:
+            losses = loss_fn(ghost.model, *tape.mark(resized(inputs, examples, FEW)))
+            leaves = {id(leaf): name for name, leaf in tape.leaves.items()}
+        set_random_state(state)
+        del losses
+        norms = tuple(self._dummy((2, examples), norm.dtype) for norm in tape.norms)
+        keeps = tuple(
+            self._dummy((keep.shape[0] // FEW * examples, *keep.shape[1:]), keep.dtype)
+            for keep in tape.keeps
+        )
+        return Pass(norms, keeps, tape, leaves)
+
+    def _dummy(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Zeros that take no memory and can be differentiated."""
+        zero = torch.zeros((), dtype=dtype, device=self.ghost.seed.device)
+        return zero.expand(shape).requires_grad_()
+
+    def _values(self, known: Pass) -> list[Tensor]:
+        """What met the batch, one a part, made again from the parameters as they are now."""
+        named = self.ghost.parameters
+        made: dict[int, Tensor] = {number: named[name] for number, name in known.leaves.items()}
+        recipes = known.trial.recipes or {}
+        with torch.enable_grad():
+            return [_make(value, made, recipes) for value in known.trial.values]
+
+
+def _make(item: Any, made: dict[int, Tensor], recipes: dict[int, Recipe]) -> Any:
+    """A Leaf made again; what is none is itself."""
+    if isinstance(item, list | tuple):
+        return type(item)(_make(one, made, recipes) for one in item)
+    if not isinstance(item, Leaf):
+        return item
+    if id(item) not in made:
+        recipe = recipes[id(item)]
+        kwargs = {name: _make(value, made, recipes) for name, value in recipe.kwargs.items()}
+        result = recipe.func(*_make(recipe.args, made, recipes), **kwargs)
+        for number in recipe.place:
+            result = result[number]
+        made[id(item)] = result
+    return made[id(item)]

@@ -1,0 +1,124 @@
+"""Ghost norms: the squared norm of b'a from a (T x D) and b (T x P), with no matrix ever written.
+
+The norm is the sum over pairs of positions of (a a') * (b b'). One program takes one tile of such
+pairs: it adds up the tile of a a' over D and that of b b' over P, both in float32, multiplies them
+entry by entry and keeps three numbers: the sum, the sum of absolute values, and the sum over
+positions of |a| |b|, by which rounding is bounded. Both matrices are symmetric, so tiles above the
+diagonal count twice and those below are left out. Where the last few positions would fill a
+fraction of a tile (197 = 3 x 64 + 5), they get narrow tiles of their own. Legend as in `contract`.
+"""
+
+# pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false
+# (A Triton kernel is called with a grid in brackets, which type checkers take for a mistake.)
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+NARROW = 16
+"""Positions of the narrow tiles."""
+
+
+@triton.jit
+@no_type_check
+def _gram_tile(
+    rows, positions, depth, step, t, s,
+    R: tl.constexpr, S: tl.constexpr, K: tl.constexpr, precision: tl.constexpr,
+    on_gpu: tl.constexpr,
+):  # fmt: skip
+    """The products of positions t and s, added up over the depth."""
+    found = tl.zeros((R, S), dtype=tl.float32)
+    for start in range(0, depth, K):
+        k = start + tl.arange(0, K)
+        at = t[:, None] * step + k[None, :]
+        one = tl.load(rows + at, mask=(t < positions)[:, None] & (k < depth)[None, :], other=0.0)
+        at = s[None, :] * step + k[:, None]
+        other = tl.load(rows + at, mask=(s < positions)[None, :] & (k < depth)[:, None], other=0.0)
+        if not on_gpu:  # Triton's interpreter cannot multiply bfloat16
+            one, other = one.to(tl.float32), other.to(tl.float32)
+        found = tl.dot(one, other, found, input_precision=precision)
+    return found
+
+
+@triton.jit
+@no_type_check
+def _pairs(
+    x, g, out, positions, depth_x, depth_g, x_example, x_step, g_example, g_step, whole, count,
+    place, R: tl.constexpr, S: tl.constexpr, K: tl.constexpr, narrow: tl.constexpr,
+    precision: tl.constexpr, on_gpu: tl.constexpr,
+):  # fmt: skip
+    """One tile of pairs of one example; the program's place is (tile, example)."""
+    pid, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    if narrow:
+        first = pid * R
+        second = whole * R
+        weight = tl.where(pid < whole, 2.0, 1.0)
+    else:
+        # Tiles on and above the diagonal, line by line.
+        line, column = 0, pid
+        while column >= whole - line:
+            column -= whole - line
+            line += 1
+        first = line * R
+        second = (line + column) * S
+        weight = tl.where(column > 0, 2.0, 1.0)
+    t = first + tl.arange(0, R)
+    s = second + tl.arange(0, S)
+    a = _gram_tile(
+        x + example * x_example, positions, depth_x, x_step, t, s, R, S, K, precision, on_gpu
+    )
+    b = _gram_tile(
+        g + example * g_example, positions, depth_g, g_step, t, s, R, S, K, precision, on_gpu
+    )
+    products = a * b
+    lengths = tl.where(t[:, None] == s[None, :], tl.sqrt(tl.maximum(products, 0.0)), 0.0)
+    at = out + (example * count + place + pid) * 3
+    tl.store(at, weight * tl.sum(tl.sum(products, axis=1), axis=0))
+    tl.store(at + 1, weight * tl.sum(tl.sum(tl.abs(products), axis=1), axis=0))
+    tl.store(at + 2, tl.sum(tl.sum(lengths, axis=1), axis=0))
+
+
+@torch.library.custom_op("sfumato::ghost_norm", mutates_args=())
+def ghost_norm(x: Tensor, g: Tensor) -> Tensor:
+    """For x (n T D) and g (n T P), in float32: squared norms, and sums of |a| |b| (2 n)."""
+    x, g = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, g.to(x.dtype)))
+    examples, positions = x.shape[:2]
+    side, depth, warps = _tiles(positions, x.dtype)
+    whole, rest = divmod(positions, side)
+    narrow = 0 < rest <= NARROW < side and whole > 0
+    whole += bool(rest) and not narrow
+    tiles = whole * (whole + 1) // 2
+    count = tiles + (whole + 1 if narrow else 0)
+    found = x.new_empty((examples, count, 3), dtype=torch.float32)
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    settings = (
+        x, g, found, positions, x.shape[2], g.shape[2], x.stride(0), x.stride(1), g.stride(0),
+        g.stride(1), whole, count,
+    )  # fmt: skip
+    _pairs[(tiles, examples)](
+        *settings, 0, side, side, depth, False, precision, x.is_cuda, num_warps=warps, num_stages=3
+    )
+    if narrow:
+        _pairs[(whole + 1, examples)](
+            *settings, tiles, side, NARROW, depth, True, precision, x.is_cuda, num_warps=4,
+            num_stages=3,
+        )  # fmt: skip
+    signed, absolute, lengths = found.sum(dim=1).unbind(dim=1)
+    # As in `contract.sum_from_above`: rounding is a small part of the absolute sum.
+    squares = signed.clamp(min=0) + 8 * torch.finfo(torch.float32).eps * absolute
+    return torch.stack([squares, lengths])
+
+
+@ghost_norm.register_fake
+def _(x, g):  # pyright: ignore
+    return x.new_empty((2, x.shape[0]), dtype=torch.float32)
+
+
+def _tiles(positions: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Side of a tile, numbers of the depth at a time, warps."""
+    depth = 32 if dtype == torch.float32 else 64
+    side = max(16, min(64, triton.next_power_of_2(positions)))
+    return side, depth, 4

@@ -1,0 +1,135 @@
+"""From what a backward pass left to clip factors, and to the sum of clipped gradients.
+
+For every group of parameters that is clipped together there are two squared norms an example: the
+norm itself, and one that lies above all that rounding may add to what is summed up. Factors come
+from the second, so an example may be clipped a little more than asked, never less.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from sfumato.ghost import contract
+from sfumato.ghost.factors import Clipping, clip_factors
+from sfumato.ghost.kept import Bundle, Kept, bundle, sort_kept
+from sfumato.ghost.layout import joint_names
+from sfumato.ghost.tape import Tape
+
+Squares = Float[Tensor, "groups 2 n"]
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """What `Ghost.clip` returns: sums by parameter name, in float32, and what they came from."""
+
+    total: dict[str, Tensor]
+    norms: Float[Tensor, " n"]
+    factors: Float[Tensor, "groups n"]
+    losses: Float[Tensor, " n"]
+
+
+@dataclass(frozen=True)
+class Left:
+    """What the backward pass left, sorted by how it is measured and added up."""
+
+    bundles: list[Bundle]
+    single: list[Kept]
+    several: dict[str, Tensor]
+    """Per-example gradients of parameters with several uses, added up."""
+
+
+def conclude(
+    tape: Tape, losses: Tensor, found: Sequence[Tensor | None], clipping: Clipping, margin: float,
+    mask: Bool[Tensor, " n"] | None, careful: bool = True,
+) -> Clipped:  # fmt: skip
+    """Norms, factors and, in one pass, the sums; `found` are the gradients of the tape's dummies.
+
+    If not `careful`, nobody looks whether an example's gradient is finite: one that is not spoils
+    the sum, and shows by its norm. (To look is to wait for the GPU.)
+    """
+    kept = sort_kept(tape, found[len(tape.norms) :])
+    squares, left = _measure(tape, kept, found[: len(tape.norms)])
+    norms = squares[:, 0].sum(dim=0).sqrt()
+    bound = clipping.max_norm / tape.num_groups**0.5
+    above = squares[:, 1].sqrt()
+    factors = clip_factors(above, bound, clipping.style, clipping.stability, margin)
+    factors = torch.where(norms.isfinite(), factors, 0.0)
+    if mask is not None:
+        factors = torch.where(mask, factors, 0.0)
+    total = {}
+    if tape.keeps_factors:
+        broken = ~norms.isfinite() if careful else None
+        if broken is not None and not torch.compiler.is_compiling() and not bool(broken.any()):
+            broken = None
+        total = _add_up(tape, left, factors, broken)
+    return Clipped(total, norms, factors, losses.detach())
+
+
+def _measure(
+    tape: Tape, kept: list[Kept], from_products: Sequence[Tensor | None]
+) -> tuple[Squares, Left]:
+    """Squared norms: from the products, from kept gradients, and from sums of several uses.
+
+    Several uses may cancel (a loss less a product with the weights), so what is measured is what
+    is added up: there is no difference that rounding could hide.
+    """
+    zero = torch.zeros(2, tape.examples, device=tape.seed.device)
+    rows = [zero if found is None else found for found in from_products]
+    joint = joint_names(tape.parts)
+    apart = [one for one in kept if joint.isdisjoint(one.part.sources)]
+    bundles, single = bundle(apart, tape.group_of)
+    for some in bundles:
+        rows[some.group] = rows[some.group] + contract.sum_of_squares(some.rows)
+    for one in single:
+        group = tape.group_of[one.part.path]
+        rows[group] = rows[group] + _square_norm(one, tape)
+    several: dict[str, Tensor] = {}
+    for one in kept:
+        gradient = None if joint.isdisjoint(one.part.sources) else one.per_example()
+        if gradient is None:
+            continue
+        names = list(one.part.sources)
+        pulled = torch.autograd.grad(
+            one.value, [tape.parameters[name] for name in names], gradient,
+            is_grads_batched=True, retain_graph=True,
+        )  # fmt: skip
+        for name, more in zip(names, pulled, strict=True):
+            several[name] = several[name] + more if name in several else more
+    for name, gradient in several.items():
+        group = tape.group_of[name]
+        rows[group] = rows[group] + contract.square_norm(gradient)
+    return torch.stack(rows), Left(bundles, single, several)
+
+
+def _square_norm(one: Kept, tape: Tape) -> Float[Tensor, " n"] | float:
+    eps = one.part.standardised if one.part.method == "store" else None
+    if eps is None or not one.tensors or one.tensors[0] is None:
+        return one.square_norm()
+    return contract.standardised_norm(one.tensors[0], tape.parameters[one.part.path], eps)
+
+
+def _add_up(tape: Tape, left: Left, factors: Tensor, broken: Tensor | None) -> dict[str, Tensor]:
+    """The sums of clipped gradients, pulled back from where they met the batch."""
+    total = {}
+    for name, each in left.several.items():
+        sound = contract.without(each, broken)
+        total[name] = contract.weighted_sum(sound, factors[tape.group_of[name]].to(each.dtype))
+    values: list[Tensor] = []
+    sums: list[Tensor] = []
+    for some in left.bundles:
+        values += [one.value for one in some.members]
+        sums += some.weighted(factors[some.group], broken)
+    for one in left.single:
+        values.append(one.value)
+        sums.append(one.weighted(factors[tape.group_of[one.part.path]], broken))
+    parts = [one.part for some in left.bundles for one in some.members]
+    met = {name for part in (*parts, *(one.part for one in left.single)) for name in part.sources}
+    names = [name for name in tape.parameters if name in met]
+    if names:
+        sums = [total.to(value.dtype) for total, value in zip(sums, values, strict=True)]
+        found = torch.autograd.grad(values, [tape.parameters[n] for n in names], sums)
+        total |= {name: g.detach() for name, g in zip(names, found, strict=True)}
+    return total

@@ -1,0 +1,53 @@
+"""How a training loop clips: compiled if asked, and on a GPU recorded and replayed.
+
+A small model on a large GPU waits for Python, which launches every kernel by hand: a private step
+has more of them than an ordinary one. Shapes repeat, so the whole of forward pass, backward pass,
+norms and sums is recorded once and launched as one.
+"""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.compiled import Compiled
+from sfumato.ghost.sums import Clipped
+from sfumato.train.reading import Reading
+from sfumato.train.replay import Recorded
+
+Clip = Callable[..., Clipped]
+
+
+def quick_clip(ghost: Ghost, reading: Reading, *, compiled: bool) -> Clip:
+    """`ghost.clip`, the quickest way there is for these losses on this device.
+
+    Losses that something else changes from step to step (extenders, canaries) are not recorded, nor
+    are two passes, between which chance is set back.
+    """
+    clip: Clip = Compiled(ghost) if compiled and not ghost.two_pass else ghost.clip
+    if reading.device.type != "cuda" or ghost.two_pass or reading.change is not None:
+        return clip
+    return recorded(ghost, clip, reading)
+
+
+def recorded(ghost: Ghost, clip: Clip, reading: Reading) -> Clip:
+    """The same, replayed where the shapes have come before.
+
+    Nothing may wait for the GPU while it is recorded, so whether all gradients are finite is seen
+    afterwards. If one is not, which is rare, the examples are clipped once more, with care.
+    """
+
+    def work(mask: Tensor, *inputs: Tensor) -> Clipped:
+        return clip(reading.losses, inputs, len(mask), mask, careful=False)
+
+    replayed = Recorded(work, reading.device)
+
+    def quick(
+        loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int, mask: Tensor
+    ) -> Clipped:
+        found = replayed(ghost.clipping, mask, *inputs)
+        if bool(found.norms.isfinite().all()):
+            return found
+        return ghost.clip(loss_fn, inputs, examples, mask)
+
+    return quick
