@@ -107,12 +107,13 @@ def one_process(words: argparse.Namespace, pair: tuple[str, str], deadline: floa
     command = [sys.executable, "-W", "ignore", __file__, *sys.argv[1:], "--inside", case, way]
     problem = ""
     try:
-        # What has begun may take as long as two methods do, and a little more.
-        done = subprocess.run(command, timeout=2 * words.limit + 60, check=False)
+        # As long as two methods may take, and a little more; but not much beyond the end.
+        most = min(2 * words.limit + 60, left + 20)
+        done = subprocess.run(command, timeout=most, check=False)
         if done.returncode:
             problem = f"ended with {done.returncode}"
-    except subprocess.TimeoutExpired:
-        problem = f"took more than {2 * words.limit + 60} s"
+    except subprocess.TimeoutExpired as late:
+        problem = f"stopped after {late.timeout:.0f} s"
     if problem:
         write(words, {"kind": "process", "case": case, "way": way, "error": problem})
 

@@ -126,16 +126,23 @@ def largest_table(found: dict[Key, Record]) -> str:
 
 def check_table(found: dict[Key, Record], collinear: dict[Key, Record]) -> str:
     """Errors of norms and sums, and the case that Grams in bf16 get wrong."""
-    head = ["case", "way", "norms, same precision", "clipped sum", "norms, float32",
-            "bf16 alone moves norms by", "bound"]  # fmt: skip
+    head = ["case", "way", "what is added / bound", "norm of what is added", "norms (median)",
+            "clipped sum", "norms, float32", "bf16 alone moves norms by"]  # fmt: skip
     rows = []
     for (case, way, _), r in found.items():
         if "error" in r:
-            rows.append([title(case), way, r["error"], *["-"] * 4])
+            rows.append([title(case), way, r["error"], *["-"] * 5])
             continue
-        errors = [f"{r[key]:.1e}" for key in ("norms", "sum", "norms_float32", "moved")]
-        rows.append([title(case), way, *errors, r["bound"]])
-    text = "Largest relative errors against autograd, one example at a time (8 examples).\n\n"
+        added, norms, median, *others = (
+            f"{r[key]:.1e}"
+            for key in ("added", "norms", "norms_median", "sum", "norms_float32", "moved")
+        )
+        most = f"{r['of_bound']:.4f}"
+        rows.append([title(case), way, most, added, f"{norms} ({median})", *others])
+    text = (
+        "The most that an example adds; how far its norm was off; then largest relative errors "
+        "against autograd, one loss at a time (8 examples).\n\n"
+    )
     text += markdown(head, rows)
     for r in collinear.values():
         low, high = r["lowest"], r["highest"]
