@@ -69,7 +69,7 @@ def make_step(method: str, case: str) -> Callable[[], object]:
 
 
 def opacus_step(
-    model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, ghost: bool
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, ghost: bool, noise: float = 0.0
 ) -> Callable[[], object]:
     """The same step by Opacus: in-place activations off, as it needs."""
     from opacus import PrivacyEngine
@@ -79,8 +79,8 @@ def opacus_step(
         if hasattr(module, "inplace"):
             module.inplace = False
     loader = DataLoader(TensorDataset(x, y), batch_size=len(x))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    settings = {"noise_multiplier": 0.0, "max_grad_norm": 1.0, "poisson_sampling": False}
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
+    settings = {"noise_multiplier": noise, "max_grad_norm": 1.0, "poisson_sampling": False}
     if ghost:
         made = PrivacyEngine().make_private(
             module=model, optimizer=optimizer, data_loader=loader,

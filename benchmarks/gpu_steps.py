@@ -1,0 +1,193 @@
+"""The steps that `benchmarks/gpu.py` compares: plain, private, and those of other libraries.
+
+A step is forward, backward, clip, noise and SGD; a plain one has no clip and no noise. All make
+their gradient first and end with the same optimizer. Where a way records CUDA graphs, the gradient
+is recorded, of plain and private by the same code, and the rest is not.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from cpu import opacus_step
+from gpu_cases import Case, Losses, Way
+from passes import opacus_step as opacus_views_step
+from torch import Tensor, nn
+
+from sfumato.ghost.clip import Clipped, Ghost
+from sfumato.ghost.factors import Clipping
+from sfumato.privacy.budget import Plan
+from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.noise import privatize
+from sfumato.privacy.sampling import Secret
+from sfumato.train.replay import Replay
+
+Step = Callable[[], object]
+Inputs = tuple[Tensor, Tensor]
+
+
+def private_clip(
+    model: nn.Module, losses: Losses, inputs: Inputs, way: Way, max_norm: float = 1.0
+) -> tuple[Ghost, Callable[..., Clipped]]:
+    """How a private gradient is made: what to call like `Ghost.clip`, eager or compiled."""
+    ghost = Ghost(model, clipping=Clipping(max_norm=max_norm))
+    (x, y), few = inputs, min(3, len(inputs[1]))
+    ghost.clip(losses, (x[: few * (len(x) // len(y))], y[:few]), few)  # it examines the model
+    if not way.compiled:
+        return ghost, ghost.clip
+    torch._dynamo.config.trace_autograd_ops = True  # pyright: ignore
+    return ghost, torch.compile(ghost.clip, fullgraph=True)
+
+
+def new_step(
+    method: str, case: Case, way: Way, device: torch.device, batch: int
+) -> tuple[Step, float]:
+    """A step, ready to be called, and the share of the parameters that it trains."""
+    model, inputs = case.model(device, way), case.inputs(batch, device, way)
+    losses = case.losses(device, low=way.low)
+    if method in PEERS:
+        step = peer_step(method, model, inputs, case.views)
+    elif method == "plain":
+        step = plain_step(model, losses, inputs, way)
+    else:
+        step = private_step(model, losses, inputs, way, secure=method == "private, secure")
+    counts = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    return step, sum(n for n, learns in counts if learns) / sum(n for n, _ in counts)
+
+
+def plain_step(model: nn.Module, losses: Losses, inputs: Inputs, way: Way) -> Step:
+    """Ordinary training: the gradient of the mean loss."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def mean_loss(x: Tensor, y: Tensor) -> Tensor:
+        return losses(model, x, y).mean()
+
+    loss = torch.compile(mean_loss) if way.compiled else mean_loss
+    gradient = recorded(lambda: torch.autograd.grad(loss(*inputs), parameters), inputs, way)
+    return with_optimizer(parameters, gradient)
+
+
+def private_step(
+    model: nn.Module, losses: Losses, inputs: Inputs, way: Way, *, secure: bool
+) -> Step:
+    """Ours: clipped sum, noise and ledger, then the same optimizer."""
+    examples, secret = len(inputs[1]), Secret.draw()
+    noise = "chacha20" if secure else "philox"
+    ledger = Ledger(Header(data="noise", delta=1e-5, noise=noise, secret=secret.commitment))
+    plan = Plan(noise_multiplier=1.0, expected_batch=examples, rate=0.01, steps=10**6)
+    ghost, clip = private_clip(model, losses, inputs, way, plan.max_norm)
+    named, numbers = ghost.parameters, itertools.count()
+    total = recorded(lambda: clip(losses, inputs, examples).total, inputs, way)
+
+    def gradient() -> list[Tensor]:
+        step = next(numbers)
+        noisy = privatize(total(), plan, ledger, secret, step=step, stage="train")
+        return [noisy[name] for name in named]
+
+    return with_optimizer(list(named.values()), gradient)
+
+
+def recorded(work: Callable[[], Any], inputs: Inputs, way: Way) -> Callable[[], Any]:
+    """The work; or its record in a CUDA graph, after a few calls, if the way is such."""
+    if not way.graphs:
+        return work
+    result: list[Any] = [None]
+
+    def keep(_: torch.Generator) -> None:
+        result[0] = work()
+
+    replay = Replay(keep, inputs[0].device)
+
+    def call() -> Any:
+        replay(0)
+        return result[0]
+
+    return call
+
+
+def with_optimizer(
+    parameters: Sequence[nn.Parameter], gradient: Callable[[], Sequence[Tensor]]
+) -> Step:
+    """Make the gradient, and take a step of SGD with it, all parameters in one launch."""
+    # A rate of zero: as much work as any other, and the model stays what it is.
+    optimizer = torch.optim.SGD(parameters, lr=0.0, fused=True)
+
+    def step() -> None:
+        for parameter, found in zip(parameters, gradient(), strict=True):
+            if found.stride() != parameter.stride():
+                found = torch.empty_like(parameter).copy_(found)
+            parameter.grad = found
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def peer_step(method: str, model: nn.Module, inputs: Inputs, views: int) -> Step:
+    """A step of another library; parameters outside its layers are frozen, as it needs."""
+    package, make = PEERS[method]
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(f"{package} is not installed")
+    freeze_loose(model)
+    if views == 1:
+        return make(model, inputs)
+    if method != "Opacus":
+        raise NotImplementedError("knows no views of an image")
+    return opacus_views_step(model, *inputs, views)
+
+
+def freeze_loose(model: nn.Module) -> None:
+    """Freeze parameters that are no layer's own: tokens, positions, LayerScale."""
+    for module in model.modules():
+        if any(module.children()) or "LayerScale" in type(module).__name__:
+            for parameter in module.parameters(recurse=False):
+                parameter.requires_grad_(False)
+
+
+def _fastdp_step(model: nn.Module, inputs: Inputs) -> Step:
+    from fastDP import PrivacyEngine  # pyright: ignore
+
+    x, y = inputs
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
+    engine = PrivacyEngine(
+        model, batch_size=len(y), sample_size=100 * len(y), epochs=1, noise_multiplier=1.0,
+        max_grad_norm=1.0, clipping_mode="MixOpt", clipping_fn="Abadi",
+    )  # fmt: skip
+    engine.attach(optimizer)
+
+    def step() -> None:
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _private_vision_step(model: nn.Module, inputs: Inputs) -> Step:
+    from private_vision import PrivacyEngine  # pyright: ignore
+
+    x, y = inputs
+    optimizer: Any = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
+    engine = PrivacyEngine(
+        model, batch_size=len(y), sample_size=100 * len(y), epochs=1, noise_multiplier=1.0,
+        max_grad_norm=1.0, ghost_clipping=True, mixed=True,
+    )  # fmt: skip
+    engine.attach(optimizer)
+
+    def step() -> None:
+        optimizer.step(loss=nn.functional.cross_entropy(model(x), y, reduction="none"))
+        optimizer.zero_grad()
+
+    return step
+
+
+PEERS: dict[str, tuple[str, Callable[[nn.Module, Inputs], Step]]] = {
+    "Opacus": ("opacus", lambda model, xy: opacus_step(model, *xy, ghost=False, noise=1.0)),
+    "Opacus ghost": ("opacus", lambda model, xy: opacus_step(model, *xy, ghost=True, noise=1.0)),
+    "fastDP": ("fastDP", _fastdp_step),
+    "private_vision": ("private_vision", _private_vision_step),
+}
+"""Other libraries: the package, and how a step is made. They run in float32 with TF32."""
+METHODS = ("plain", "private", "private, secure", *PEERS)

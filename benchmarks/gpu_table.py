@@ -1,0 +1,198 @@
+"""The tables of results/gpu.md, from the lines that `benchmarks/gpu.py` wrote."""
+
+from collections.abc import Sequence
+
+from gpu_cases import CASES, TINY, WAYS
+from gpu_measure import KINDS, Record
+from gpu_steps import PEERS
+
+Key = tuple[str, str, str]
+
+
+def tables(records: Sequence[Record], files: str) -> str:
+    """All tables there is something for. A later line stands for an earlier one."""
+    kinds = {kind: latest(records, kind) for kind in ("time", "largest", "check", "collinear")}
+    parts = ["# A private step on the GPU", f"`python benchmarks/gpu.py --table {files}`"]
+    parts += ["; ".join(where(records)), NOTES]
+    if kinds["time"]:
+        parts += ["## Time and memory", time_table(kinds["time"])]
+        parts += ["## Private bf16 against plain TF32", headline(kinds["time"])]
+        parts += ["## Other libraries, in the run of plain TF32", peer_table(kinds["time"])]
+    if kinds["largest"]:
+        parts += ["## Largest batch", largest_table(kinds["largest"])]
+    if kinds["check"]:
+        parts += ["## Is it right?", check_table(kinds["check"], kinds["collinear"])]
+    profiles = latest(records, "kernels")
+    for case, way in dict.fromkeys((case, way) for case, way, _ in profiles):
+        found = [r for (c, w, _), r in profiles.items() if (c, w) == (case, way)]
+        parts += [f"## Kernels of {title(case)}, {way}", kernel_table("kind of kernel", found)]
+    parts += [problems(records)]
+    return "\n\n".join(part for part in parts if part)
+
+
+NOTES = """A step is forward, backward, clip, noise and SGD. *Plain* and *private* of a cell were
+measured in one process, in turns: medians on the clock of nine turns of three steps; peak of
+allocated memory. BatchNorm is GroupNorm for all. Private trains every parameter; other libraries
+train what they can (their share is given), without tokens, positions and LayerScale."""
+
+
+def latest(records: Sequence[Record], kind: str) -> dict[Key, Record]:
+    """The last line of a kind for each case, way and method."""
+    return {(r["case"], r["way"], r["method"]): r for r in records if r["kind"] == kind}
+
+
+def where(records: Sequence[Record]) -> list[str]:
+    """Machines, versions and commits of the lines."""
+    found = []
+    for word in ("machine", "torch", "timm", "commit"):
+        values = dict.fromkeys(str(r[word]) for r in records if r.get(word))
+        if values:
+            found.append(f"{word} {', '.join(values)}")
+    return found
+
+
+def title(case: str) -> str:
+    """A case in words."""
+    known = {**CASES, **TINY}.get(case)
+    return known.title if known else case
+
+
+def time_table(found: dict[Key, Record]) -> str:
+    """A row a case; for each way plain, and private with its ratios."""
+    ways = [way for way in WAYS if any(key[1] == way for key in found)]
+    methods = ["private"]
+    if any(key[2] == "private, secure" for key in found):
+        methods.append("private, secure")
+    head = ["case (batch)"]
+    for way in ways:
+        head += [f"{way}: plain", *(f"{way}: {method}" for method in methods)]
+    rows = []
+    for case in dict.fromkeys(case for case, *_ in found):
+        batch = next(r["batch"] for (c, *_), r in found.items() if c == case)
+        row = [f"{title(case)} ({batch})"]
+        for way in ways:
+            plain = found.get((case, way, "plain"))
+            row += [absolute(plain)]
+            row += [ratio(found.get((case, way, method)), plain) for method in methods]
+        rows.append(row)
+    return markdown(head, rows)
+
+
+def headline(found: dict[Key, Record]) -> str:
+    """The quickest private step in bf16 beside ordinary float32 training."""
+    rows = []
+    for case in dict.fromkeys(case for case, *_ in found):
+        plain = found.get((case, "tf32", "plain"))
+        private = [
+            record for (c, way, method), record in found.items()
+            if c == case and way.startswith("bf16") and method == "private" and "ms" in record
+        ]  # fmt: skip
+        if plain is not None and "ms" in plain and private:
+            best = min(private, key=lambda record: record["ms"])
+            times = f"{best['ms'] / plain['ms']:.2f}x, {best['mb'] / max(plain['mb'], 1):.2f}x"
+            rows.append([title(case), absolute(plain), f"{absolute(best)} ({best['way']})", times])
+    return markdown(["case", "plain tf32", "quickest private bf16", "time, memory"], rows)
+
+
+def peer_table(found: dict[Key, Record]) -> str:
+    """Ratios of other libraries, and ours, to plain training in float32 with TF32."""
+    peers = [peer for peer in PEERS if any(key[2] == peer for key in found)]
+    if not peers:
+        return "None was there."
+    methods = ["private", *peers]
+    rows = []
+    for case in dict.fromkeys(case for case, way, _ in found if way == "tf32"):
+        plain = found.get((case, "tf32", "plain"))
+        cells = [ratio(found.get((case, "tf32", method)), plain) for method in methods]
+        rows.append([title(case), absolute(plain), *cells])
+    return markdown(["case", "plain", *methods], rows)
+
+
+def largest_table(found: dict[Key, Record]) -> str:
+    """The largest batches, and how many times that of Opacus ours is."""
+    methods = list(dict.fromkeys(method for _, _, method in found))
+    rows = []
+    for case, way in dict.fromkeys((case, way) for case, way, _ in found):
+        records = [found.get((case, way, method)) for method in methods]
+        cells = ["-" if r is None else str(r.get("largest", r.get("error"))) for r in records]
+        ours = found.get((case, way, "private"), {}).get("largest")
+        peers = [r.get("largest", 0) for (c, _, m), r in found.items() if c == case and m in PEERS]
+        times = f"{ours / max(peers):.1f}x" if ours and max(peers, default=0) else "-"
+        rows.append([title(case), way, *cells, times])
+    gib = ", ".join(dict.fromkeys(f"{r['gib']:g}" for r in found.values()))
+    table = markdown(["case", "way", *methods, "ours / best of the others"], rows)
+    return f"Within {gib} GiB, by doubling and then to one part in eight.\n\n{table}"
+
+
+def check_table(found: dict[Key, Record], collinear: dict[Key, Record]) -> str:
+    """Errors of norms and sums, and the case that Grams in bf16 get wrong."""
+    head = ["case", "way", "what is added / bound", "norm of what is added", "norms (median)",
+            "clipped sum", "norms, float32", "bf16 alone moves norms by"]  # fmt: skip
+    rows = []
+    for (case, way, _), r in found.items():
+        if "error" in r:
+            rows.append([title(case), way, r["error"], *["-"] * 5])
+            continue
+        added, norms, median, *others = (
+            f"{r[key]:.1e}"
+            for key in ("added", "norms", "norms_median", "sum", "norms_float32", "moved")
+        )
+        most = f"{r['of_bound']:.4f}"
+        rows.append([title(case), way, most, added, f"{norms} ({median})", *others])
+    text = (
+        "The most that an example adds; how far its norm was off; then largest relative errors "
+        "against autograd, one loss at a time (8 examples).\n\n"
+    )
+    text += markdown(head, rows)
+    for r in collinear.values():
+        low, high = r["lowest"], r["highest"]
+        text += (
+            "\n\nTokens one per cent apart, output gradients of mean zero, bf16: the norms found "
+            f"are {low:.4f} to {high:.4f} times the right ones."
+        )
+    return text
+
+
+def kernel_table(head: str, found: Sequence[Record]) -> str:
+    """Milliseconds by kind of kernel, the methods side by side."""
+    found = [r for r in found if "kinds" in r]
+    kinds = [kind for kind in ("ours", *KINDS, "rest") if any(kind in r["kinds"] for r in found)]
+    rows = [[kind, *(f"{r['kinds'].get(kind, 0):.2f}" for r in found)] for kind in kinds]
+    rows.append(["all", *(f"{sum(r['kinds'].values()):.2f}" for r in found)])
+    rows.append(["launches", *(str(r["launches"]) for r in found)])
+    text = markdown([head, *(f"{r['method']} ms" for r in found)], rows)
+    for r in found:
+        lines = [f"{ms:8.2f} ms {count:5d}x {name}" for name, ms, count in r["top"]]
+        text += f"\n\n```\n{r['method']}\n" + "\n".join(lines) + "\n```"
+    return text
+
+
+def problems(records: Sequence[Record]) -> str:
+    """Processes that did not come back."""
+    lines = [f"- {r['case']}, {r['way']}: {r['error']}" for r in records if r["kind"] == "process"]
+    return "\n".join(lines)
+
+
+def absolute(record: Record | None) -> str:
+    """Milliseconds and megabytes, or what went wrong."""
+    if record is None:
+        return "-"
+    return record.get("error") or f"{record['ms']:.1f} ms / {record['mb']:.0f} MB"
+
+
+def ratio(record: Record | None, plain: Record | None) -> str:
+    """Milliseconds, and time and memory as multiples of plain; ~ if that is from another run."""
+    if record is None or "error" in record:
+        return absolute(record)
+    if plain is None or "error" in plain:
+        return absolute(record)
+    about = "" if record.get("run") == plain.get("run") else "~"
+    memory = f", {record['mb'] / plain['mb']:.2f}x" if plain["mb"] else ""
+    share = "" if record["trained"] == 1 else f", trains {100 * record['trained']:.0f} %"
+    return f"{record['ms']:.1f} ms, {about}{record['ms'] / plain['ms']:.2f}x{memory}{share}"
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])

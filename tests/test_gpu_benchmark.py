@@ -1,0 +1,103 @@
+"""benchmarks/gpu.py on a CPU, with models of toy size: it runs, and its findings become a table."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import gpu_checks
+import gpu_measure
+import gpu_table
+from gpu_cases import TINY, WAYS
+
+from sfumato.ghost.clip import Ghost
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CPU, SCRIPT = torch.device("cpu"), Path(gpu_table.__file__).with_name("gpu.py")
+
+
+def test_a_run_leaves_a_line_for_each_method_and_a_table(tmp_path):
+    out = tmp_path / "gpu.jsonl"
+    words = ["--tiny", "--cases", "tiny-vit", "--ways", "bf16", "--methods", "plain", "private"]
+    command = [sys.executable, str(SCRIPT), *words, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [r["method"] for r in records] == ["plain", "private"]
+    assert all(r["trained"] == 1 and r["ms"] > 0 for r in records)
+    assert len({r["run"] for r in records}) == 1
+    table = gpu_table.tables(records, str(out))
+    wanted = records[1]["ms"] / records[0]["ms"]
+    assert f"{records[1]['ms']:.1f} ms, {wanted:.2f}x" in table
+
+
+def test_the_checks_notice_a_norm_that_is_too_small(monkeypatch):
+    (right,) = gpu_checks.check_case(TINY["tiny-vit"], WAYS["bf16"], CPU)
+    assert right["added"] < 1e-5
+    assert right["of_bound"] <= 1
+    assert right["norms"] < 1e-3
+    found = Ghost._squares
+
+    def too_small(*args):
+        squares, several = found(*args)
+        return 0.98 * squares, several
+
+    monkeypatch.setattr(Ghost, "_squares", too_small)
+    (wrong,) = gpu_checks.check_case(TINY["tiny-vit"], WAYS["bf16"], CPU)
+    assert wrong["added"] > 5e-3
+    assert wrong["of_bound"] > 1.005
+    assert wrong["norms"] > 5e-3
+
+
+def test_collinear_tokens_keep_their_norm():
+    found = gpu_checks.check_collinear(CPU)
+    assert found["lowest"] >= 0.999
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 7, 8, 39, 64, 100, 1000])
+def test_the_largest_batch_is_found_to_one_part_in_eight(room):
+    tried = []
+
+    def fits(size):
+        tried.append(size)
+        return size <= room
+
+    found = gpu_measure.largest(fits, 512)
+    assert min(room, 512) * 7 / 8 - 1 <= found <= min(room, 512)
+    assert len(tried) == len(set(tried)) <= 14
+
+
+def test_a_method_that_fails_does_not_stop_the_others(monkeypatch):
+    def new_step(method, *_):
+        if method == "private":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 196.00 GiB.")
+        return (lambda: None), 1.0
+
+    monkeypatch.setattr(gpu_measure, "new_step", new_step)
+    plain, private = gpu_measure.measure_times(
+        TINY["tiny-vit"], WAYS["tf32"], ["plain", "private"], CPU, 60
+    )
+    assert plain["ms"] >= 0
+    assert private["error"] == "out of memory (196.00 GiB asked)"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("_tile", "ours"),
+        ("triton_red_fused_native_layer_norm_12", "fused by the compiler"),
+        ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "convolution"),
+        ("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "product"),
+        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel", "normalisation"),
+        ("at::native::distribution_elementwise_grid_stride_kernel<float, normal>", "noise"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", "attention"),
+        ("at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda>", "copy"),
+        ("Memcpy DtoD (Device -> Device)", "copy"),
+    ],
+)
+def test_kernels_are_known_by_their_names(kernel, kind):
+    assert gpu_measure.kind_of(kernel) == kind
