@@ -49,6 +49,8 @@ def _moments(
         middle += tl.where(inside, step * (1.0 / tl.maximum(count, 1.0))[:, None], 0.0)
         around += tl.where(inside, step * (value - middle), 0.0)
     whole = tl.sum(middle * count[:, None], axis=0) / (last - first)
+    # Once more around the first mean, which has lost bits if it is large.
+    whole += tl.sum((middle - whole[None, :]) * count[:, None], axis=0) / (last - first)
     apart = middle - whole[None, :]
     around += count[:, None] * apart * apart
     at = (row * tl.num_programs(1) + tl.program_id(1)) * channels + c
@@ -84,6 +86,8 @@ def _of_groups(
         before = after
     count = before[:, None, None]
     whole = tl.sum(tl.sum(middle * count, axis=0), axis=1) / numbers
+    apart = tl.where(known[None, :, :], middle - whole[None, :, None], 0.0)
+    whole += tl.sum(tl.sum(apart * count, axis=0), axis=1) / numbers
     apart = tl.where(known[None, :, :], middle - whole[None, :, None], 0.0)
     around += count * apart * apart
     variance = tl.sum(tl.sum(around, axis=0), axis=1) / numbers

@@ -31,6 +31,8 @@ def _forward(
     at = row[:, None] * width + w[None, :]
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     middle = tl.sum(value, axis=1) / width
+    # Once more around the first mean, which has lost bits if it is large.
+    middle += tl.sum(tl.where(inside, value - middle[:, None], 0.0), axis=1) / width
     value = tl.where(inside, value - middle[:, None], 0.0)
     inverse = 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=1) / width + eps)
     tl.store(mean + row, middle, mask=row < rows)
