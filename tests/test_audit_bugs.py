@@ -65,8 +65,10 @@ def test_a_sound_run_passes(tmp_path):
 
 
 def test_noise_of_half_the_size_is_caught(tmp_path, monkeypatch):
-    whole = noise.add_noise
-    monkeypatch.setattr(noise, "add_noise", lambda total, size, key: whole(total, size / 2, key))
+    whole = noise.noisy_mean
+    monkeypatch.setattr(
+        noise, "noisy_mean", lambda total, size, *rest: whole(total, size / 2, *rest)
+    )
     assert "noise size" in caught(tmp_path / "run")
     bound, epsilon = proved(tmp_path / "run")
     assert bound > 2 * epsilon
@@ -129,7 +131,7 @@ def noise_in_parts(monkeypatch, size):
         return replace(found, total=drawn)
 
     monkeypatch.setattr(Ghost, "clip", noisy)
-    monkeypatch.setattr(noise, "add_noise", lambda total, *_: total)
+    monkeypatch.setattr(noise, "noisy_mean", lambda total, _, divisor, key: total / divisor)
 
 
 def test_noise_for_each_micro_batch_is_caught(tmp_path, monkeypatch, not_admitted):
@@ -222,8 +224,8 @@ def test_statistics_that_hide_from_admission_are_caught(tmp_path):
 
 
 def test_noise_that_is_the_same_in_every_step_is_caught(tmp_path, monkeypatch):
-    fresh = noise.add_noise
-    monkeypatch.setattr(noise, "add_noise", lambda total, size, _: fresh(total, size, bytes(16)))
+    fresh = noise.noisy_mean
+    monkeypatch.setattr(noise, "noisy_mean", lambda *given: fresh(*given[:3], bytes(16)))
     assert "fresh noise" in caught(tmp_path / "run")
 
 

@@ -34,6 +34,7 @@ from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.nn.average import new_average
 from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
+from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Secret, poisson_batches
@@ -116,7 +117,7 @@ class PrivacyEngine:
         self.recorder = Recorder(self.ghost)
         self.accounting_mode = accounting_mode
         self.taken = 0
-        self._total: dict[str, Tensor] = {}
+        self._total = Sums.zeros(self.ghost.parameters)
         self._stats: dict[str, float] = {}
         self._drawn: tuple[int, bool] | None = None
         self._uses_loader = False
@@ -162,7 +163,8 @@ class PrivacyEngine:
             )
         self._uses_loader = True
         # A batch that an abandoned loader left in part is drawn again: its pieces count once.
-        self._total, self._drawn = {}, None
+        self._total.zero()
+        self._drawn = None
         size = len(dataset)  # pyright: ignore
         batches = poisson_batches(
             self.plan, size, self.secret, self.ledger, stage="train", start=self.taken,
@@ -229,7 +231,7 @@ class PrivacyEngine:
         self.ledger = Ledger.from_records(state["ledger"])
         self.secret = Secret(bytes.fromhex(state["secret"]), state["fixed"])
         self.taken, self._uses_loader = state["taken"], state["uses_loader"]
-        self._total, self._gathered = {}, 0
+        self._forget()
         if self.average is not None:
             self.average.load_state_dict(state["average"])
 
@@ -247,8 +249,7 @@ class PrivacyEngine:
         clipped = self.recorder.clip(tape, loss)
         if not self._uses_loader:
             self._gather(tape.examples)
-        for name, part in clipped.total.items():
-            self._total[name] = self._total[name] + part if name in self._total else part
+        self._total.add(clipped.total)
         self._stats = clip_statistics(clipped)
         if not self._uses_loader:
             return True
@@ -267,9 +268,12 @@ class PrivacyEngine:
                 "for. Call step(loss=...) sooner, or plan with the batch size that is used."
             )
 
+    def _forget(self) -> None:
+        """Begin a logical batch."""
+        self._total.zero()
+        self._gathered = 0
+
     def _take_step(self) -> None:
-        named = self.ghost.parameters
-        zeros = {n: torch.zeros_like(p) for n, p in named.items()}
         plan, family = self.plan, ""
         if not self._uses_loader:
             # Shuffled: within an epoch each example is in one batch, and nothing is amplified.
@@ -280,11 +284,12 @@ class PrivacyEngine:
             if self.taken == 0:
                 warn_of_shuffling(self.plan, self._epoch_steps, self.ledger.header.delta)
         noisy = privatize(
-            {**zeros, **self._total}, plan, self.ledger, self.secret,
+            self._total, plan, self.ledger, self.secret,
             step=self.taken, stage="train", family=family,
         )  # fmt: skip
-        self._total, self._gathered = {}, 0
+        self._forget()
         self.taken += 1
+        named = self.ghost.parameters
         for name, parameter in named.items():
             parameter.grad = noisy[name]
         self._optimizer_step()

@@ -64,6 +64,7 @@ class Ledger:
         self.header = header
         self._write = write
         self._events: dict[tuple[str, str, int, str], Event] = {}
+        self._tags: dict[tuple[str, str, int], set[str]] = {}
         self._charged: set[tuple[str, int]] = set()
         self._seeded_parents: list[str] = []
         self._record({"header": asdict(header)})
@@ -94,8 +95,7 @@ class Ledger:
 
     def tags(self, stage: str, step: int) -> set[str]:
         """Tags of what this ledger has paid for under that step; none if it was not taken yet."""
-        own = self.header.id
-        return {e.tag for e in self.events if (e.ledger, e.stage, e.step) == (own, stage, step)}
+        return set(self._tags.get((self.header.id, stage, step), ()))
 
     def inherit(self, parent: "Ledger") -> None:
         """Take over the lines of what this run's material was made from.
@@ -178,6 +178,7 @@ class Ledger:
         if known is None:
             self._record({"event": asdict(event)})
             self._events[event.name] = event
+            self._tags.setdefault((event.ledger, event.stage, event.step), set()).add(event.tag)
         elif known != event:
             raise PrivacyError(
                 f'step {event.step} of stage "{event.stage}" was charged as {known.describe()}, '

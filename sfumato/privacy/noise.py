@@ -2,6 +2,9 @@
 
 Bookkeeping, noise and division are one call, so that none of them can be forgotten, done twice or
 done with a different number than the ledger records. The divisor is the public expected batch.
+
+All is done to one flat vector of the sums, in the order of their mapping, where it lies: a model of
+hundreds of parameters takes a few passes over memory, and one wait for the GPU.
 """
 
 import hashlib
@@ -11,15 +14,18 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan
+from sfumato.privacy.flat import Sums, views
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.sampling import Secret
-from sfumato.privacy.secure import add_secure_noise
+from sfumato.privacy.secure import secure_mean
 
 
+@torch.no_grad()
 def privatize(
     total: Mapping[str, Tensor],
     plan: Plan,
@@ -40,65 +46,88 @@ def privatize(
     Gaussian mechanism that the ledger now records. An empty batch is an all-zero `total`: it is
     noised and charged like any other.
 
-    The noise is a function of the secret, the ledger, stage, step, tensor name and the sum itself.
-    So a step repeated after a crash releases the same values and is not charged again, and no noise
-    ever hides two different sums. (Where arithmetic does not repeat to the last bit, as in some GPU
-    kernels, a repeated step is another release, and pays.) With a fixed seed, which is never for
-    release, the noise depends on stage, step and name alone.
+    The noise is a function of the secret, the ledger, stage, step and the sums themselves, with
+    their names and their order. So a step repeated after a crash releases the same values and is
+    not charged again, and no noise ever hides two different sums. (Where arithmetic does not repeat
+    to the last bit, as in some GPU kernels, a repeated step is another release, and pays.) With a
+    fixed seed, which is never for release, the noise depends on stage, step and place alone.
+
+    `Sums` are taken as they lie; tensors that lie apart are copied into a flat vector first. The
+    result is views of another one.
     """
     _check(total, plan, ledger, secret)
-    tag = fingerprint(total, secret, (ledger.header.id, stage, step))
+    sums = Sums.of(total)
+    # Looked at only below: reading the tag waits for the device, and that is the one wait.
+    extremes = [torch.stack(torch.aminmax(flat)) for flat in sums.flats if flat.numel()]
+    tag = fingerprint(sums, secret, (ledger.header.id, stage, step))
+    if not all(bool(torch.isfinite(pair).all()) for pair in extremes):
+        _refuse(sums)
     event = plan.event(stage, step, data=ledger.header.data)
     ledger.charge(replace(event, tag=tag, family=family))
-    plan = plan.at(step)
     # With a fixed seed the noise must repeat, in another run and with other rounding of the sum.
     book = () if secret.fixed else (ledger.header.id, tag)
-    secure = ledger.header.noise == "chacha20"
-    dimension = sum(tensor.numel() for tensor in total.values())
-    released = {}
-    for name, tensor in total.items():
-        purpose = ("noise", stage, step, name, *book)
-        noisy = tensor.detach()
-        if plan.noise_multiplier > 0 and secure:
-            noisy = add_secure_noise(noisy, plan, secret.derive(purpose, 32), dimension)
-        elif plan.noise_multiplier > 0:
-            noisy = add_noise(noisy, plan.noise_deviation, secret.derive(purpose, 16))
-        released[name] = noisy / plan.expected_batch
-    return released
+    dimension = sum(flat.numel() for flat in sums.flats)
+    released = []
+    for number, flat in enumerate(sums.flats):
+        key = secret.derive(("noise", stage, step, number, *book), 32)
+        released.append(_noisy_mean(flat, plan.at(step), ledger.header.noise, key, dimension))
+    return views(sums.places, released)
 
 
-def add_noise(total: Tensor, deviation: float, key: bytes) -> Tensor:
-    """Noise from a Philox generator under `key`, 128 bits: fast, and fit for research.
+def _noisy_mean(
+    flat: Float[Tensor, " numbers"], plan: Plan, source: str, key: bytes, dimension: int
+) -> Float[Tensor, " numbers"]:
+    if plan.noise_multiplier == 0:
+        return flat / plan.expected_batch
+    if source == "chacha20":
+        return secure_mean(flat, plan, key, dimension)
+    return noisy_mean(flat, plan.noise_deviation, plan.expected_batch, key[:16])
+
+
+def noisy_mean(
+    total: Float[Tensor, " numbers"], deviation: float, divisor: float, key: bytes
+) -> Float[Tensor, " numbers"]:
+    """The sum with noise from a Philox generator under `key`, 128 bits, divided: fit for research.
 
     On a GPU torch's own Philox is used, which takes 64 bits of the key. Neither is a cryptographic
-    generator; `add_secure_noise` has one.
+    generator; `secure_mean` has one.
     """
+    noise = torch.empty_like(total)
     if total.device.type == "cpu":
         # Not torch's CPU generator: it takes 32 bits of its seed, which can be searched.
-        words = np.frombuffer(key, dtype=np.uint64)
-        drawn = np.random.Generator(np.random.Philox(key=words)).standard_normal(
-            tuple(total.shape), dtype=np.float64 if total.dtype == torch.float64 else np.float32
-        )
-        return total + deviation * torch.from_numpy(np.asarray(drawn)).to(total.dtype)
-    (seed,) = struct.unpack("<q", key[:8])
-    generator = torch.Generator(total.device).manual_seed(seed)
-    noise = torch.empty(total.shape, device=total.device, dtype=total.dtype)
-    return total + noise.normal_(0.0, deviation, generator=generator)
+        philox = np.random.Philox(key=np.frombuffer(key, dtype=np.uint64))
+        drawn = noise.numpy()
+        np.random.Generator(philox).standard_normal(dtype=drawn.dtype, out=drawn)
+        noise *= deviation / divisor
+    else:
+        (seed,) = struct.unpack("<q", key[:8])
+        generator = torch.Generator(total.device).manual_seed(seed)
+        noise.normal_(0.0, deviation / divisor, generator=generator)
+    return noise.add_(total, alpha=1 / divisor)
 
 
 def fingerprint(total: Mapping[str, Tensor], secret: Secret, place: Sequence[str | int]) -> str:
     """A short tag of the sums, under the secret and for this place alone.
 
     It tells a repeated release from another one. In another place the same sums have another tag,
-    so that a ledger, which is public, does not show which sums were equal.
+    so that a ledger, which is public, does not show which sums were equal. Two different sums have
+    the same tag with a chance of about 2^-96. On a GPU the bits are hashed where they lie.
     """
-    digest = hashlib.blake2b(key=secret.derive(("tag", *place), 32), digest_size=12)
-    for name, tensor in sorted(total.items()):
-        # Noise of a GPU is other noise, so what is released there is another release.
-        where = tensor.device.type
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {where};".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    sums = Sums.of(total)
+    tag = hashlib.blake2b(key=secret.derive(("tag", *place), 32), digest_size=12)
+    tag.update(sums.description)
+    for number, flat in enumerate(sums.flats):
+        tag.update(_content(flat, secret, ("digest", number, *place)))
+    return tag.hexdigest()
+
+
+def _content(flat: Tensor, secret: Secret, place: Sequence[str | int]) -> bytes | memoryview:
+    """The bits of a flat vector; from a GPU, a keyed digest of them."""
+    if not flat.is_cuda:
+        return memoryview(flat.cpu().numpy())  # pyright: ignore
+    from sfumato.privacy.kernels.digest import digest
+
+    return digest(flat, lambda level, count: secret.derive((*place, level), count))
 
 
 def _check(total: Mapping[str, Tensor], plan: Plan, ledger: Ledger, secret: Secret) -> None:
@@ -125,8 +154,14 @@ def _check(total: Mapping[str, Tensor], plan: Plan, ledger: Ledger, secret: Secr
                 f'"{name}" holds {tensor.dtype}: a sum in less than float32 can jump by more than '
                 "the norm bound when one example joins. Add up in float32."
             )
+
+
+def _refuse(sums: Sums) -> None:
+    """Name the tensor that is not finite."""
+    for name, tensor in sums.items():
         if not bool(torch.isfinite(tensor).all()):
             raise PrivacyError(
                 f'"{name}" is not finite, so no noise can hide it. Clip first: a clipped sum is '
                 "finite whatever the examples were."
             )
+    raise AssertionError("the extremes of finite sums are finite")

@@ -10,15 +10,22 @@ rounding of the sum plus Gaussian noise, hence post-processing of what the ledge
 the sum moves it by at most half a step in each of d coordinates, so two neighbours may differ by
 max_norm + step * sqrt(d) instead of max_norm: the noise grows by that factor.
 
-How exact it is: the normal deviates are float64, off by up to 3e-15 deviations, which moves the
-edge of a grid cell by 2^-28 of its width; tails are true beyond 12 deviations. That is no exact
-discrete Gaussian (Canonne et al. 2020). The sum itself was added up in floating point, with a
-relative error of about 1e-7 a term, and timing is not constant.
+How exact it is: the normal deviates are float64, in pairs, off by up to 5e-16 of the pair's length:
+3e-15 deviations far out, which moves the edge of a grid cell by 2^-27 of its width. The length has
+76 bits, so that out to 9 deviations (beyond lies a chance of 2e-19) cells have their probability to
+one per cent or far better; the largest deviate is 10.3. That is no exact discrete Gaussian (Canonne
+et al. 2020). The sum itself was added up in floating point, with a relative error of about 1e-7 a
+term, and timing is not constant.
+
+On a GPU one kernel does all of it (`kernels.release`), from the same words of the stream and with
+deviates in float64 too; so all of this is true there. Deviates of CPU and GPU differ by rounding,
+which leads to another grid step about once in 10^9 numbers.
 """
 
 import math
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from sfumato.errors import ConfigError
@@ -28,18 +35,36 @@ GRID_BITS = 20
 """A grid step is about 2^-20 deviations. Finer steps round less, but then float64 places their
 edges less exactly; coarser ones ask for more noise (here 0.3 % more at 10^7 coordinates)."""
 
+PIECE = 2**17
+"""So many blocks of the stream are made at a time: some 8 MB, which a processor's cache holds."""
 
-def add_secure_noise(total: Tensor, plan: Plan, key: bytes, dimension: int) -> Tensor:
-    """Round the sum to a grid and add rounded Gaussian noise from a ChaCha20 stream under `key`.
+
+def secure_mean(
+    total: Float[Tensor, " numbers"], plan: Plan, key: bytes, dimension: int
+) -> Float[Tensor, " numbers"]:
+    """Round the sum to a grid, add rounded Gaussian noise from a ChaCha20 stream, and divide.
 
     Guarantee: up to the exactness stated above, the result is post-processing of the Gaussian
     mechanism with noise multiplier `plan.noise_multiplier`, for a sum of `dimension` coordinates in
-    all its tensors. Every value is a whole number of grid steps. Noise is made on the CPU.
+    all its parts. Times `plan.expected_batch`, every value is a whole number of grid steps.
     """
     grid, deviation = grid_noise(plan, dimension)
-    whole = (total.to("cpu", torch.float64) / grid).round()
-    whole += gaussian_words(key, total.numel(), deviation / grid).round().view(total.shape)
-    return (whole * grid).to(total.device, total.dtype)
+    numbers = (1 / grid, deviation / grid, grid / plan.expected_batch)
+    if total.is_cuda:
+        return _on_gpu(total, key, numbers)
+    per_grid, deviation, worth = numbers
+    whole = normal_deviates(key, total.numel()).mul_(deviation).round_()
+    whole += total.to("cpu", torch.float64).mul(per_grid).round_()
+    return whole.mul_(worth).to(total.device, total.dtype)
+
+
+def _on_gpu(total: Tensor, key: bytes, numbers: tuple[float, ...]) -> Tensor:
+    from sfumato.privacy.kernels import to_device
+    from sfumato.privacy.kernels.release import release_flat
+
+    words = torch.frombuffer(bytearray(key), dtype=torch.int32)
+    settings = torch.tensor(numbers, dtype=torch.float64)
+    return release_flat(total, to_device(words, total.device), to_device(settings, total.device))
 
 
 def grid_noise(plan: Plan, dimension: int) -> tuple[float, float]:
@@ -52,31 +77,41 @@ def grid_noise(plan: Plan, dimension: int) -> tuple[float, float]:
     return grid, plan.noise_multiplier * (plan.max_norm + grid * math.sqrt(dimension))
 
 
-def gaussian_words(key: bytes, count: int, deviation: float) -> Tensor:
-    """`count` normal deviates in float64, one from each 128 bits of the stream under `key`.
+def normal_deviates(key: bytes, count: int) -> Float[Tensor, " numbers"]:
+    """`count` normal deviates in float64, from the stream under `key`, 64 bits each.
 
-    The first bit is the sign; the others are a uniform number, mapped through the inverse normal
-    distribution. Half of the bits only matter where the number is small: there they keep it as
-    exact as float64 can be, so that the tails have no gaps.
+    A block of the stream makes eight. Number i of them comes from block i modulo the number of
+    blocks: on a GPU, neighbouring lanes make neighbouring blocks, and so write neighbours.
     """
-    if count == 0:
-        return torch.empty(0, dtype=torch.float64)
-    words = torch.frombuffer(chacha20(key, 16 * count), dtype=torch.int64).view(count, 2)
-    coarse, fine = words.unbind(dim=1)
-    uniform = (coarse & (2**63 - 1)).double() + _unit_interval(fine)
-    normal = torch.special.ndtri(uniform * 2.0**-64)
-    return torch.where(coarse < 0, -normal, normal) * deviation
+    blocks = -(-count // 8)
+    drawn = torch.empty(8, blocks, dtype=torch.float64)
+    for first in range(0, blocks, PIECE):
+        size = min(PIECE, blocks - first)
+        stream = chacha20(key, 64 * size, first.to_bytes(16, "little"))
+        words = torch.frombuffer(stream, dtype=torch.int64).view(-1, 2)
+        drawn[:, first : first + size] = normal_pairs(words).view(size, 8).T
+    return drawn.view(-1)[:count]
 
 
-def _unit_interval(words: Tensor) -> Tensor:
-    """64 bits as a number above 0 and at most 1."""
-    return ((words >> 11) & (2**53 - 1)).double() * 2.0**-53 + 2.0**-54
+def normal_pairs(words: Int[Tensor, "pairs 2"]) -> Float[Tensor, "pairs 2"]:
+    """Two independent normal deviates from each 128 bits (Box and Muller 1958).
+
+    The radius is that of a uniform number of 76 bits: the first bit says whether it is x or 1 - x,
+    so that near 0 and near 1 it is as exact as float64 can be. The angle has the other 52 bits.
+    """
+    coarse, other = words.unbind(dim=1)
+    fine = ((other & 0xFFF).double() + 0.5) * 2.0**-12
+    x = ((coarse & (2**63 - 1)).double() + fine) * 2.0**-64
+    log = torch.where(coarse < 0, torch.log1p(-x), torch.log(x))
+    angle = ((other >> 12).double() + 0.5) * (math.pi * 2.0**-51)
+    radius = (-2 * log).sqrt()
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
 
 
 def chacha20(key: bytes, num_bytes: int, nonce: bytes = bytes(16)) -> bytearray:
-    """The ChaCha20 key stream (RFC 8439): the first four bytes of the nonce are the counter.
+    """The ChaCha20 key stream (RFC 8439); the nonce begins with the number of the first block.
 
-    Every tensor of every step has a key of its own, so the nonce may stay zero.
+    Every step has a key of its own, so the rest of the nonce may stay zero.
     """
     try:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms

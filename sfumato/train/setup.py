@@ -63,11 +63,14 @@ def choose_parameters(model: nn.Module, which: str, freeze: Sequence[str] = ()) 
 def make_optimizer(
     model: nn.Module, kind: str, *, lr: float, momentum: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """An optimizer of the parameters that learn."""
+    """An optimizer of the parameters that learn; on a GPU it moves all of them in one kernel."""
+    learning = [p for p in model.parameters() if p.requires_grad]
     options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
     if kind == "sgd":
         options["momentum"] = momentum
-    return OPTIMIZERS[kind]([p for p in model.parameters() if p.requires_grad], **options)
+    if all(p.is_cuda for p in learning):
+        options["fused"] = True
+    return OPTIMIZERS[kind](learning, **options)
 
 
 def make_schedule(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sfumato.ghost.admit import check_contributions
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.privacy.budget import Plan
+from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import fingerprint, privatize
 from sfumato.privacy.sampling import Batch, Secret
@@ -51,9 +52,10 @@ def private_step(
     # places move when somebody joins, which is covered only while nobody knows what is drawn.
     reading = replace(reading, seed=secret.seed(("views", *book, "train")))
 
+    total = Sums.zeros(ghost.parameters)
+
     def step(batch: Batch) -> dict[str, float]:
-        named = ghost.parameters
-        total = {n: torch.zeros_like(p, dtype=torch.float32) for n, p in named.items()}
+        total.zero()
         numbers = torch.zeros(3, device=reading.device)
         max_norm = plan.at(batch.step).max_norm
         if ghost.clipping.max_norm != max_norm:
@@ -65,21 +67,24 @@ def private_step(
             found = clip(reading.losses, inputs, len(mask), mask)
             if check_every and batch.step % check_every == 0 and place < world.size:
                 check_contributions(ghost, reading.losses, inputs, len(mask))
-            for name, part in found.total.items():
-                total[name] += part
+            total.add(found.total)
             clipped = (found.factors[0] < 1)[mask].sum()
             numbers += torch.stack([found.losses[mask].sum(), clipped, mask.sum()])
+            del found  # as large as the sums, and memory is short where noise is added
         world.add_up({**total, "": numbers})
+        # Read here: later it would be a wait for the noise, before the optimizer may begin.
+        averages = _averages(*numbers.tolist())
         if world.agree(world.leads and is_lost(total, ledger, secret, batch.step)):
-            for parameter in named.values():
+            for parameter in ghost.parameters.values():
                 parameter.grad = None
-            return _averages(*numbers.tolist())
-        if world.leads:
-            total = privatize(total, plan, ledger, secret, step=batch.step, stage="train")
-        world.hand_round(total)
-        for name, parameter in named.items():
-            parameter.grad = total[name]
-        return _averages(*numbers.tolist())
+            return averages
+        noisy = Sums.zeros(ghost.parameters) if not world.leads else privatize(
+            total, plan, ledger, secret, step=batch.step, stage="train"
+        )  # fmt: skip
+        world.hand_round(noisy)
+        for name, parameter in ghost.parameters.items():
+            parameter.grad = noisy[name]
+        return averages
 
     return step
 

@@ -6,7 +6,7 @@ from scipy import stats
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.noise import add_noise, fingerprint, privatize
+from sfumato.privacy.noise import fingerprint, noisy_mean, privatize
 from sfumato.privacy.sampling import Secret
 
 PLAN = Plan(noise_multiplier=1.5, max_norm=4.0, expected_batch=20, rate=0.1, steps=50)
@@ -136,21 +136,21 @@ def test_noise_that_would_vanish_is_refused():
 
 def test_noise_on_the_cpu_has_more_than_32_bits_of_seed():
     # torch's own CPU generator takes the low 32 bits only: 9 minutes of search on 2 cores.
-    low = add_noise(torch.zeros(64), 1.0, bytes(16))
+    low = noisy_mean(torch.zeros(64), 1.0, 1.0, bytes(16))
     for byte in range(16):
         key = bytearray(16)
         key[byte] = 1
-        assert not torch.equal(add_noise(torch.zeros(64), 1.0, bytes(key)), low)
+        assert not torch.equal(noisy_mean(torch.zeros(64), 1.0, 1.0, bytes(key)), low)
 
 
 def test_the_ledger_is_charged_before_the_noise_is_made(monkeypatch):
     book = ledger()
 
-    def spy(total, deviation, key):
+    def spy(total, deviation, divisor, key):
         assert len(book.events) == 1
-        return total
+        return total / divisor
 
-    monkeypatch.setattr("sfumato.privacy.noise.add_noise", spy)
+    monkeypatch.setattr("sfumato.privacy.noise.noisy_mean", spy)
     release(torch.zeros(3), book=book)
 
 

@@ -1,16 +1,17 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 from scipy import stats
 
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.secure import (
-    _unit_interval,
-    add_secure_noise,
     chacha20,
-    gaussian_words,
     grid_noise,
+    normal_deviates,
+    normal_pairs,
+    secure_mean,
 )
 
 PLAN = Plan(noise_multiplier=0.8, max_norm=3.0, expected_batch=1)
@@ -18,7 +19,7 @@ GRID, _ = grid_noise(PLAN, 1)
 
 
 def noisy(total, plan=PLAN):
-    return add_secure_noise(total, plan, bytes(32), total.numel())
+    return secure_mean(total, plan, bytes(32), total.numel())
 
 
 def test_the_stream_is_chacha20_as_the_standard_prints_it():
@@ -31,8 +32,8 @@ def test_the_stream_is_chacha20_as_the_standard_prints_it():
     assert bytes(chacha20(bytes(range(32)), 64, nonce)) == expected
 
 
-def test_the_words_are_normal_far_into_the_tails():
-    drawn = gaussian_words(bytes(32), 400_000, 1.0).numpy()
+def test_deviates_are_normal_far_into_the_tails():
+    drawn = normal_deviates(bytes(32), 400_000).numpy()
     assert stats.kstest(drawn, "norm").pvalue > 1e-3
     assert stats.kstest(drawn, "norm", (0, 1.01)).pvalue < 1e-3
     for limit in (2, 3, 4):
@@ -41,6 +42,12 @@ def test_the_words_are_normal_far_into_the_tails():
             stats.binomtest(int((np.abs(drawn) > limit).sum()), len(drawn), expected).pvalue > 1e-3
         )
     assert np.abs(drawn).max() < 7
+
+
+def test_deviates_of_a_block_are_independent_and_so_are_their_squares():
+    rows = normal_deviates(bytes(32), 8 * 40_000).view(8, -1).numpy()
+    for values in (rows, rows**2, np.abs(rows)):
+        assert np.abs(np.corrcoef(values) - np.eye(8)).max() < 5 / 200
 
 
 def test_no_word_repeats():
@@ -55,14 +62,32 @@ def test_every_output_lies_on_a_grid_that_does_not_depend_on_the_sum():
         assert torch.equal(steps, steps.round())
 
 
-def test_the_far_tails_have_no_gaps():
-    # Uniform numbers near 0 must keep their digits: at 8 deviations neighbouring values are close.
-    for coarse in (1, 5, 1000):
-        words = torch.tensor([[coarse, i << 40] for i in range(1000)], dtype=torch.int64)
-        uniform = words[:, 0].double() + _unit_interval(words[:, 1])
-        values = torch.special.ndtri(uniform * 2.0**-64)
-        assert values.max() < -7.9
-        assert float(values.diff().abs().max()) < 0.1 * GRID / PLAN.noise_deviation
+@pytest.mark.parametrize("zeros", [30, 50, 60])
+def test_far_tails_are_those_of_the_normal_distribution(zeros):
+    # Words that begin with so many zeros: half the squared length exceeds log(2) for each by an
+    # exponential number, and the angle is uniform.
+    drawn = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, size=(20_000, 2))
+    drawn[:, 0] = (drawn[:, 0] & (2**63 - 1)) >> (zeros - 1)
+    pairs = normal_pairs(torch.from_numpy(drawn)).numpy()
+    beyond = (pairs**2).sum(axis=1) / 2 - zeros * math.log(2)
+    assert stats.kstest(beyond, "expon").pvalue > 1e-3
+    angle = np.arctan2(pairs[:, 1], pairs[:, 0])
+    assert stats.kstest(angle, "uniform", (-math.pi, 2 * math.pi)).pvalue > 1e-3
+    assert len(np.unique(pairs)) == pairs.size
+
+
+def test_small_deviates_keep_their_digits():
+    # Near 1 a uniform number has steps of 2^-53, and lengths from it would have gaps of 2^-30 here.
+    words = torch.tensor([[-(2**63) + (1 << 10), i << 12] for i in range(100)])
+    lengths = normal_pairs(words).norm(dim=1)
+    expected = math.sqrt(2 * (2**10 + 0.5 * 2**-12) * 2.0**-64)
+    torch.testing.assert_close(lengths, torch.full_like(lengths, expected), rtol=1e-14, atol=0)
+
+
+def test_a_long_stream_is_the_same_in_pieces(monkeypatch):
+    whole = normal_deviates(bytes(32), 1001)
+    monkeypatch.setattr("sfumato.privacy.secure.PIECE", 7)
+    assert torch.equal(normal_deviates(bytes(32), 1001), whole)
 
 
 def test_rounding_to_the_grid_is_paid_for():

@@ -1,0 +1,117 @@
+"""Sums by name that lie behind one another in one flat vector.
+
+A large model has hundreds of parameters. What is done to each of them alone costs more time in
+Python than on a GPU; done to the flat vector, noise, checks, tags and division are one operation
+each, however many parameters there are.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies: in which flat vector, from where on, and how."""
+
+    flat: int
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def view(self, flats: Sequence[Tensor]) -> Tensor:
+        """The tensor in these flat vectors."""
+        flat = flats[self.flat]
+        return flat.as_strided(self.shape, self.strides, flat.storage_offset() + self.start)
+
+
+class Sums(Mapping[str, Tensor]):
+    """Tensors by name, each a view of a flat vector, in the order they were named.
+
+    There is one flat vector, or one for each type and device where these differ. A tensor keeps the
+    strides of the one it was made like, so that it may be the gradient of a parameter in
+    channels_last; only tensors with gaps are laid out densely.
+    """
+
+    def __init__(self, places: Mapping[str, Place], flats: Sequence[Tensor]) -> None:
+        self.places, self.flats = places, tuple(flats)
+        self._views = views(places, flats)
+
+    @classmethod
+    def zeros(cls, like: Mapping[str, Tensor]) -> "Sums":
+        """Zeros for sums of such tensors: in float32, or float64 for those who compute in it."""
+        wide = {n: torch.float64 if t.dtype == torch.float64 else torch.float32
+                for n, t in like.items()}  # fmt: skip
+        places, kinds = _places(like, wide)
+        return cls(places, [torch.zeros(size, dtype=d, device=v) for (d, v), size in kinds.items()])
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "Sums":
+        """The same sums laid out flat: a copy, unless they lie so already."""
+        if isinstance(tensors, Sums):
+            return tensors
+        places, kinds = _places(tensors, {n: t.dtype for n, t in tensors.items()})
+        found = cls(
+            places, [torch.empty(size, dtype=d, device=v) for (d, v), size in kinds.items()]
+        )
+        if tensors:
+            torch._foreach_copy_(list(found.values()), [t.detach() for t in tensors.values()])  # pyright: ignore
+        return found
+
+    def add(self, parts: Mapping[str, Tensor]) -> None:
+        """Add parts to the sums of the same names, in one operation for all that lie alike."""
+        alike = [n for n, part in parts.items() if _lies_like(part, self[n])]
+        if alike:
+            torch._foreach_add_([self[n] for n in alike], [parts[n] for n in alike])  # pyright: ignore
+        for name in parts.keys() - set(alike):
+            self[name].add_(parts[name])
+
+    def zero(self) -> None:
+        """Begin again."""
+        for flat in self.flats:
+            flat.zero_()
+
+    @cached_property
+    def description(self) -> bytes:
+        """Names, types, shapes and where they lie: all but the content.
+
+        Noise of a GPU is other noise than a CPU's, so the kind of device belongs to it too.
+        """
+        kinds = [(str(flat.dtype), flat.device.type) for flat in self.flats]
+        return json.dumps([kinds, [(n, astuple(p)) for n, p in self.places.items()]]).encode()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+
+def views(places: Mapping[str, Place], flats: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The tensors by name in these flat vectors."""
+    return {name: place.view(flats) for name, place in places.items()}
+
+
+def _places(
+    tensors: Mapping[str, Tensor], types: Mapping[str, torch.dtype]
+) -> tuple[dict[str, Place], dict[tuple[torch.dtype, torch.device], int]]:
+    """Where each tensor goes; and of each type and device, how many numbers there are."""
+    places, kinds = {}, {}
+    for name, tensor in tensors.items():
+        kind = (types[name], tensor.device)
+        start = kinds.setdefault(kind, 0)
+        dense = torch.empty_like(tensor, device="meta").stride()
+        places[name] = Place(list(kinds).index(kind), start, tuple(tensor.shape), dense)
+        kinds[kind] = start + tensor.numel()
+    return places, kinds
+
+
+def _lies_like(one: Tensor, other: Tensor) -> bool:
+    return one.stride() == other.stride() and one.dtype == other.dtype

@@ -1,0 +1,10 @@
+"""Triton kernels for a GPU: the key stream, secure noise, and a digest of sums where they lie."""
+
+import torch
+from torch import Tensor
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor there, without a wait for what a GPU is doing."""
+    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
+    return pinned.to(device, non_blocking=True)

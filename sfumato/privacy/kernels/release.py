@@ -1,0 +1,130 @@
+"""Secure noise on a GPU: one kernel reads the sum and writes what is released.
+
+Every lane makes one block of the key stream, turns it into eight normal deviates, and releases the
+eight numbers that belong to them: round to the grid, add whole steps of noise, divide. It reads
+the sum once and writes the result once. Words, deviates and their places are those of `secure`,
+which is the oracle; deviates agree to rounding in float64. The polynomials for logarithm, sine and
+cosine are those of Sun's fdlibm, good to the last bit or two.
+"""
+
+# pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sfumato.privacy.kernels.chacha import chacha_block
+
+
+@torch.library.custom_op("sfumato::release_flat", mutates_args=())
+def release_flat(total: Tensor, key: Tensor, numbers: Tensor) -> Tensor:
+    """The flat sum rounded to the grid, with noise, divided.
+
+    `key` has eight words (int32). `numbers`, in float64, are what the sum is multiplied by to count
+    grid steps, the deviation of the noise in grid steps, and what a step is worth in the result.
+    """
+    found = torch.empty_like(total)
+    blocks = triton.cdiv(total.numel(), 8)
+    if blocks:
+        # The interpreter, where kernels are tested, likes few programs.
+        lanes = 128 if total.is_cuda else 8192
+        _release[(triton.cdiv(blocks, lanes),)](
+            total, key, numbers, found, total.numel(), blocks, lanes, num_warps=4
+        )
+    return found
+
+
+@release_flat.register_fake
+def _(total, key, numbers):  # pyright: ignore
+    return torch.empty_like(total)
+
+
+@triton.jit
+@no_type_check
+def _release(total, key, numbers, out, count, blocks, LANES: tl.constexpr):
+    """The numbers of one stretch of blocks."""
+    per_grid, deviation, worth = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
+    block = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15 = chacha_block(key, block)
+    # Lanes beyond the last block would write where another block's numbers are.
+    end = tl.where(block < blocks, count, 0)
+    numbers = (per_grid, deviation, worth)
+    _release_pair(total, out, block, blocks, end, numbers, w0, w1, w2, w3)
+    _release_pair(total, out, block + 2 * blocks, blocks, end, numbers, w4, w5, w6, w7)
+    _release_pair(total, out, block + 4 * blocks, blocks, end, numbers, w8, w9, w10, w11)
+    _release_pair(total, out, block + 6 * blocks, blocks, end, numbers, w12, w13, w14, w15)
+
+
+@triton.jit
+@no_type_check
+def _release_pair(total, out, at, blocks, end, numbers, a, b, c, d):
+    """The two numbers that four words of a block belong to."""
+    one, other = normal_pair(a, b, c, d)
+    _release_one(total, out, at, end, numbers, one)
+    _release_one(total, out, at + blocks, end, numbers, other)
+
+
+@triton.jit
+@no_type_check
+def _release_one(total, out, at, end, numbers, normal):
+    per_grid, deviation, worth = numbers
+    exact = tl.load(total + at, mask=at < end, other=0.0).to(tl.float64) * per_grid
+    whole = _nearest(exact) + _nearest(normal * deviation)
+    tl.store(out + at, (whole * worth).to(out.dtype.element_ty), mask=at < end)
+
+
+@triton.jit
+@no_type_check
+def _nearest(x):
+    """The nearest whole number, halves to even; beyond 2^52 float64 has no others."""
+    large = tl.where(x < 0, -4503599627370496.0, 4503599627370496.0).to(tl.float64)
+    return tl.where(tl.abs(x) < 4503599627370496.0, (x + large) - large, x)
+
+
+@triton.jit
+@no_type_check
+def normal_pair(a, b, c, d):
+    """Two independent normal deviates in float64 from four words (Box and Muller 1958)."""
+    radius = tl.sqrt(-2.0 * _log_uniform(a, b, c & 0xFFF))
+    place = (d.to(tl.int64) << 32 | c.to(tl.int64)) >> 12
+    quarter = (place + (1 << 49)) >> 50
+    # At most an eighth of a turn from the nearest quarter: exact, as a whole number is.
+    angle = ((place - (quarter << 50)).to(tl.float64) + 0.5) * (1.5707963267948966 * 2.0**-50)
+    z = angle * angle
+    sine = 1.58969099521155010221e-10 * z - 2.50507602534068634195e-8
+    sine = (sine * z + 2.75573137070700676789e-6) * z - 1.98412698298579493134e-4
+    sine = (sine * z + 8.33333333332248946124e-3) * z - 1.66666666666666324348e-1
+    sine = angle + angle * z * sine
+    cosine = -1.13596475577881948265e-11 * z + 2.08757232129817482790e-9
+    cosine = (cosine * z - 2.75573143513906633035e-7) * z + 2.48015872894767294178e-5
+    cosine = (cosine * z - 1.38888888888741095749e-3) * z + 4.16666666666666019037e-2
+    cosine = 1.0 - (0.5 * z - z * z * cosine)
+    odd = (quarter & 1) != 0
+    first, second = tl.where(odd, sine, cosine), tl.where(odd, cosine, sine)
+    first = tl.where(((quarter + 1) & 2) != 0, -first, first)
+    second = tl.where((quarter & 2) != 0, -second, second)
+    return radius * first, radius * second
+
+
+@triton.jit
+@no_type_check
+def _log_uniform(a, b, fine):
+    """The logarithm of a uniform number: x or 1 - x, where x has 75 bits and is at most a half."""
+    x = ((b & 0x7FFFFFFF).to(tl.int64) << 32 | a.to(tl.int64)).to(tl.float64)
+    x = (x + (fine.to(tl.float64) + 0.5) * 2.0**-12) * 2.0**-64
+    bits = tl.where((b >> 31) != 0, 1.0 - x, x).to(tl.int64, bitcast=True)
+    # The number is 2^power times something between the roots of a half and of two.
+    power = (bits - 0x3FE6A09E667F3BCD) >> 52
+    f = (bits - (power << 52)).to(tl.float64, bitcast=True) - 1.0
+    f = tl.where(power == 0, -x, f)  # of 1 - x near 1, x keeps the digits
+    s = f / (2.0 + f)
+    z = s * s
+    r = 1.479819860511658591e-1 * z + 1.531383769920937332e-1
+    r = (r * z + 1.818357216161805012e-1) * z + 2.222219843214978396e-1
+    r = (r * z + 2.857142874366239149e-1) * z + 3.999999999940941908e-1
+    r = (r * z + 6.666666666666735130e-1) * z
+    half = 0.5 * f * f
+    return power.to(tl.float64) * 0.6931471805599453 + (f - (half - s * (half + r)))

@@ -1,0 +1,187 @@
+"""Noise and tags of a GPU: here in Triton's interpreter, and on a GPU for real."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+triton = pytest.importorskip("triton", reason="Triton is for Linux")
+tl = pytest.importorskip("triton.language")
+
+from sfumato.privacy.budget import Plan
+from sfumato.privacy.kernels.chacha import chacha_block
+from sfumato.privacy.kernels.digest import COLUMNS, FEW, HASHES, ROWS, digest, hash_columns
+from sfumato.privacy.kernels.release import release_flat
+from sfumato.privacy.sampling import Secret
+from sfumato.privacy.secure import chacha20, grid_noise, normal_deviates, secure_mean
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KEY = bytes(range(7, 39))
+PLAN = Plan(noise_multiplier=0.8, max_norm=3.0, expected_batch=20)
+SIZES = [1, 7, 8, 9, 1024, 8 * 8192, 8 * 8192 + 1, 70_001]
+"""Less than a block, ragged in the last block; programs that are full, ragged or nearly empty."""
+
+
+def release(total, plan=PLAN, key=KEY):
+    grid, deviation = grid_noise(plan, total.numel())
+    numbers = (1 / grid, deviation / grid, grid / plan.expected_batch)
+    settings = torch.tensor(numbers, dtype=torch.float64, device=DEVICE)
+    return release_flat(total.to(DEVICE), words_of(key), settings).cpu()
+
+
+def deviates(count, key=KEY):
+    """The kernel's deviates, to 2^-51, as noise on zeros with a grid as fine as that."""
+    settings = torch.tensor([1.0, 2.0**50, 2.0**-50], dtype=torch.float64, device=DEVICE)
+    zeros = torch.zeros(count, dtype=torch.float64, device=DEVICE)
+    return release_flat(zeros, words_of(key), settings).cpu()
+
+
+def words_of(data):
+    return torch.frombuffer(bytearray(data), dtype=torch.int32).to(DEVICE)
+
+
+@triton.jit
+def store_blocks(key, first, out, LANES: tl.constexpr):
+    lane = tl.arange(0, LANES)
+    words = chacha_block(key, tl.load(first) + lane)
+    for number in tl.static_range(16):
+        tl.store(out + 16 * lane + number, words[number].to(tl.int32, bitcast=True))
+
+
+@pytest.mark.parametrize("first", [0, 1000, 75_000_000, 2**32 - 8, 2**40 + 3])
+@pytest.mark.parametrize("key", [bytes(32), KEY], ids=["zero", "other"])
+def test_the_stream_is_that_of_the_cpu_word_for_word(key, first):
+    # Past 2^32 blocks too, though a stream of 300 million numbers has 38 million.
+    found = torch.empty(16 * 16, dtype=torch.int32, device=DEVICE)
+    start = torch.tensor([first], dtype=torch.int64, device=DEVICE)
+    store_blocks[(1,)](words_of(key), start, found, 16)
+    blocks = [chacha20(key, 64, n.to_bytes(16, "little")) for n in range(first, first + 16)]
+    assert found.cpu().numpy().tobytes() == b"".join(blocks)
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_deviates_are_those_of_the_cpu_to_rounding(count):
+    found, wanted = deviates(count), normal_deviates(KEY, count)
+    # Rounded to 2^-50; and CPU and GPU are each off by 5e-16 of a pair's length.
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2.0**-51 + 8 * 1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", SIZES)
+def test_releases_are_those_of_the_cpu(count, dtype):
+    total = 100 * torch.randn(count, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    found, wanted = release(total), secure_mean(total, PLAN, KEY, count)
+    assert found.dtype == dtype
+    # Deviates that differ by 1e-15 round to different steps of 1e-6 once in 10^9 numbers.
+    assert torch.equal(found, wanted)
+
+
+def test_every_number_gets_noise_of_its_own():
+    count = 8 * 8192 + 4321
+    one, other = deviates(count), deviates(count, bytes(32))
+    assert (one != 0).all()
+    assert len(one.unique()) == count
+    assert not (one == other).any()
+    assert abs(float(np.corrcoef(one, other)[0, 1])) < 5 / math.sqrt(count)
+
+
+def test_the_kernels_deviates_are_normal():
+    # A sound mechanism fails once in 1000 keys; the key is fixed.
+    count = 400_000
+    drawn = deviates(count).numpy()
+    assert stats.kstest(drawn, "norm").pvalue > 1e-3
+    assert stats.kstest(drawn, "norm", (0, 1.02)).pvalue < 1e-3
+    for power, mean, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs((drawn**power).mean() - mean) < 4 * math.sqrt(variance / count)
+    for limit in (2, 3, 4):
+        beyond = int((np.abs(drawn) > limit).sum())
+        assert stats.binomtest(beyond, count, 2 * stats.norm.sf(limit)).pvalue > 1e-3
+    rows = drawn.reshape(8, -1)
+    for values in (rows, rows**2):
+        assert np.abs(np.corrcoef(values) - np.eye(8)).max() < 5 / math.sqrt(count / 8)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e3, 1e30])
+def test_sums_of_any_size_come_out_on_the_grid(size):
+    drawn = torch.randn(3000, generator=torch.Generator().manual_seed(0))
+    total = size * drawn.double()
+    plan = Plan(noise_multiplier=0.8, max_norm=3.0, expected_batch=1)
+    found = release(total, plan)
+    grid, _ = grid_noise(plan, len(total))
+    assert torch.equal(found / grid, (found / grid).round())
+    assert torch.equal(found, secure_mean(total, plan, KEY, len(total)))
+
+
+def test_halves_are_rounded_to_even_as_on_the_cpu():
+    grid, _ = grid_noise(PLAN, 9)
+    steps = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 2.0**51 + 0.5, -(2.0**51) - 1.5, 0.0])
+    total = steps.double() * grid
+    assert torch.equal(release(total), secure_mean(total, PLAN, KEY, 9))
+
+
+def test_nothing_is_released_of_nothing():
+    assert release(torch.zeros(0)).shape == (0,)
+
+
+SECRET = Secret.from_seed(0)
+
+
+def digest_of(flat, secret=SECRET):
+    return digest(flat.to(DEVICE), lambda level, count: secret.derive(("keys", level), count))
+
+
+def test_hashes_are_sums_of_products_with_the_keys():
+    # By Python's own whole numbers, column by column.
+    count = ROWS * COLUMNS + 1000
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(-(2**31), 2**31, (count,), generator=generator).int()
+    keys = torch.randint(-(2**63), 2**63 - 1, (ROWS * HASHES,), generator=generator)
+    found = hash_columns(words.to(DEVICE), keys.to(DEVICE)).cpu().view(2, HASHES, COLUMNS)
+    full = np.zeros(2 * ROWS * COLUMNS, dtype=object)
+    full[:count] = [w % 2**32 for w in words.tolist()]
+    by_row = np.array(keys.tolist(), dtype=object).reshape(ROWS, HASHES)
+    wanted = np.einsum("trc,rh->thc", full.reshape(2, ROWS, COLUMNS), by_row) % 2**64
+    assert (np.array(found.tolist(), dtype=object) % 2**64 == wanted).all()
+
+
+@pytest.mark.parametrize("count", [5, FEW + 1, ROWS * COLUMNS + 77])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_digest_changes_with_every_bit(count, dtype):
+    flat = torch.randn(count, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    first = digest_of(flat)
+    assert digest_of(flat.clone()) == first
+    kind = torch.int64 if dtype == torch.float64 else torch.int32
+    bits = 64 if dtype == torch.float64 else 32
+    for place, bit in ((0, 0), (count // 2, 17), (count - 1, 0), (count - 1, bits - 1)):
+        changed = flat.clone()
+        changed.view(kind)[place] ^= -(2**bit) if bit == bits - 1 else 2**bit
+        assert digest_of(changed) != first
+
+
+def test_numbers_that_change_places_change_the_digest():
+    flat = torch.randn(ROWS * COLUMNS + 5, generator=torch.Generator().manual_seed(0))
+    first = digest_of(flat)
+    for one, other in ((0, 1), (0, COLUMNS), (3, ROWS * COLUMNS + 3), (-1, -2)):
+        changed = flat.clone()
+        changed[one], changed[other] = flat[other], flat[one]
+        assert digest_of(changed) != first
+
+
+def test_a_digest_is_short_and_depends_on_the_secret():
+    flat = torch.zeros(3 * ROWS * COLUMNS)
+    flat[5] = 1
+    found = digest_of(flat)
+    assert len(found) <= 4 * FEW
+    assert digest_of(flat, Secret.from_seed(1)) != found
+
+
+def test_the_kernels_are_known_to_the_compiler():
+    settings = torch.ones(3, dtype=torch.float64, device=DEVICE)
+    keys = torch.ones(ROWS * HASHES, dtype=torch.int64, device=DEVICE)
+    for kernel, given in (
+        (release_flat, (torch.zeros(20, device=DEVICE), words_of(KEY), settings)),
+        (hash_columns, (torch.zeros(20, dtype=torch.int32, device=DEVICE), keys)),
+    ):
+        torch.library.opcheck(kernel, given, test_utils=("test_schema", "test_faketensor"))
