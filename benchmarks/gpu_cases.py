@@ -76,7 +76,7 @@ class Case:
             with torch.autocast(device.type, torch.bfloat16, enabled=low):
                 found = model(x).float()
             each = F.cross_entropy(found, y.repeat_interleave(self.views), reduction="none")
-            return each.unflatten(0, (-1, self.views)).mean(dim=1)
+            return each.reshape(-1, self.views).mean(dim=1)
 
         return losses
 

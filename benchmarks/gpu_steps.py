@@ -7,6 +7,7 @@ is recorded, of plain and private by the same code, and the rest is not.
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,6 +18,7 @@ from passes import opacus_step as opacus_views_step
 from torch import Tensor, nn
 
 from sfumato.ghost.clip import Clipped, Ghost
+from sfumato.ghost.compiled import Compiled
 from sfumato.ghost.factors import Clipping
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
@@ -35,10 +37,9 @@ def private_clip(
     ghost = Ghost(model, clipping=Clipping(max_norm=max_norm))
     (x, y), few = inputs, min(3, len(inputs[1]))
     ghost.clip(losses, (x[: few * (len(x) // len(y))], y[:few]), few)  # it examines the model
-    if not way.compiled:
-        return ghost, ghost.clip
-    torch._dynamo.config.trace_autograd_ops = True  # pyright: ignore
-    return ghost, torch.compile(ghost.clip, fullgraph=True)
+    clip = Compiled(ghost) if way.compiled else ghost.clip
+    # As in training: what is recorded cannot wait, and so looks at the norms afterwards.
+    return ghost, partial(clip, careful=not way.graphs)
 
 
 def new_step(

@@ -8,6 +8,7 @@ for them, from a recipe, for nothing but numbers may leave compiled code.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,11 @@ class Pass:
     leaves: dict[int, str]
     """id of a Leaf of that pass -> the parameter that it is."""
 
+    @property
+    def has_lists(self) -> bool:
+        """Whether an operation takes Leafs in a list."""
+        return any(recipe.func in LISTING for recipe in (self.trial.recipes or {}).values())
+
 
 class Compiled:
     """`ghost.clip`, compiled for each size of batch that it meets. Guarantee: that of `Ghost.clip`.
@@ -81,21 +87,23 @@ class Compiled:
         if (kind, examples) not in self.passes:
             self.passes[kind, examples] = self._prepare(loss_fn, inputs, examples, kind)
         known = self.passes[kind, examples]
+        dummies = (known.norms, known.keeps)
         losses, extras = self.forward(
-            loss_fn, tuple(inputs), examples, kind, (known.norms, known.keeps)
+            loss_fn, tuple(inputs), examples, kind, dummies, known.has_lists
         )
         found = torch.autograd.grad(losses.sum(), [*known.norms, *known.keeps], allow_unused=True)
-        tape = self.ghost.new_tape(examples, kind, dummies=(known.norms, known.keeps))
+        tape = self.ghost.new_tape(examples, kind, dummies=dummies)
         tape.values, tape.extras = self._values(known), extras
         clipping, margin = self.ghost.clipping, self.ghost.margin
         return conclude(tape, losses, found, clipping, margin, mask, careful)
 
     def _forward(
         self, loss_fn: Callable[..., Tensor], inputs: tuple[Tensor, ...], examples: int, kind: Any,
-        dummies: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
+        dummies: tuple[tuple[Tensor, ...], tuple[Tensor, ...]], has_lists: bool,
     ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
         recording = self.ghost.recording(examples, kind, dummies=dummies)
-        with InLists(self.ghost.leaf_type), recording as tape:
+        looking = InLists(self.ghost.leaf_type) if has_lists else nullcontext()
+        with looking, recording as tape:
             losses = loss_fn(self.ghost.model, *tape.mark(inputs))
         return losses, tape.extras
 

@@ -119,7 +119,7 @@ class Reading:
         x, y = inputs
         labels = y.repeat_interleave(self.views)
         each = F.cross_entropy(self.logits(model, x), labels, reduction="none")
-        return each.unflatten(0, (-1, self.rows)).mean(dim=1)
+        return each.reshape(-1, self.rows).mean(dim=1)
 
     def trial(self, units: int = 3) -> tuple[Tensor, ...]:
         """Noise of the right shape: no private image is looked at."""
