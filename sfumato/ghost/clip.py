@@ -19,7 +19,7 @@ from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost import contract
 from sfumato.ghost.dispatch import dispatch
 from sfumato.ghost.factors import MARGIN, Clipping, clip_factors
-from sfumato.ghost.kept import Kept, sort_kept
+from sfumato.ghost.kept import Kept, pull_back, sort_kept
 from sfumato.ghost.layout import MODES, choose_methods, joint_names, layer_groups
 from sfumato.ghost.leaf import new_leaf_type, swapped
 from sfumato.ghost.sizes import FEW, MANY, AnotherPath, Watch, flat
@@ -245,10 +245,7 @@ class Ghost:
             if gradient is None:
                 continue
             names = list(part.sources)
-            pulled = torch.autograd.grad(
-                one.value, [named[name] for name in names], gradient,
-                is_grads_batched=True, retain_graph=True,
-            )  # fmt: skip
+            pulled = pull_back(one.value, [named[name] for name in names], gradient)
             for name, more in zip(names, pulled, strict=True):
                 several[name] = several[name] + more if name in several else more
         for name, gradient in several.items():
