@@ -46,7 +46,7 @@ def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind:
 
 def _derive(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind: type[Leaf]) -> Any:
     """An operation without examples, which must not bring them in by its result's size."""
-    result = tape.derive(func, args, kwargs, kind)
+    result = tape.derive(tables.gathering(func, args, kwargs), args, kwargs, kind)
     leaves = [t for t in flat((result,)) if isinstance(t, Leaf)]
     if leaves and tape.grows(result):
         raise UnsupportedLayer(spread(tape, leaves[0], func))

@@ -114,3 +114,15 @@ def sort_kept(tape: Tape, found: Sequence[Tensor | None]) -> list[Kept]:
         kept.append(Kept(part, value, extra, tensors, tape.examples))
     assert not queue
     return kept
+
+
+def pull_back(
+    value: Tensor, parameters: Sequence[Tensor], gradient: Float[Tensor, "n ..."]
+) -> tuple[Tensor, ...]:
+    """Per-example gradients of parameters, from those of a value that is computed from them."""
+
+    def one(example: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(value, parameters, example, retain_graph=True)
+
+    # Not is_grads_batched: its older rules take one example after the other where they know none.
+    return torch.vmap(one)(gradient)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfumato.ghost import contract
 from sfumato.ghost.factors import Clipping, clip_factors
-from sfumato.ghost.kept import Bundle, Kept, bundle, sort_kept
+from sfumato.ghost.kept import Bundle, Kept, bundle, pull_back, sort_kept
 from sfumato.ghost.layout import joint_names
 from sfumato.ghost.tape import Tape
 
@@ -92,10 +92,7 @@ def _measure(
         if gradient is None:
             continue
         names = list(one.part.sources)
-        pulled = torch.autograd.grad(
-            one.value, [tape.parameters[name] for name in names], gradient,
-            is_grads_batched=True, retain_graph=True,
-        )  # fmt: skip
+        pulled = pull_back(one.value, [tape.parameters[name] for name in names], gradient)
         for name, more in zip(names, pulled, strict=True):
             several[name] = several[name] + more if name in several else more
     for name, gradient in several.items():

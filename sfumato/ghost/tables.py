@@ -1,5 +1,11 @@
-"""Tables whose rows are looked up: Embedding and EmbeddingBag."""
+"""Tables whose rows are looked up: by the batch (Embedding and EmbeddingBag), or by constants.
 
+Relative positions (BEiT, Swin) are a table read by a constant index before it meets the batch.
+Autograd would pull each example's gradient back on its own, by sorting the index; `Rows` adds up
+those of all examples at once.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.errors import UnsupportedLayer
+from sfumato.ghost.contract import sum_type
+from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.registry import norm_rule
 from sfumato.ghost.tape import Tape
 
@@ -56,3 +64,56 @@ def embedding_bag(
         return rows.sum(dim=1)
     present = torch.ones_like(input) if padding_idx is None else input != padding_idx
     return rows.sum(dim=1) / present.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def gathering(func: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
+    """The operation, or one that does the same by `Rows` where rows are read by a constant."""
+    found = _table_and_index(func, args, kwargs)
+    if found is None:
+        return func
+    table, index = found
+    return lambda *_, **__: Rows.apply(table, index)
+
+
+def _table_and_index(
+    func: Callable[..., Any], args: Any, kwargs: Any
+) -> tuple[Tensor, Tensor] | None:
+    """What is read by which numbers, for the spellings that models use."""
+    table = index = None
+    if func is Tensor.__getitem__:
+        table, index = args
+        index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    elif func in (torch.index_select, Tensor.index_select) and len(args) == 3 and args[1] == 0:
+        table, _, index = args
+    elif func is F.embedding and len(args) == 2 and kwargs.get("padding_idx") is None:
+        special = any(kwargs.get(name) for name in ("max_norm", "scale_grad_by_freq", "sparse"))
+        index, table = (None, None) if special else args
+    if not isinstance(table, Leaf) or not isinstance(index, Tensor) or isinstance(index, Leaf):
+        return None
+    return (table, index) if index.dtype in (torch.int32, torch.int64) else None
+
+
+class Rows(torch.autograd.Function):
+    """Rows of a table; its gradient adds up, in float32, for any number of examples at once."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(table: Tensor, index: Tensor) -> Tensor:
+        """`table[index]`."""
+        return table[index]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        """Keep the index, counted from the first row."""
+        table, index = inputs
+        index = index.to(table.device)
+        ctx.save_for_backward(torch.where(index < 0, index + len(table), index).flatten())
+        ctx.shape = table.shape
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Where a row was read several times, the sum."""
+        (g,), (index,) = gradients, ctx.saved_tensors
+        rows = g.reshape(len(index), *ctx.shape[1:]).to(sum_type(g))
+        return rows.new_zeros(ctx.shape).index_add(0, index, rows).to(g.dtype), None

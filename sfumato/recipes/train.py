@@ -204,14 +204,15 @@ def learn(
         run.log("beginning again: there was no checkpoint yet, but what was paid is not paid again")
     if canaries is not None:
         note_start(canaries, learner, reading, run)
-    step, ghost, reading = make_step(
+    step, ghost, reading, work = make_step(
         config, learner, reading, plan, ledger, secret, world=world, public=public,
         say=run.log if run else lambda _: None,
     )  # fmt: skip
     if canaries is not None and canaries.kind == "gradient":
         step = watched(step, ghost.model, plan, canaries, observe(canaries, plan, run))
-    size = fitting_batch(ghost, reading, config.physical_batch_size, plan.expected_batch, world)
-    if run is not None and config.physical_batch_size == "auto":
+    asked = config.physical_batch_size
+    size = fitting_batch(ghost, reading, asked, plan.expected_batch, world, work)
+    if run is not None and asked == "auto":
         run.log(f"{size} examples fit at once")
     batches = poisson_batches(
         plan, len(reading), secret, ledger, stage="train", start=learner.step, chunk_size=size,

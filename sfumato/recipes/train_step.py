@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.sampling import Secret
     from sfumato.train.extend import Extender
     from sfumato.train.loop import Learner
+    from sfumato.train.memory import Work
     from sfumato.train.reading import Reading
     from sfumato.train.steps import Step
     from sfumato.train.world import World
@@ -26,6 +27,8 @@ class Made(NamedTuple):
     step: "Step"
     ghost: "Ghost"
     reading: "Reading"
+    work: "Work"
+    """What it does with each chunk, by which memory is measured."""
 
 
 def load_public(config: Config, *others: "Images") -> "Images | None":
@@ -66,7 +69,7 @@ def make_step(
     from sfumato.ghost.factors import Clipping
     from sfumato.train.extend import extended
     from sfumato.train.features import with_features
-    from sfumato.train.memory import advised
+    from sfumato.train.memory import Work, advised
     from sfumato.train.quick import quick_clip
     from sfumato.train.sharp import step_uphill
     from sfumato.train.steps import private_step
@@ -78,7 +81,8 @@ def make_step(
     ghost = Ghost(learner.model, mode, config.two_pass, clipping)
     if config.mode == "non-private":
         ledger.charge(replace(plan, steps=1).event("train", 0, data=reading.images.name))
-        return Made(open_step(config, learner, reading, world), ghost, reading)
+        step = open_step(config, learner, reading, world)
+        return Made(step, ghost, reading, Work.plain(learner.model))
     extender = new_extender(config, learner, reading, plan, world, public)
     with advised(ghost, reading, 3):
         try_on_noise(ghost, reading, say)
@@ -92,16 +96,16 @@ def make_step(
             try_on_noise(ghost, reading)
         if config.canaries and config.canary_kind == "gradient":
             ghost, reading = admit_canaries(ghost, reading, config.canaries)
+    clip = quick_clip(ghost, reading, compiled=config.compile)
     step = private_step(
-        ghost, reading, plan, ledger, secret, world=world,
-        clip=quick_clip(ghost, reading, compiled=config.compile),
+        ghost, reading, plan, ledger, secret, world=world, clip=clip,
         check_every=config.check_every,
     )  # fmt: skip
     if extender is not None:
         step = extended(step, model, extender)
     if learner.last is not None:
         step = step_uphill(step, model, learner.last, config.sharpness)
-    return Made(step, ghost, reading)
+    return Made(step, ghost, reading, Work(clip, ghost.clip))
 
 
 def admit_canaries(

@@ -1,8 +1,9 @@
 """How many examples fit memory at once.
 
-What a step keeps is counted on a few examples of noise: the tensors that autograd saves for the
-backward pass, and as much again for gradients on their way and what is kept for the sums. On a
-GPU the number is then tried out, and halved until it fits.
+On a GPU it is measured: two steps of a few examples say what one more of them takes, the number
+that should fit follows, and a step of that size is tried, as it will be run; if it fails, half of
+it. On a CPU a step too large may end the process, so it is only reckoned: the tensors that autograd
+saves for the backward pass, and as much again for gradients on their way and what is kept for sums.
 """
 
 import gc
@@ -10,9 +11,10 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
 from sfumato.ghost.clip import Ghost
@@ -21,11 +23,38 @@ from sfumato.train.world import World
 
 LARGEST = {"cpu": 256, "cuda": 4096}
 """Beyond this many rows a step is not faster."""
+FEW, SOME = 4, 16
+"""Examples in the two small steps that are measured."""
+COPIES = 5
+"""Copies of the parameters that a step makes beside: sum, noise, gradient, two of an optimizer."""
+
+
+class Work(NamedTuple):
+    """What a step does with a chunk: called like `Ghost.clip`, with a mask as a step has one."""
+
+    run: Callable[..., Any]
+    """As it is run in the end."""
+    measured: Callable[..., Any]
+    """As it is measured with a few examples: the same, or uncompiled, which takes no less."""
+
+    @classmethod
+    def plain(cls, model: nn.Module) -> "Work":
+        """An ordinary forward and backward pass."""
+
+        def gradient(
+            losses: Callable[..., Tensor], inputs: Any, examples: int, mask: Tensor
+        ) -> Any:
+            learning = [p for p in model.parameters() if p.requires_grad]
+            total = torch.where(mask, losses(model, *inputs), 0.0).sum()
+            return torch.autograd.grad(total, learning, allow_unused=True)
+
+        return cls(gradient, gradient)
 
 
 def fitting_batch(
-    ghost: Ghost, reading: Reading, asked: int | str, expected: float, world: World
-) -> int:
+    ghost: Ghost, reading: Reading, asked: int | str, expected: float, world: World,
+    work: Work | None = None,
+) -> int:  # fmt: skip
     """The physical batch size: the one asked for, or with "auto" the largest that fits.
 
     Several processes share a batch, so none takes more than its part of it.
@@ -33,17 +62,90 @@ def fitting_batch(
     part = max(1, math.ceil(1.25 * expected / world.size))
     if isinstance(asked, int):
         return min(asked, part) if world.size > 1 else asked
-    return world.agree(largest_batch(ghost, reading, part))
+    return world.agree(largest_batch(ghost, reading, part, work))
 
 
-def largest_batch(ghost: Ghost, reading: Reading, wanted: int) -> int:
-    """The largest power of two of examples that fits, or `wanted` if that is less."""
+def largest_batch(ghost: Ghost, reading: Reading, wanted: int, work: Work | None = None) -> int:
+    """The largest power of two of examples that fits, or `wanted` if that is less.
+
+    What a step does is `ghost.clip`, unless other `work` is given.
+    """
     limit = max(1, LARGEST.get(reading.device.type, 256) // reading.rows)
+    most = min(wanted, _power_of_two(limit))
+    if reading.device.type == "cuda":
+        return measured_batch(ghost, reading, most, work or Work(ghost.clip, ghost.clip))
     room = free_bytes(reading.device) // max(1, bytes_per_example(ghost, reading))
-    size = min(_power_of_two(min(limit, room)), wanted)
-    while reading.device.type == "cuda" and size > 1 and not _fits(ghost, reading, size):
-        size //= 2
-    return max(1, size)
+    return min(_power_of_two(room), most)
+
+
+def measured_batch(ghost: Ghost, reading: Reading, most: int, work: Work) -> int:
+    """The largest batch by trial, with room for what a step keeps beside."""
+    release()
+    beside = COPIES * sum(4 * p.numel() for p in ghost.parameters.values())
+    return largest_that_fits(
+        lambda size: peak_bytes(work.measured, reading, size),
+        lambda size: peak_bytes(work.run, reading, size),
+        free_bytes(reading.device) - beside,
+        most,
+    )
+
+
+def largest_that_fits(
+    measure: Callable[[int], int | None], run: Callable[[int], int | None], room: int, most: int
+) -> int:
+    """The largest power of two, or `most`, whose step was seen to take no more than `room`.
+
+    `measure` and `run` take a step of so many examples, and return the bytes it took at its peak;
+    None if there were not as many. A step that takes too much is tried again with half.
+    """
+
+    def fit(found: int | None) -> bool:
+        return found is not None and found <= room
+
+    few, some = min(FEW, most), min(SOME, most)
+    below = measure(few)
+    above = measure(some) if fit(below) else None
+    size = some - 1 if fit(below) else few - 1
+    if below is not None and above is not None and fit(above):
+        each = max(1.0, (above - below) / max(1, some - few))
+        size = some + int((room - above) / each)
+    size = most if size >= most else _power_of_two(size)
+    while size > 1 and not fit(run(size)):
+        size = _power_of_two(size - 1)
+    return size
+
+
+def peak_bytes(work: Callable[..., Any], reading: Reading, size: int) -> int | None:
+    """Bytes on a GPU that a step of `size` examples takes at its peak, above what is there now.
+
+    None if they are not there; all memory is given back then. The second of two steps counts: in
+    the first one libraries try programs out, and compilers theirs.
+    """
+    release()
+    before, peak = torch.cuda.memory_allocated(reading.device), None
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats(reading.device)
+        if not completes(work, reading, size):
+            peak = None
+            break
+        peak = torch.cuda.max_memory_allocated(reading.device) - before
+    # Only here: while the error was in hand, so was everything that its frames refer to.
+    release()
+    return peak
+
+
+def completes(work: Callable[..., Any], reading: Reading, size: int) -> bool:
+    """Take a step of `size` examples of noise; whether there was memory for it."""
+    try:
+        mask = torch.ones(size, dtype=torch.bool, device=reading.device)
+        work(reading.losses, reading.trial(size), size, mask)
+        if reading.device.type == "cuda":
+            torch.cuda.synchronize(reading.device)
+    except (torch.OutOfMemoryError, RuntimeError) as problem:
+        if not out_of_memory(problem):
+            raise
+        return False
+    return True
 
 
 def few_shapes(size: int, device: torch.device) -> int:
@@ -73,9 +175,9 @@ def bytes_per_example(ghost: Ghost, reading: Reading, examples: int = 2) -> int:
 
 
 def out_of_memory(problem: BaseException) -> bool:
-    """Whether that is what went wrong; on a CPU torch has no name of its own for it."""
-    text = str(problem)
-    return isinstance(problem, torch.OutOfMemoryError) or "can't allocate memory" in text
+    """Whether that is what went wrong: libraries and compilers have their own words for it."""
+    words = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    return isinstance(problem, torch.OutOfMemoryError) or any(w in str(problem) for w in words)
 
 
 def advise(ghost: Ghost, reading: Reading, tried: int) -> ConfigError:
@@ -96,18 +198,6 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def _fits(ghost: Ghost, reading: Reading, size: int) -> bool:
-    try:
-        ghost.clip(reading.losses, reading.trial(size), size)
-    except (torch.OutOfMemoryError, RuntimeError) as problem:
-        if not out_of_memory(problem):
-            raise
-        return False
-    finally:
-        release()
-    return True
-
-
 def free_bytes(device: torch.device) -> int:
     """Four fifths of what is free now."""
     if device.type == "cuda":
@@ -122,6 +212,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _power_of_two(number: int) -> int:
+    """The largest that is not above the number; 1 for 0."""
     return 1 << max(0, number.bit_length() - 1)
 
 
