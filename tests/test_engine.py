@@ -62,22 +62,44 @@ def test_the_poisson_loader_keeps_the_promise():
     assert 2.9 < engine.get_privacy_spent()["epsilon"] <= 3
 
 
-def test_the_step_is_the_noisy_mean_of_clipped_gradients():
+def test_every_step_is_the_noisy_mean_of_its_own_clipped_gradients():
     model, twin = net(), net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     secret = Secret.from_seed(0)
     engine = engine_for(model, secret=secret)
     engine.attach(optimizer)
-    x, y = dataset()[:12]
-    optimizer.step(loss=losses(model, x, y))
-    ghost = sfumato.Ghost(twin, clipping=sfumato.Clipping(max_norm=0.1))
-    total = ghost.clip(losses, (x, y), 12).total
     header = sfumato.Header(data="", delta=1e-3, fixed_seed=True, secret=secret.commitment)
     book = sfumato.Ledger(header)
-    noisy = sfumato.privatize(total, engine.plan, book, secret, step=0, stage="train")
-    for name, parameter in model.named_parameters():
-        start = dict(twin.named_parameters())[name]
-        torch.testing.assert_close(parameter, start - noisy[name], rtol=1e-4, atol=1e-6)
+    for step in range(3):
+        twin.load_state_dict(model.state_dict())
+        x, y = dataset()[12 * step : 12 * step + 12]
+        optimizer.step(loss=losses(model, x, y))
+        ghost = sfumato.Ghost(twin, clipping=sfumato.Clipping(max_norm=0.1))
+        total = ghost.clip(losses, (x, y), 12).total
+        # In the order of the parameters, as the noise follows it.
+        total = {name: total[name] for name, _ in twin.named_parameters()}
+        noisy = sfumato.privatize(total, engine.plan, book, secret, step=step, stage="train")
+        for name, start in twin.named_parameters():
+            parameter = dict(model.named_parameters())[name]
+            torch.testing.assert_close(parameter, start - noisy[name], rtol=1e-4, atol=1e-6)
+
+
+def test_what_an_abandoned_loader_left_in_part_counts_once():
+    def first_step(abandon):
+        model, data = net(), dataset()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        engine = engine_for(model, secret=Secret.from_seed(0))
+        engine.attach(optimizer)
+        if abandon:
+            x, y = next(engine.loader(data, physical_batch_size=2))
+            optimizer.step(loss=losses(model, x, y))
+            assert engine.taken == 0, "there is more to come of this batch"
+        for x, y in engine.loader(data, physical_batch_size=2):
+            optimizer.step(loss=losses(model, x, y))
+            if engine.taken:
+                return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    assert torch.equal(first_step(abandon=True), first_step(abandon=False))
 
 
 def test_empty_batches_are_stepped_with_noise_alone():

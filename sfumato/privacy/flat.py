@@ -44,9 +44,7 @@ class Sums(Mapping[str, Tensor]):
     @classmethod
     def zeros(cls, like: Mapping[str, Tensor]) -> "Sums":
         """Zeros for sums of such tensors: in float32, or float64 for those who compute in it."""
-        wide = {n: torch.float64 if t.dtype == torch.float64 else torch.float32
-                for n, t in like.items()}  # fmt: skip
-        places, kinds = _places(like, wide)
+        places, kinds = _places(like)
         return cls(places, [torch.zeros(size, dtype=d, device=v) for (d, v), size in kinds.items()])
 
     @classmethod
@@ -54,19 +52,18 @@ class Sums(Mapping[str, Tensor]):
         """The same sums laid out flat: a copy, unless they lie so already."""
         if isinstance(tensors, Sums):
             return tensors
-        places, kinds = _places(tensors, {n: t.dtype for n, t in tensors.items()})
-        found = cls(
-            places, [torch.empty(size, dtype=d, device=v) for (d, v), size in kinds.items()]
-        )
+        found = cls.zeros(tensors)
         if tensors:
-            torch._foreach_copy_(list(found.values()), [t.detach() for t in tensors.values()])  # pyright: ignore
+            given = [tensor.detach() for tensor in tensors.values()]
+            torch._foreach_copy_(list(found.values()), given)  # pyright: ignore
         return found
 
     def add(self, parts: Mapping[str, Tensor]) -> None:
         """Add parts to the sums of the same names, in one operation for all that lie alike."""
         alike = [n for n, part in parts.items() if _lies_like(part, self[n])]
         if alike:
-            torch._foreach_add_([self[n] for n in alike], [parts[n] for n in alike])  # pyright: ignore
+            pairs = ([self[n] for n in alike], [parts[n] for n in alike])
+            torch._foreach_add_(*pairs)  # pyright: ignore
         for name in parts.keys() - set(alike):
             self[name].add_(parts[name])
 
@@ -100,12 +97,13 @@ def views(places: Mapping[str, Place], flats: Sequence[Tensor]) -> dict[str, Ten
 
 
 def _places(
-    tensors: Mapping[str, Tensor], types: Mapping[str, torch.dtype]
+    tensors: Mapping[str, Tensor],
 ) -> tuple[dict[str, Place], dict[tuple[torch.dtype, torch.device], int]]:
     """Where each tensor goes; and of each type and device, how many numbers there are."""
     places, kinds = {}, {}
     for name, tensor in tensors.items():
-        kind = (types[name], tensor.device)
+        dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        kind = (dtype, tensor.device)
         start = kinds.setdefault(kind, 0)
         dense = torch.empty_like(tensor, device="meta").stride()
         places[name] = Place(list(kinds).index(kind), start, tuple(tensor.shape), dense)
@@ -114,4 +112,6 @@ def _places(
 
 
 def _lies_like(one: Tensor, other: Tensor) -> bool:
-    return one.stride() == other.stride() and one.dtype == other.dtype
+    """Whether two tensors of one shape have the same layout: of an axis of size one it is free."""
+    steps = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return one.dtype == other.dtype and all(n == 1 or a == b for n, a, b in steps)

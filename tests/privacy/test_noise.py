@@ -5,6 +5,7 @@ from scipy import stats
 
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
+from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import fingerprint, noisy_mean, privatize
 from sfumato.privacy.sampling import Secret
@@ -116,6 +117,62 @@ def test_sums_that_differ_in_anything_have_different_tags():
     assert fingerprint({"y": sums[0]}, SEED, ("a", 0)) != one
 
 
+def test_order_and_layout_belong_to_the_tag_since_noise_follows_them():
+    one, other = torch.zeros(2, 3, 2, 2), torch.ones(4)
+    first = fingerprint({"a": one, "b": other}, SEED, ("a", 0))
+    assert fingerprint({"b": other, "a": one}, SEED, ("a", 0)) != first
+    lying = one.contiguous(memory_format=torch.channels_last)
+    assert fingerprint({"a": lying, "b": other}, SEED, ("a", 0)) != first
+    assert fingerprint({"a": one.double(), "b": other}, SEED, ("a", 0)) != first
+    assert fingerprint(Sums.of({"a": one, "b": other}), SEED, ("a", 0)) == first
+
+
+@pytest.mark.parametrize("noise", SOURCES)
+def test_every_coordinate_of_every_tensor_gets_its_noise_once(noise):
+    # With a fixed seed the noise depends on the place alone: parts get what the whole gets.
+    whole = torch.arange(5000.0)
+    parts = {
+        "a": whole[:24].view(2, 3, 4),
+        "none": whole[:0],
+        "b": whole[24:4999],
+        "c": whole[4999],
+    }
+    found = privatize(parts, PLAN, ledger(noise), SEED, step=0, stage="train")
+    assert {name: t.shape for name, t in found.items()} == {n: t.shape for n, t in parts.items()}
+    wanted = release(whole, noise=noise)
+    assert torch.equal(torch.cat([t.flatten() for t in found.values()]), wanted)
+    drawn = wanted * PLAN.expected_batch - whole
+    assert (drawn != 0).all()
+    assert len(drawn.unique()) > 4900
+
+
+@pytest.mark.parametrize("noise", SOURCES)
+def test_sums_that_lie_flat_are_released_like_others(noise):
+    given = {"a": torch.randn(3, 4), "b": torch.randn(7)}
+    secret = Secret.draw()
+    book = ledger(noise, secret)
+    first = privatize(given, PLAN, book, secret, step=0, stage="train")
+    sums = Sums.of(given)
+    resumed = Ledger.from_records(book.records())
+    second = privatize(sums, PLAN, resumed, secret, step=0, stage="train")
+    assert len(resumed.events) == 1
+    for name, tensor in given.items():
+        assert torch.equal(first[name], second[name])
+        assert torch.equal(sums[name], tensor), "what was given is left alone"
+
+
+@pytest.mark.parametrize("noise", SOURCES)
+def test_tensors_of_several_types_share_no_noise(noise):
+    zeros = {"a": torch.zeros(3000), "b": torch.zeros(3000, dtype=torch.float64)}
+    found = privatize(zeros, PLAN, ledger(noise), SEED, step=0, stage="train")
+    assert {name: t.dtype for name, t in found.items()} == {n: t.dtype for n, t in zeros.items()}
+    rows = np.stack([tensor.double().numpy() for tensor in found.values()])
+    assert abs(np.corrcoef(rows)[0, 1]) < 0.1
+    for row in rows:
+        drawn = row * PLAN.expected_batch
+        assert stats.kstest(drawn, "norm", (0, PLAN.noise_deviation)).pvalue > 1e-3
+
+
 def test_two_releases_of_one_step_cost_as_one_with_less_noise():
     # They share a Poisson batch, so they are not amplified twice.
     secret = Secret.draw()
@@ -199,10 +256,15 @@ def test_plan_and_ledger_must_speak_of_the_same_neighbours():
         release(torch.zeros(3), book=ledger(relation="replace"))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_sum_that_is_not_finite_is_refused(bad):
-    with pytest.raises(PrivacyError, match="not finite"):
-        release(torch.tensor([0.0, bad]))
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 500, 998])
+def test_a_sum_that_is_not_finite_is_refused_by_name_and_not_charged(bad, place):
+    book, wrong = ledger(), torch.zeros(999)
+    wrong[place] = bad
+    sums = {"fine": torch.ones(999), "wrong": wrong, "empty": torch.zeros(0)}
+    with pytest.raises(PrivacyError, match='"wrong" is not finite'):
+        privatize(sums, PLAN, book, SEED, step=0, stage="train")
+    assert not book.events
 
 
 def test_whole_numbers_are_refused():

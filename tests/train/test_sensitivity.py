@@ -76,6 +76,28 @@ def test_two_passes_are_refused_where_they_would_round_the_sum():
     Ghost(model).clip(lower.losses, inputs, 4)
 
 
+def test_a_step_releases_its_own_batch_and_nothing_of_the_ones_before():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(400, 3))
+    model = model.to(memory_format=torch.channels_last)
+    ghost = Ghost(model, clipping=Clipping(max_norm=0.1))
+    plan = Plan(noise_multiplier=0.0, expected_batch=12.0, steps=4, max_norm=0.1)
+    secret = Secret.from_seed(0)
+    header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
+    step = private_step(ghost, reading(), plan, Ledger(header), secret)
+    for number, parts in enumerate([[[0, 1, 2], [5, 6]], [], [[7]], [[0, 1, 2], [5, 6]]]):
+        chunks = tuple(
+            Chunk(torch.tensor(part), torch.ones(len(part), dtype=torch.bool)) for part in parts
+        )
+        step(Batch(number, chunks))
+        inputs = [reading().inputs(chunk, step=number) for chunk in chunks]
+        for name, parameter in model.named_parameters():
+            sums = (ghost.clip(reading().losses, x, len(x[0])).total[name] for x in inputs)
+            wanted = sum(sums, torch.zeros_like(parameter)) / 12
+            torch.testing.assert_close(parameter.grad, wanted, rtol=1e-5, atol=1e-7)
+            assert parameter.grad.stride() == parameter.stride(), "optimizers ask for that"
+
+
 def test_views_come_from_the_secret_and_not_from_a_seed_that_is_public():
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
     ghost = Ghost(model, clipping=Clipping(max_norm=1.0))
