@@ -25,6 +25,13 @@ def ghost_norm(
     x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
 ) -> Float[Tensor, " n"]:
     """Squared norms of the gradients of a weight, never below the truth by rounding."""
+    if contract.has_kernel(x, geometry):
+        if contract.is_pointwise(weight, geometry):
+            pair, matrix = (contract.as_matrix(x), contract.as_matrix(g)), weight.flatten(1)
+            return ghost_norm(*pair, matrix, contract.LINEAR, examples)
+        from sfumato.ghost.kernels.pixels import conv_ghost_norm
+
+        return conv_ghost_norm(x, g, *contract.for_kernel(weight, geometry), examples)
     if geometry.is_linear:
         grams = [_gram_of_rows(t.reshape(examples, -1, t.shape[-1])) for t in (x, g)]
     elif slides(x, g, weight, geometry, examples):
