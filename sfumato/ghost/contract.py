@@ -12,7 +12,7 @@ in this room calls them.
 """
 
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -104,6 +104,13 @@ def weighted_gradient(
     """
     if geometry.is_linear and x.is_cuda and x.dtype == torch.bfloat16:
         return _weighted_product(x.flatten(0, -2), g.flatten(0, -2), factors)
+    if has_kernel(x, geometry):
+        if is_pointwise(weight, geometry):
+            pair, matrix = (as_matrix(x), as_matrix(g)), weight.flatten(1)
+            return weighted_gradient(*pair, factors, matrix, LINEAR).reshape(weight.shape)
+        from sfumato.ghost.kernels.convolution import conv_weighted
+
+        return conv_weighted(x, g, factors, *for_kernel(weight, geometry))
     x, g = _float32(x), _float32(g)
     # The factors go to the smaller of the two, which is the cheaper copy.
     if x.numel() < g.numel():
@@ -161,11 +168,10 @@ def gradients(
     x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
 ) -> Float[Tensor, "n ..."]:
     """The per-example gradients themselves, in the shape of the weight."""
-    if _has_kernel(x, g, weight, geometry):
+    if has_kernel(x, geometry):
         from sfumato.ghost.kernels.convolution import conv_gradients
 
-        kernel, settings = list(weight.shape[2:]), (list(g) for g in geometry[:3])
-        return conv_gradients(x, g, kernel, *settings, geometry.groups, examples)
+        return conv_gradients(x, g, *for_kernel(weight, geometry), examples)
     if _as_groups(x, g, weight, geometry, examples):
         # One example with the channels of all, in as many groups: no columns are laid out.
         wide = (1, -1)
@@ -316,11 +322,25 @@ def sum_of_squares(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows"]:
     return total + torch.linalg.vector_norm(rows[..., count * BLOCK :], dim=-1).square()
 
 
-def _has_kernel(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -> bool:
-    """Whether a GPU kernel forms the gradients: of 2-D convolutions with matrices worth a tile."""
-    large = weight[0].numel() >= 16 and weight.shape[0] // geometry.groups >= 8
-    plane = x.ndim == 4 and not geometry.is_linear and not geometry.transposed
-    return has_kernels(x) and plane and large
+def has_kernel(x: Tensor, geometry: Geometry) -> bool:
+    """Whether there are GPU kernels for it: for 2-D convolutions, transposed ones excepted."""
+    return has_kernels(x) and len(geometry.stride) == 2 and not geometry.transposed
+
+
+def for_kernel(weight: Tensor, geometry: Geometry) -> tuple[Any, ...]:
+    """Kernel size, stride, padding, dilation and groups, as kernels take them."""
+    return (list(weight.shape[2:]), *(list(sizes) for sizes in geometry[:3]), geometry.groups)
+
+
+def is_pointwise(weight: Tensor, geometry: Geometry) -> bool:
+    """Whether a convolution is a matrix applied to each pixel."""
+    unmoved = set(geometry.stride) == {1} and not any(geometry.padding)
+    return unmoved and prod(weight.shape[2:]) == 1 and geometry.groups == 1
+
+
+def as_matrix(x: Float[Tensor, "rows c h w"]) -> Float[Tensor, "rows t c"]:
+    """The pixels as rows of a matrix: a view where channels are last."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def _as_groups(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> bool:

@@ -40,6 +40,14 @@ def _measured(
     x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
 ) -> tuple[Tensor, Tensor]:
     """The squared norms, and the sums over positions of |a| |b|."""
+    if contract.has_kernel(x, geometry):
+        if contract.is_pointwise(weight, geometry):
+            pair, matrix = (contract.as_matrix(x), contract.as_matrix(g)), weight.flatten(1)
+            return _measured(*pair, matrix, contract.LINEAR, examples)
+        from sfumato.ghost.kernels.pixels import conv_ghost_norm
+
+        squares, lengths = conv_ghost_norm(x, g, *contract.for_kernel(weight, geometry), examples)
+        return squares, lengths
     if geometry.is_linear:
         rows = [t.reshape(examples, -1, t.shape[-1]) for t in (x, g)]
         if contract.has_kernels(x) and rows[0].shape[1] > 1:

@@ -69,6 +69,9 @@ in multiply-adds. Measured on a CPU (2 cores, AVX-512), where memory is dearest.
 
 def _gram_is_cheaper(part: Part) -> bool:
     t, d, p = part.positions, part.inputs, part.outputs
+    if part.on_gpu:
+        # There Gram matrices stay on the chip, and what is stored replaces the output gradient.
+        return 2 * t * t <= d * p and t < d
     return t * t * (part.gram_depth + p + GRAM_WORK) < STORE_WORK * d * p
 
 

@@ -170,7 +170,7 @@ def _measure(
     part: Part, x: Tensor, weight: Tensor, geometry: Geometry, out: tuple[int, ...], tape: Tape
 ) -> None:
     """Note what the choice of method depends on."""
-    part.geometry, part.groups = geometry, geometry.groups
+    part.geometry, part.groups, part.on_gpu = geometry, geometry.groups, x.is_cuda
     part.reads_input = id(x) in tape.inputs or not x.requires_grad
     if geometry.is_linear:
         part.positions, part.inputs, part.outputs = x.numel() // x.shape[-1], x.shape[-1], out[-1]
@@ -180,7 +180,7 @@ def _measure(
         part.positions = x.shape[0] * torch.Size(spatial).numel()
         part.outputs = weight.shape[0] // geometry.groups
         part.inputs = part.gram_depth = weight[0].numel()
-        if not geometry.transposed and x.shape[0] == tape.examples:
+        if not geometry.transposed and x.shape[0] == tape.examples and not part.on_gpu:
             sizes = torch.Size(x.shape[2:]).numel(), torch.Size(out[2:]).numel()
             part.gram_depth = grams.gram_depth(*sizes, weight)
     part.positions //= max(1, tape.examples)

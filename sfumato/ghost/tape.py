@@ -49,6 +49,7 @@ class Part:
     inputs: int = 0
     outputs: int = 0
     groups: int = 1
+    on_gpu: bool = False
     gram_depth: int = 0
     """Products for one entry of the Gram matrix of its inputs."""
     method: str = "store"

@@ -1,60 +1,27 @@
-"""Per-example gradients of a convolution, without laying out its columns.
+"""Gradients of 2-D convolutions, for each example or as a weighted sum, without laying out columns.
 
-One program computes one tile (P x D) of one example's gradient: it goes through the positions,
-takes a tile of output gradients (T x P) and one of inputs (T x D), which it reads from where the
-kernel's window lies, and adds up their product in float32. Input windows overlap, so most reads are
-served by the cache. Legend as in `contract`; V are the rows of an example (views).
+Both are the same sums over positions (see `tiles`): those of one example, or of a share of all
+positions of the batch. The shares of a weighted sum are added in a second step, always in the same
+order. Input and output gradient are read as they are, in bfloat16 or float32; sums are float32.
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false
 # (A Triton kernel is called with a grid in brackets, which type checkers take for a mistake.)
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
+from sfumato.ghost.kernels.tiles import column_tile, depthwise_tile, tap_tile
 
-@triton.jit
-def _tile(
-    x, g, out, views, height, width, out_height, out_width, outputs,
-    x_row, x_line, x_place, g_row, g_line, g_place,
-    stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
-    channels: tl.constexpr, inputs: tl.constexpr, kernel_w: tl.constexpr,
-    P: tl.constexpr, D: tl.constexpr, T: tl.constexpr, precision: tl.constexpr,
-    on_gpu: tl.constexpr,
-):  # fmt: skip
-    """One tile of one example's gradient; the program's place is (example, tile, group)."""
-    example, group = tl.program_id(0).to(tl.int64), tl.program_id(2)
-    tiles_d = tl.cdiv(inputs, D)
-    p = (tl.program_id(1) // tiles_d) * P + tl.arange(0, P)
-    d = (tl.program_id(1) % tiles_d) * D + tl.arange(0, D)
-    tap, channel = d // channels, d % channels
-    above = (tap // kernel_w) * dilation_h - pad_h
-    left = (tap % kernel_w) * dilation_w - pad_w
-    x += example * views * x_row + group * channels
-    g += example * views * g_row + group * outputs
-    size, total = out_height * out_width, views * out_height * out_width
-    found = tl.zeros((P, D), dtype=tl.float32)
-    for start in range(0, total, T):
-        t = start + tl.arange(0, T)
-        row, place = t // size, t % size
-        line, column = place // out_width, place % out_width
-        at = row * g_row + line * g_line + column * g_place
-        inside = (t < total)[:, None] & (p < outputs)[None, :]
-        b = tl.load(g + at[:, None] + p[None, :], mask=inside, other=0.0)
-        h = (line * stride_h)[:, None] + above[None, :]
-        w = (column * stride_w)[:, None] + left[None, :]
-        inside = (t < total)[:, None] & (d < inputs)[None, :]
-        inside &= (h >= 0) & (h < height) & (w >= 0) & (w < width)
-        at = (row * x_row)[:, None] + h * x_line + w * x_place + channel[None, :]
-        a = tl.load(x + at, mask=inside, other=0.0)
-        if not on_gpu:  # Triton's interpreter cannot multiply bfloat16
-            a, b = a.to(tl.float32), b.to(tl.float32)
-        found = tl.dot(tl.trans(b), a, found, input_precision=precision)
-    at = (example * tl.num_programs(2) + group) * outputs * inputs
-    at += p[:, None] * inputs + d[None, :]
-    tl.store(out + at, found, mask=(p < outputs)[:, None] & (d < inputs)[None, :])
+MANY, NARROW = 16, 64
+"""Channels of a group from which on a program reads one tap at a time, and those up to which it
+reads the three taps of a line."""
+
+PROGRAMS, SHARE = 4 * 132, 1024
+"""Programs that a weighted sum is split into, and the fewest positions of a share."""
 
 
 @torch.library.custom_op("sfumato::conv_gradients", mutates_args=())
@@ -63,31 +30,117 @@ def conv_gradients(
     dilation: list[int], groups: int, examples: int,
 ) -> Tensor:  # fmt: skip
     """The gradients (n P C h w, in float32) of a 2-D convolution, one for each example."""
-    x = x.contiguous(memory_format=torch.channels_last)
-    g = g.to(x.dtype).contiguous(memory_format=torch.channels_last)
-    channels, outputs = x.shape[1] // groups, g.shape[1] // groups
-    inputs = channels * kernel[0] * kernel[1]
-    found = x.new_empty((examples, g.shape[1], *kernel, channels), dtype=torch.float32)
-    wide = x.dtype == torch.float32
-    tile_p, tile_d = _tile_side(outputs, 64), _tile_side(inputs, 64 if wide else 128)
-    tiles = triton.cdiv(outputs, tile_p) * triton.cdiv(inputs, tile_d)
-    precision = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
-    # Strides of the layout, not of the tensor: those of an axis of size one can be anything.
-    x_line, g_line = x.shape[3] * x.shape[1], g.shape[3] * g.shape[1]
-    _tile[(examples, tiles, groups)](
-        x, g, found, x.shape[0] // examples, *x.shape[2:], *g.shape[2:], outputs,
-        x.shape[2] * x_line, x_line, x.shape[1], g.shape[2] * g_line, g_line, g.shape[1],
-        *stride, *padding, *dilation, channels, inputs, kernel[1],
-        tile_p, tile_d, 32 if wide else 64, precision, x.is_cuda, num_warps=4, num_stages=3,
-    )  # fmt: skip
-    return found.movedim(-1, 2)
+    x, g = channels_last(x, g)
+    return _sums(
+        x, g, None, x.shape[0] // max(1, examples), kernel, stride, padding, dilation, groups
+    )
 
 
 @conv_gradients.register_fake
 def _(x, g, kernel, stride, padding, dilation, groups, examples):  # pyright: ignore
-    shape = (examples, g.shape[1], *kernel, x.shape[1] // groups)
-    return x.new_empty(shape, dtype=torch.float32).movedim(-1, 2)
+    return _new_sums(x, examples, g.shape[1], kernel, groups)
 
 
-def _tile_side(size: int, most: int) -> int:
+@torch.library.custom_op("sfumato::conv_weighted", mutates_args=())
+def conv_weighted(
+    x: Tensor, g: Tensor, factors: Tensor, kernel: list[int], stride: list[int],
+    padding: list[int], dilation: list[int], groups: int,
+) -> Tensor:  # fmt: skip
+    """The sum (P C h w, in float32) of factor times gradient; nothing is read where it is 0."""
+    x, g = channels_last(x, g)
+    factors = factors.float().repeat_interleave(x.shape[0] // max(1, len(factors)))
+    tiling = _tiling(x, g, kernel, groups, weighted=True)
+    shares = max(1, min(PROGRAMS // tiling.tiles, g.numel() // g.shape[1] // SHARE))
+    return _sums(
+        x, g, factors, triton.cdiv(x.shape[0], shares), kernel, stride, padding, dilation, groups
+    ).sum(dim=0)
+
+
+@conv_weighted.register_fake
+def _(x, g, factors, kernel, stride, padding, dilation, groups):  # pyright: ignore
+    return _new_sums(x, 1, g.shape[1], kernel, groups).sum(dim=0)
+
+
+def channels_last(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Input and output gradient in one type, with channels last."""
+    last = torch.channels_last
+    return x.contiguous(memory_format=last), g.to(x.dtype).contiguous(memory_format=last)
+
+
+def product_precision() -> str:
+    """How the products of float32 numbers are taken."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+def tile_side(size: int, most: int) -> int:
+    """A power of two that holds `size` if it can."""
     return max(16, min(most, triton.next_power_of_2(size)))
+
+
+class Tiling(NamedTuple):
+    """Which kernel forms the sums, the sides of its tiles, how many numbers lie together, and
+    how many tiles make a gradient."""
+
+    kernel: Any
+    sides: dict[str, int]
+    unit: int
+    tiles: int
+    warps: int = 4
+
+
+def _tiling(x: Tensor, g: Tensor, kernel: list[int], groups: int, *, weighted: bool) -> Tiling:
+    channels, outputs, taps = x.shape[1] // groups, g.shape[1] // groups, kernel[0] * kernel[1]
+    step = tile_side(g.shape[2] * g.shape[3], 32 if x.dtype == torch.float32 else 64)
+    if channels == 1 and groups > 1:
+        line = triton.next_power_of_2(kernel[1])
+        sides = {"P": tile_side(g.shape[1], 64), "K": line, "T": max(2, 64 // line)}
+        tiles = kernel[0] * triton.cdiv(g.shape[1], sides["P"])
+        return Tiling(depthwise_tile, sides, unit_of(groups), tiles)
+    if channels < MANY:
+        inputs = channels * taps
+        sides = {"P": tile_side(outputs, 64), "D": tile_side(inputs, 64), "T": step}
+        tiles = triton.cdiv(outputs, sides["P"]) * triton.cdiv(inputs, sides["D"])
+        return Tiling(column_tile, sides, unit_of(outputs), tiles * groups)
+    unit = unit_of(channels, outputs)
+    # What lies askew, or is multiplied by factors, takes more registers.
+    most = 128 if unit > 1 else 32
+    line = 3 if kernel[1] == 3 and channels <= NARROW and not weighted else 1
+    sides = {"P": tile_side(outputs, most), "C": tile_side(channels, most), "T": step, "taps": line}
+    tiles = triton.cdiv(outputs, sides["P"]) * triton.cdiv(channels, sides["C"]) * taps // line
+    large = sides["P"] * sides["C"] * line >= 128 * 128
+    return Tiling(tap_tile, sides, unit, tiles * groups, 8 if large else 4)
+
+
+def unit_of(*sizes: int) -> int:
+    """How many channels lie side by side at least, for one read."""
+    return 1 if any(size % 8 for size in sizes) else 8
+
+
+def _sums(
+    x: Tensor, g: Tensor, factors: Tensor | None, share: int, kernel: list[int],
+    stride: list[int], padding: list[int], dilation: list[int], groups: int,
+) -> Tensor:  # fmt: skip
+    """The sums (stretches P C h w) over each stretch of as many images as its share."""
+    tiling = _tiling(x, g, kernel, groups, weighted=factors is not None)
+    stretches = triton.cdiv(x.shape[0], max(1, share))
+    found = _new_sums(x, stretches, g.shape[1], kernel, groups)
+    if not found.numel():
+        return found
+    # Factors are read before all else, which takes stages of its own.
+    stages = 3 if factors is None else 5
+    options = (tiling.unit, product_precision(), x.is_cuda)
+    tiling.kernel[(stretches * tiling.tiles,)](
+        x, g, factors, found, x.shape[0], share, x.shape[1] // groups, g.shape[1] // groups,
+        groups, *x.shape[2:], *g.shape[2:], *kernel, *stride, *padding, *dilation,
+        *tiling.sides.values(), *options, num_warps=tiling.warps, num_stages=stages,
+    )  # fmt: skip
+    return found
+
+
+def _new_sums(x: Tensor, count: int, outputs: int, kernel: list[int], groups: int) -> Tensor:
+    """Room for sums, in the order in which their kernel writes them."""
+    channels = x.shape[1] // groups
+    if channels == 1 and groups > 1:
+        rows = x.new_empty((count, 1, *kernel, outputs), dtype=torch.float32)
+        return rows.movedim(-1, 1)
+    return x.new_empty((count, outputs, *kernel, channels), dtype=torch.float32).movedim(-1, 2)

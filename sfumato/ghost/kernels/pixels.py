@@ -1,0 +1,134 @@
+"""Squared norms of a 2-D convolution's gradients from Gram matrices that never leave the chip.
+
+With a (T x D) the columns of one example's input and b (T x P) its output gradients, the squared
+norm is the sum of (a a') * (b b'), entry by entry. A program computes one tile of both matrices:
+the first tap by tap, reading pixels from where the window lies, so that no columns are laid out.
+Both are symmetric, so tiles above the diagonal stand for those below.
+"""
+
+# pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false
+# (A Triton kernel is called with a grid in brackets, which type checkers take for a mistake.)
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sfumato.ghost.kernels.convolution import channels_last, product_precision, tile_side, unit_of
+from sfumato.ghost.kernels.tiles import take
+
+SIDE = 128
+"""The most positions of a tile."""
+
+
+@triton.jit
+@no_type_check
+def pair_tile(
+    x, g, out, positions, tiles, channels, outputs, groups,
+    height, width, out_height, out_width, kernel_h, kernel_w,
+    stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
+    S: tl.constexpr, C: tl.constexpr, single: tl.constexpr,
+    unit: tl.constexpr, precision: tl.constexpr, on_gpu: tl.constexpr,
+):  # fmt: skip
+    """The sum of products of S x S entries, and that of their absolute values."""
+    channels, outputs = channels // unit * unit, outputs // unit * unit
+    program, other = take(tl.program_id(0), tiles)
+    program, one = take(program, tiles)
+    example, group = take(program.to(tl.int64), groups)
+    x += example * (positions // (out_height * out_width)) * height * width * groups * channels
+    x += group * channels
+    g += example * positions * groups * outputs + group * outputs
+    s, t = one * S + tl.arange(0, S), other * S + tl.arange(0, S)
+    s_row, s_line, s_column = _place(s, out_height, out_width)
+    t_row, t_line, t_column = _place(t, out_height, out_width)
+    # A tile below the diagonal is its mirror image, and left out.
+    rounds = tl.where(other < one, 0, kernel_h * kernel_w)
+    inputs = tl.zeros((S, S), dtype=tl.float32)
+    for step in range(0, rounds * tl.cdiv(channels, C)):
+        tap, tile_c = take(step, tl.cdiv(channels, C))
+        c = tile_c * C + tl.arange(0, C)
+        above, left = (tap // kernel_w) * dilation_h - pad_h, (tap % kernel_w) * dilation_w - pad_w
+        h, w = s_line * stride_h + above, s_column * stride_w + left
+        inside = (s < positions) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
+        first = _read(x, (s_row * height + h) * width + w, inside, c, channels, groups)
+        second = first
+        if not single:
+            h, w = t_line * stride_h + above, t_column * stride_w + left
+            inside = (t < positions) & (h >= 0) & (h < height) & (w >= 0) & (w < width)
+            second = _read(x, (t_row * height + h) * width + w, inside, c, channels, groups)
+        inputs = _add_gram(first, second, inputs, precision, on_gpu)
+    rounds = tl.where(other < one, 0, 1)
+    gradients = tl.zeros((S, S), dtype=tl.float32)
+    for step in range(0, rounds * tl.cdiv(outputs, C)):
+        p = step * C + tl.arange(0, C)
+        first = _read(g, s, s < positions, p, outputs, groups)
+        second = first
+        if not single:
+            second = _read(g, t, t < positions, p, outputs, groups)
+        gradients = _add_gram(first, second, gradients, precision, on_gpu)
+    products = inputs * gradients
+    times = tl.where(other > one, 2.0, 1.0)
+    out += tl.program_id(0).to(tl.int64) * 2
+    tl.store(out, times * tl.sum(products))
+    tl.store(out + 1, times * tl.sum(tl.abs(products)))
+
+
+@triton.jit
+@no_type_check
+def _place(t, height, width):
+    """The image, line and column of position t."""
+    place = t % (height * width)
+    return t // (height * width), place // width, place % width
+
+
+@triton.jit
+@no_type_check
+def _read(tensor, places, inside, c, channels, groups):
+    """Channels c at these places, zero outside."""
+    at = places.to(tl.int64)[:, None] * (groups * channels) + c[None, :]
+    return tl.load(tensor + at, mask=inside[:, None] & (c < channels)[None, :], other=0.0)
+
+
+@triton.jit
+@no_type_check
+def _add_gram(first, second, found, precision: tl.constexpr, on_gpu: tl.constexpr):
+    """The products found so far, and those over C more channels."""
+    if not on_gpu:  # Triton's interpreter cannot multiply bfloat16
+        first, second = first.to(tl.float32), second.to(tl.float32)
+    return tl.dot(first, tl.trans(second), found, input_precision=precision)
+
+
+@torch.library.custom_op("sfumato::conv_ghost_norm", mutates_args=())
+def conv_ghost_norm(
+    x: Tensor, g: Tensor, kernel: list[int], stride: list[int], padding: list[int],
+    dilation: list[int], groups: int, examples: int,
+) -> Tensor:  # fmt: skip
+    """Squared norms of the gradients of a 2-D convolution, never below the truth by rounding.
+
+    As in `contract.sum_from_above`, what rounding may have taken away is added.
+    """
+    x, g = channels_last(x, g)
+    channels, outputs = x.shape[1] // groups, g.shape[1] // groups
+    positions = g.shape[0] * g.shape[2] * g.shape[3] // max(1, examples)
+    unit = unit_of(channels, outputs)
+    # What lies askew takes more registers.
+    side = tile_side(positions, SIDE if unit > 1 else SIDE // 2)
+    tiles = triton.cdiv(positions, side)
+    found = x.new_empty((examples, groups * tiles * tiles, 2), dtype=torch.float32)
+    if found.numel():
+        depth = 32 if x.dtype == torch.float32 else 64
+        pair_tile[(examples * groups * tiles * tiles,)](
+            x, g, found, positions, tiles, channels, outputs, groups, *x.shape[2:], *g.shape[2:],
+            *kernel, *stride, *padding, *dilation, side, depth, tiles == 1,
+            unit, product_precision(), x.is_cuda,
+            num_warps=8 if side == SIDE else 4, num_stages=3,
+        )  # fmt: skip
+    signed, absolute = found.sum(dim=1).unbind(dim=1)
+    return signed.clamp(min=0) + 8 * torch.finfo(torch.float32).eps * absolute
+
+
+@conv_ghost_norm.register_fake
+def _(x, g, kernel, stride, padding, dilation, groups, examples):  # pyright: ignore
+    return x.new_empty(examples, dtype=torch.float32)
