@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from oracle import norm_of
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -10,9 +11,12 @@ pytest.importorskip("triton", reason="Triton is for Linux")
 from sfumato.ghost import contract, grams
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.contract import LINEAR, Geometry
+from sfumato.ghost.factors import Clipping
 from sfumato.ghost.kernels import convolution, pixels
 from sfumato.ghost.kernels.convolution import conv_gradients, conv_weighted
 from sfumato.ghost.kernels.pixels import conv_ghost_norm
+from sfumato.ghost.layout import MODES, choose_methods
+from sfumato.ghost.tape import Part
 from sfumato.nn.wrn import StandardisedConv2d
 
 CASES = {
@@ -162,6 +166,49 @@ def test_the_engine_gives_the_same_numbers_with_the_kernels(views, mode, monkeyp
     torch.testing.assert_close(found.norms, wanted.norms, rtol=1e-5, atol=1e-6)
     for name, total in wanted.total.items():
         torch.testing.assert_close(found.total[name], total, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_clipped_sums_in_bf16_on_a_gpu_stay_within_the_bound(mode):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        StandardisedConv2d(3, 32, 3, padding=1), nn.GELU(), nn.Conv2d(32, 64, 3, stride=2),
+        nn.GELU(), nn.Conv2d(64, 64, 7, padding=3, groups=64), nn.GELU(), nn.Conv2d(64, 136, 1),
+        nn.GELU(), nn.Conv2d(136, 40, 3, padding=1), nn.Flatten(), nn.Linear(40 * 49, 5),
+    )  # fmt: skip
+    model = model.to(DEVICE).to(memory_format=torch.channels_last)
+    x = torch.randn(4, 3, 15, 15, device=DEVICE) + 3
+    ghost = Ghost(model, mode, clipping=Clipping(max_norm=1e-3))
+
+    def losses(m, x):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            return m(x).float().square().sum(dim=1)
+
+    for i in range(4):
+        total = ghost.clip(losses, (x,), 4, torch.arange(4, device=DEVICE) == i).total
+        norm = norm_of(total)
+        assert 0.97e-3 < norm <= 1e-3
+
+
+@pytest.mark.parametrize(
+    ("positions", "inputs", "outputs", "method"),
+    [
+        (56 * 56, 9 * 64, 64, "store"),
+        (14 * 14, 9 * 256, 256, "ghost"),
+        (7 * 7, 9 * 512, 512, "ghost"),
+        (7 * 7, 49, 1, "store"),
+        (197, 768, 3072, "ghost"),
+        (16 * 64, 9 * 256, 256, "store"),
+    ],
+)
+def test_on_a_gpu_layers_store_what_is_smaller_than_their_gram_matrices(
+    positions, inputs, outputs, method
+):
+    sizes = {"positions": positions, "inputs": inputs, "outputs": outputs}
+    part = Part("w", "w", (outputs, inputs), "product", on_gpu=True, **sizes)
+    choose_methods([part], "ghost_mixed", two_pass=False)
+    assert part.method == method
 
 
 def test_a_linear_layer_on_images_is_no_convolution():

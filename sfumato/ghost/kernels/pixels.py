@@ -118,7 +118,7 @@ def conv_ghost_norm(
     tiles = triton.cdiv(positions, side)
     found = x.new_empty((examples, groups * tiles * tiles, 2), dtype=torch.float32)
     if found.numel():
-        depth = 32 if x.dtype == torch.float32 else 64
+        depth = 32 if x.dtype == torch.float32 or unit == 1 else 64
         pair_tile[(examples * groups * tiles * tiles,)](
             x, g, found, positions, tiles, channels, outputs, groups, *x.shape[2:], *g.shape[2:],
             *kernel, *stride, *padding, *dilation, side, depth, tiles == 1,
