@@ -142,7 +142,7 @@ def rounding(x: Tensor) -> float:
     if not x.is_cuda:
         return 0.0  # beyond float32, which other margins cover
     if x.dtype == torch.bfloat16:
-        return 2.0**-9
+        return 2.0**-8
     tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
     return 2.0**-10 if tf32 and x.dtype != torch.float64 else 0.0
 

@@ -109,7 +109,7 @@ def test_ghost_norms_of_a_convolution(case, dtype, monkeypatch):
     # Small tiles, so that there are several even of few positions.
     monkeypatch.setattr(pixels, "SIDE", 32)
     x, g, weight, geometry = layer(case, dtype)
-    found = conv_ghost_norm(x, g, *contract.for_kernel(weight, geometry), EXAMPLES)
+    found, _ = conv_ghost_norm(x, g, *contract.for_kernel(weight, geometry), EXAMPLES)
     wanted = true_gradients(x, g, weight, geometry).flatten(1).square().sum(dim=1)
     loose = LOOSE and dtype == torch.float32
     torch.testing.assert_close(found.double(), wanted, rtol=2e-3 if loose else 2e-5, atol=0.0)
@@ -127,13 +127,13 @@ def test_pixels_that_are_almost_alike_stay_within_the_bound(kernel):
     x, g = (t.to(DEVICE, torch.bfloat16) for t in (x, g))
     weight, edge = torch.zeros(16, 32, kernel, kernel), kernel // 2
     geometry = Geometry((1, 1), (edge, edge), (1, 1))
-    found = conv_ghost_norm(x, g, *contract.for_kernel(weight, geometry), EXAMPLES)
+    found, _ = conv_ghost_norm(x, g, *contract.for_kernel(weight, geometry), EXAMPLES)
     a, b = contract.columns(x.cpu().double(), g.cpu().double(), weight, geometry, EXAMPLES)
     truth = (b @ a.mT).flatten(1).norm(dim=1)
     ratio = found.cpu().double().sqrt() / truth
     assert (ratio >= 1 - 1e-5).all()
     # What is added for rounding is what the torch expression adds.
-    alike = grams.ghost_norm(x.cpu().float(), g.cpu().float(), weight, geometry, EXAMPLES)
+    alike, _ = grams.ghost_norm(x.cpu().float(), g.cpu().float(), weight, geometry, EXAMPLES)
     torch.testing.assert_close(found.cpu().sqrt(), alike.sqrt(), rtol=1e-3, atol=0.0)
     # Nor does a clipped sum grow: output gradients rounded after scaling would not cancel.
     for i in range(EXAMPLES):

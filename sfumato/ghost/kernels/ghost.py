@@ -16,6 +16,7 @@ from typing import no_type_check
 import torch
 import triton
 import triton.language as tl
+from jaxtyping import Float
 from torch import Tensor
 
 NARROW = 16
@@ -106,15 +107,43 @@ def ghost_norm(x: Tensor, g: Tensor) -> Tensor:
             *settings, tiles, side, NARROW, depth, True, precision, x.is_cuda, num_warps=4,
             num_stages=3,
         )  # fmt: skip
-    signed, absolute, lengths = found.sum(dim=1).unbind(dim=1)
-    # As in `contract.sum_from_above`: rounding is a small part of the absolute sum.
-    squares = signed.clamp(min=0) + 8 * torch.finfo(torch.float32).eps * absolute
-    return torch.stack([squares, lengths])
+    return finished(found)
 
 
 @ghost_norm.register_fake
 def _(x, g):  # pyright: ignore
     return x.new_empty((2, x.shape[0]), dtype=torch.float32)
+
+
+@triton.jit
+@no_type_check
+def _finish(tiles, out, examples, count, rounding, E: tl.constexpr):
+    """Add up the tiles of E examples."""
+    example = tl.program_id(0) * E + tl.arange(0, E)
+    inside = example < examples
+    at = tiles + example.to(tl.int64) * count * 3
+    signed = tl.zeros((E,), dtype=tl.float32)
+    absolute, lengths = signed, signed
+    for _ in range(0, count):
+        signed += tl.load(at, mask=inside, other=0.0)
+        absolute += tl.load(at + 1, mask=inside, other=0.0)
+        lengths += tl.load(at + 2, mask=inside, other=0.0)
+        at += 3
+    tl.store(out + example, tl.maximum(signed, 0.0) + rounding * absolute, mask=inside)
+    tl.store(out + examples + example, lengths, mask=inside)
+
+
+def finished(tiles: Float[Tensor, "n tiles 3"]) -> Float[Tensor, "2 n"]:
+    """Squared norms and sums of lengths from those of tiles, in one launch.
+
+    As in `contract.sum_from_above`: rounding is a small part of the absolute sum.
+    """
+    examples, count, _ = tiles.shape
+    found = tiles.new_empty((2, examples))
+    if examples:
+        rounding = 8 * torch.finfo(torch.float32).eps
+        _finish[(triton.cdiv(examples, 32),)](tiles, found, examples, count, rounding, 32)
+    return found
 
 
 def _tiles(positions: int, dtype: torch.dtype) -> tuple[int, int, int]:

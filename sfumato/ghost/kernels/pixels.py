@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sfumato.ghost.kernels.convolution import channels_last, product_precision, tile_side, unit_of
+from sfumato.ghost.kernels.ghost import finished
 from sfumato.ghost.kernels.tiles import take
 
 SIDE = 128
@@ -32,7 +33,7 @@ def pair_tile(
     S: tl.constexpr, C: tl.constexpr, single: tl.constexpr,
     unit: tl.constexpr, precision: tl.constexpr, on_gpu: tl.constexpr,
 ):  # fmt: skip
-    """The sum of products of S x S entries, and that of their absolute values."""
+    """The sum of products of S x S entries, that of their absolute values, and of lengths."""
     channels, outputs = channels // unit * unit, outputs // unit * unit
     program, other = take(tl.program_id(0), tiles)
     program, one = take(program, tiles)
@@ -70,9 +71,11 @@ def pair_tile(
         gradients = _add_gram(first, second, gradients, precision, on_gpu)
     products = inputs * gradients
     times = tl.where(other > one, 2.0, 1.0)
-    out += tl.program_id(0).to(tl.int64) * 2
+    lengths = tl.where(s[:, None] == t[None, :], tl.sqrt(tl.maximum(products, 0.0)), 0.0)
+    out += tl.program_id(0).to(tl.int64) * 3
     tl.store(out, times * tl.sum(products))
     tl.store(out + 1, times * tl.sum(tl.abs(products)))
+    tl.store(out + 2, tl.sum(lengths))
 
 
 @triton.jit
@@ -105,7 +108,7 @@ def conv_ghost_norm(
     x: Tensor, g: Tensor, kernel: list[int], stride: list[int], padding: list[int],
     dilation: list[int], groups: int, examples: int,
 ) -> Tensor:  # fmt: skip
-    """Squared norms of the gradients of a 2-D convolution, never below the truth by rounding.
+    """For the gradients of a 2-D convolution, in float32: squared norms, and sums of |a| |b| (2 n).
 
     As in `contract.sum_from_above`, what rounding may have taken away is added.
     """
@@ -116,7 +119,7 @@ def conv_ghost_norm(
     # What lies askew takes more registers.
     side = tile_side(positions, SIDE if unit > 1 else SIDE // 2)
     tiles = triton.cdiv(positions, side)
-    found = x.new_empty((examples, groups * tiles * tiles, 2), dtype=torch.float32)
+    found = x.new_empty((examples, groups * tiles * tiles, 3), dtype=torch.float32)
     if found.numel():
         depth = 32 if x.dtype == torch.float32 or unit == 1 else 64
         pair_tile[(examples * groups * tiles * tiles,)](
@@ -125,10 +128,9 @@ def conv_ghost_norm(
             unit, product_precision(), x.is_cuda,
             num_warps=8 if side == SIDE else 4, num_stages=3,
         )  # fmt: skip
-    signed, absolute = found.sum(dim=1).unbind(dim=1)
-    return signed.clamp(min=0) + 8 * torch.finfo(torch.float32).eps * absolute
+    return finished(found)
 
 
 @conv_ghost_norm.register_fake
 def _(x, g, kernel, stride, padding, dilation, groups, examples):  # pyright: ignore
-    return x.new_empty(examples, dtype=torch.float32)
+    return x.new_empty((2, examples), dtype=torch.float32)
