@@ -1,6 +1,6 @@
 """What `privatize` costs for a large model, step by step, beside one copy of the same numbers.
 
-    python benchmarks/noise.py --device cuda                         300 million numbers, as ViT-L has
+    python benchmarks/noise.py --device cuda               300 million numbers, as ViT-L has
     python benchmarks/noise.py --device cpu --numbers 1000000
 
 It prints a table and writes nothing. A copy reads and writes every number once.

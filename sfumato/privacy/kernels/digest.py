@@ -49,7 +49,8 @@ def hash_columns(words: Tensor, keys: Tensor) -> Tensor:
     """Three hashes (int64) of each column of 256 words (int32); columns of a tile lie abreast."""
     tiles = triton.cdiv(words.numel(), ROWS * COLUMNS)
     found = keys.new_empty(tiles * HASHES * COLUMNS)
-    _hash_tile[(tiles,)](words, keys, found, words.numel(), ROWS, COLUMNS, num_warps=4)
+    with torch.cuda.device_of(words):
+        _hash_tile[(tiles,)](words, keys, found, words.numel(), ROWS, COLUMNS, num_warps=4)
     return found
 
 

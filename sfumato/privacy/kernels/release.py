@@ -31,9 +31,10 @@ def release_flat(total: Tensor, key: Tensor, numbers: Tensor) -> Tensor:
     if blocks:
         # The interpreter, where kernels are tested, likes few programs.
         lanes = 128 if total.is_cuda else 8192
-        _release[(triton.cdiv(blocks, lanes),)](
-            total, key, numbers, found, total.numel(), blocks, lanes, num_warps=4
-        )
+        with torch.cuda.device_of(total):
+            _release[(triton.cdiv(blocks, lanes),)](
+                total, key, numbers, found, total.numel(), blocks, lanes, num_warps=4
+            )
     return found
 
 
@@ -49,6 +50,7 @@ def _release(total, key, numbers, out, count, blocks, LANES: tl.constexpr):
     per_grid, deviation, worth = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
     block = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15 = chacha_block(key, block)
+    blocks = tl.cast(blocks, tl.int64)
     # Lanes beyond the last block would write where another block's numbers are.
     end = tl.where(block < blocks, count, 0)
     numbers = (per_grid, deviation, worth)
