@@ -51,7 +51,7 @@ def read_words() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", nargs="+", choices=[*CASES, *TINY])
-    parser.add_argument("--ways", nargs="+", choices=PLAIN_WAYS, default=PLAIN_WAYS)
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=PLAIN_WAYS)
     parser.add_argument("--methods", nargs="+", choices=METHODS)
     parser.add_argument("--graphs", action="store_true", help="each way with CUDA graphs as well")
     parser.add_argument("--max-batch", action="store_true", help="the largest batch that fits")

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.errors import UnsupportedLayer
-from sfumato.ghost.contract import LINEAR
+from sfumato.ghost.geometry import LINEAR
 from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.products import contraction
 from sfumato.ghost.registry import norm_rule

@@ -12,12 +12,14 @@ in this room calls them.
 """
 
 from math import prod
-from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+
+from sfumato.ghost import on_gpu
+from sfumato.ghost.geometry import Geometry
 
 A = Float[Tensor, "n g d t"]
 B = Float[Tensor, "n g p t"]
@@ -30,25 +32,6 @@ BLOCK = 1024
 
 COLUMNS = 1 << 17
 """Numbers in one example's columns beyond which a CPU's cache does not hold them."""
-
-
-class Geometry(NamedTuple):
-    """How a weight is applied: as a matrix on the last axis, or as a convolution."""
-
-    stride: tuple[int, ...] = ()
-    padding: tuple[int, ...] = ()
-    dilation: tuple[int, ...] = ()
-    transposed: bool = False
-    output_padding: tuple[int, ...] = ()
-    groups: int = 1
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether this is a matrix and no convolution."""
-        return not self.stride
-
-
-LINEAR = Geometry()
 
 
 def apply(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
@@ -98,19 +81,9 @@ def input_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> 
 def weighted_gradient(
     x: Tensor, g: Tensor, factors: Float[Tensor, " n"], weight: Tensor, geometry: Geometry
 ) -> Tensor:
-    """The sum over examples of factor times gradient of the weight: one ordinary product.
-
-    In bf16 on a GPU the product takes bf16 and gives float32; `rounding` says what that costs.
-    """
-    if geometry.is_linear and x.is_cuda and x.dtype == torch.bfloat16:
-        return _weighted_product(x.flatten(0, -2), g.flatten(0, -2), factors)
-    if has_kernel(x, geometry):
-        if is_pointwise(weight, geometry):
-            pair, matrix = (as_matrix(x), as_matrix(g)), weight.flatten(1)
-            return weighted_gradient(*pair, factors, matrix, LINEAR).reshape(weight.shape)
-        from sfumato.ghost.kernels.convolution import conv_weighted
-
-        return conv_weighted(x, g, factors, *for_kernel(weight, geometry))
+    """The sum over examples of factor times gradient of the weight: one ordinary product."""
+    if on_gpu.takes(x, geometry):
+        return on_gpu.weighted_gradient(x, g, factors, weight, geometry)
     x, g = _float32(x), _float32(g)
     # The factors go to the smaller of the two, which is the cheaper copy.
     if x.numel() < g.numel():
@@ -121,30 +94,6 @@ def weighted_gradient(
         return g.flatten(0, -2).mT @ x.flatten(0, -2)
     mask = [False, True, False]
     return torch.ops.aten.convolution_backward(g, x, _float32(weight), None, *geometry, mask)[1]
-
-
-def _weighted_product(x: Tensor, g: Tensor, factors: Float[Tensor, " n"]) -> Tensor:
-    """The same for matrices of low precision: no copies in float32, and a sum in it."""
-    small = x if x.shape[1] < g.shape[1] else g
-    scaled = torch.empty_like(small)
-    torch.mul(small, _by_row(factors, small), out=scaled)
-    x, g = (scaled, g) if small is x else (x, scaled)
-    return torch.mm(g.mT, x, out_dtype=torch.float32)
-
-
-def has_kernels(x: Tensor) -> bool:
-    """Whether kernels (`ghost.kernels`) take tensors like this one: on a GPU, up to 32 bits."""
-    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-
-
-def rounding(x: Tensor) -> float:
-    """The part of itself by which factor times output gradient is rounded before it is summed."""
-    if not x.is_cuda:
-        return 0.0  # beyond float32, which other margins cover
-    if x.dtype == torch.bfloat16:
-        return 2.0**-8
-    tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-    return 2.0**-10 if tf32 and x.dtype != torch.float64 else 0.0
 
 
 def columns(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> tuple[A, B]:
@@ -168,10 +117,8 @@ def gradients(
     x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
 ) -> Float[Tensor, "n ..."]:
     """The per-example gradients themselves, in the shape of the weight."""
-    if has_kernel(x, geometry):
-        from sfumato.ghost.kernels.convolution import conv_gradients
-
-        return conv_gradients(x, g, *for_kernel(weight, geometry), examples)
+    if on_gpu.takes(x, geometry):
+        return on_gpu.gradients(x, g, weight, geometry, examples)
     if _as_groups(x, g, weight, geometry, examples):
         # One example with the channels of all, in as many groups: no columns are laid out.
         wide = (1, -1)
@@ -320,27 +267,6 @@ def sum_of_squares(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows"]:
     blocks = rows[..., : count * BLOCK].unflatten(-1, (count, BLOCK))
     total = torch.linalg.vector_norm(blocks, dim=-1).square().sum(dim=-1)
     return total + torch.linalg.vector_norm(rows[..., count * BLOCK :], dim=-1).square()
-
-
-def has_kernel(x: Tensor, geometry: Geometry) -> bool:
-    """Whether there are GPU kernels for it: for 2-D convolutions, transposed ones excepted."""
-    return has_kernels(x) and len(geometry.stride) == 2 and not geometry.transposed
-
-
-def for_kernel(weight: Tensor, geometry: Geometry) -> tuple[Any, ...]:
-    """Kernel size, stride, padding, dilation and groups, as kernels take them."""
-    return (list(weight.shape[2:]), *(list(sizes) for sizes in geometry[:3]), geometry.groups)
-
-
-def is_pointwise(weight: Tensor, geometry: Geometry) -> bool:
-    """Whether a convolution is a matrix applied to each pixel."""
-    unmoved = set(geometry.stride) == {1} and not any(geometry.padding)
-    return unmoved and prod(weight.shape[2:]) == 1 and geometry.groups == 1
-
-
-def as_matrix(x: Float[Tensor, "rows c h w"]) -> Float[Tensor, "rows t c"]:
-    """The pixels as rows of a matrix: a view where channels are last."""
-    return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def _as_groups(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> bool:

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sfumato.ghost import contract
-from sfumato.ghost.contract import Geometry
+from sfumato.ghost import contract, on_gpu
+from sfumato.ghost.geometry import Geometry
 
 SMALL = 64
 """Positions up to which a product of thin matrices is worth a copy (measured with MKL)."""
@@ -31,7 +31,7 @@ def ghost_norm(
     by at most u times the sum over positions of |a| |b|, so much longer is the second.
     """
     squares, lengths = _measured(x, g, weight, geometry, examples)
-    rounding = contract.rounding(x)
+    rounding = on_gpu.rounding(x)
     above = squares if rounding == 0 else (squares.sqrt() + rounding * lengths).square()
     return torch.stack([squares, above])
 
@@ -40,22 +40,11 @@ def _measured(
     x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
 ) -> tuple[Tensor, Tensor]:
     """The squared norms, and the sums over positions of |a| |b|."""
-    if contract.has_kernel(x, geometry):
-        if contract.is_pointwise(weight, geometry):
-            pair, matrix = (contract.as_matrix(x), contract.as_matrix(g)), weight.flatten(1)
-            return _measured(*pair, matrix, contract.LINEAR, examples)
-        from sfumato.ghost.kernels.pixels import conv_ghost_norm
-
-        squares, lengths = conv_ghost_norm(x, g, *contract.for_kernel(weight, geometry), examples)
-        return squares, lengths
+    positions = g.numel() // max(1, examples * (g.shape[-1 if geometry.is_linear else 1]))
+    if on_gpu.takes(x, geometry) and positions > 1:
+        return on_gpu.measured(x, g, weight, geometry, examples)
     if geometry.is_linear:
-        rows = [t.reshape(examples, -1, t.shape[-1]) for t in (x, g)]
-        if contract.has_kernels(x) and rows[0].shape[1] > 1:
-            from sfumato.ghost.kernels import ghost
-
-            squares, lengths = ghost.ghost_norm(*rows)
-            return squares, lengths
-        grams = [_gram_of_rows(t) for t in rows]
+        grams = [_gram_of_rows(t.reshape(examples, -1, t.shape[-1])) for t in (x, g)]
     elif slides(x, g, weight, geometry, examples):
         grams = [_slid_gram(x, g, weight, geometry), _gram(_by_group(g, geometry))]
     else:

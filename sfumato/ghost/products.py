@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.ghost import contract, grams
-from sfumato.ghost.contract import LINEAR, Geometry
 from sfumato.ghost.generic import by_vmap
+from sfumato.ghost.geometry import LINEAR, Geometry
 from sfumato.ghost.leaf import Leaf, plain
 from sfumato.ghost.registry import norm_rule
 from sfumato.ghost.tape import Part, Tape

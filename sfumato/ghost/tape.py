@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UnsupportedLayer
-from sfumato.ghost.contract import Geometry
+from sfumato.ghost.geometry import Geometry
 from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.sizes import (
     NOWHERE,

@@ -5,8 +5,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
-from sfumato.ghost import contract, grams
-from sfumato.ghost.contract import LINEAR
+from sfumato.ghost import grams, on_gpu
+from sfumato.ghost.geometry import LINEAR
 from sfumato.ghost.kernels.ghost import ghost_norm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -75,7 +75,7 @@ def test_gradients_that_cancel_are_never_measured_too_short(dtype):
 @pytest.mark.parametrize("cancels", [False, True])
 def test_what_is_summed_after_rounding_stays_below_the_second_norm(cancels, monkeypatch):
     """Factor times gradient is rounded to bf16 on its way into a sum: here, by hand."""
-    monkeypatch.setattr(contract, "rounding", lambda _: 2.0**-8)
+    monkeypatch.setattr(on_gpu, "rounding", lambda _: 2.0**-8)
     x, g = draw(3, 60, 24, 40, dtype=torch.bfloat16)
     if cancels:
         x = x[:, :1] + 0.01 * x

@@ -11,8 +11,8 @@ from torch import nn
 from sfumato.ghost import contract, grams
 from sfumato.ghost.admit import one_at_a_time
 from sfumato.ghost.clip import Ghost
-from sfumato.ghost.contract import Geometry
 from sfumato.ghost.factors import Clipping
+from sfumato.ghost.geometry import Geometry
 from sfumato.nn.wrn import StandardisedConv2d, WideResNet
 
 # channels, outputs, size, kernel, stride, padding, dilation, groups

@@ -4,14 +4,13 @@ import pytest
 import torch
 from oracle import norm_of
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
-from sfumato.ghost import contract, grams
+from sfumato.ghost import contract, grams, on_gpu
 from sfumato.ghost.clip import Ghost
-from sfumato.ghost.contract import LINEAR, Geometry
 from sfumato.ghost.factors import Clipping
+from sfumato.ghost.geometry import LINEAR, Geometry
 from sfumato.ghost.kernels import convolution, pixels
 from sfumato.ghost.kernels.convolution import conv_gradients, conv_weighted
 from sfumato.ghost.kernels.pixels import conv_ghost_norm
@@ -79,7 +78,7 @@ def assert_near(found, wanted, relative):
 @pytest.mark.parametrize(("case", "dtype"), TYPED)
 def test_gradients_of_a_convolution(case, dtype):
     x, g, weight, geometry = layer(case, dtype)
-    found = conv_gradients(x, g, *contract.for_kernel(weight, geometry), EXAMPLES)
+    found = conv_gradients(x, g, *on_gpu.settings(weight, geometry), EXAMPLES)
     loose = LOOSE and dtype == torch.float32
     assert_near(found, true_gradients(x, g, weight, geometry), 1e-3 if loose else 1e-6)
 
@@ -87,7 +86,7 @@ def test_gradients_of_a_convolution(case, dtype):
 @pytest.mark.parametrize("case", ["few channels", "a line of taps", "depthwise"])
 def test_channels_that_do_not_come_last_are_no_matter(case):
     x, g, weight, geometry = layer(case, torch.float32, torch.contiguous_format)
-    found = conv_gradients(x, g, *contract.for_kernel(weight, geometry), EXAMPLES)
+    found = conv_gradients(x, g, *on_gpu.settings(weight, geometry), EXAMPLES)
     assert_near(found, true_gradients(x, g, weight, geometry), 1e-3 if LOOSE else 1e-6)
 
 
@@ -99,7 +98,7 @@ def test_weighted_sums_leave_out_what_is_not_finite(case, dtype, monkeypatch):
     wanted = torch.einsum("n,n...->...", factors.double(), true_gradients(x, g, weight, geometry))
     for tensor, bad in ((x, torch.nan), (g, torch.inf)):
         tensor.unflatten(0, (EXAMPLES, -1))[1] = bad
-    found = conv_weighted(x, g, factors, *contract.for_kernel(weight, geometry))
+    found = conv_weighted(x, g, factors, *on_gpu.settings(weight, geometry))
     loose = LOOSE and dtype == torch.float32
     assert_near(found, wanted, 1e-3 if loose else 1e-6)
 
@@ -109,7 +108,7 @@ def test_ghost_norms_of_a_convolution(case, dtype, monkeypatch):
     # Small tiles, so that there are several even of few positions.
     monkeypatch.setattr(pixels, "SIDE", 32)
     x, g, weight, geometry = layer(case, dtype)
-    found, _ = conv_ghost_norm(x, g, *contract.for_kernel(weight, geometry), EXAMPLES)
+    found, _ = conv_ghost_norm(x, g, *on_gpu.settings(weight, geometry), EXAMPLES)
     wanted = true_gradients(x, g, weight, geometry).flatten(1).square().sum(dim=1)
     loose = LOOSE and dtype == torch.float32
     torch.testing.assert_close(found.double(), wanted, rtol=2e-3 if loose else 2e-5, atol=0.0)
@@ -127,7 +126,7 @@ def test_pixels_that_are_almost_alike_stay_within_the_bound(kernel):
     x, g = (t.to(DEVICE, torch.bfloat16) for t in (x, g))
     weight, edge = torch.zeros(16, 32, kernel, kernel), kernel // 2
     geometry = Geometry((1, 1), (edge, edge), (1, 1))
-    found, _ = conv_ghost_norm(x, g, *contract.for_kernel(weight, geometry), EXAMPLES)
+    found, _ = conv_ghost_norm(x, g, *on_gpu.settings(weight, geometry), EXAMPLES)
     a, b = contract.columns(x.cpu().double(), g.cpu().double(), weight, geometry, EXAMPLES)
     truth = (b @ a.mT).flatten(1).norm(dim=1)
     ratio = found.cpu().double().sqrt() / truth
@@ -138,29 +137,32 @@ def test_pixels_that_are_almost_alike_stay_within_the_bound(kernel):
     # Nor does a clipped sum grow: output gradients rounded after scaling would not cancel.
     for i in range(EXAMPLES):
         factors = 0.83 * (torch.arange(EXAMPLES, device=DEVICE) == i)
-        total = conv_weighted(x, g, factors, *contract.for_kernel(weight, geometry))
+        total = conv_weighted(x, g, factors, *on_gpu.settings(weight, geometry))
         assert float(total.double().norm()) == pytest.approx(0.83 * float(truth[i]), rel=1e-4)
 
 
+@pytest.mark.parametrize("few", [0, 64])
 @pytest.mark.parametrize(("views", "mode"), [(1, "ghost"), (2, "non-ghost")])
-def test_the_engine_gives_the_same_numbers_with_the_kernels(views, mode, monkeypatch):
+def test_the_engine_gives_the_same_numbers_with_the_kernels(views, mode, few, monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.setattr(on_gpu, "FEW", few)
     model = nn.Sequential(
         StandardisedConv2d(3, 16, 3), nn.GELU(), nn.Conv2d(16, 16, 3, stride=2, padding=1),
-        nn.GELU(), nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.GELU(), nn.Conv2d(16, 5, 1),
+        nn.GELU(), nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.GELU(), nn.Conv2d(16, 6, 2, 2),
+        nn.GELU(), nn.Conv2d(6, 5, 1), nn.GELU(), nn.Flatten(2), nn.Linear(4, 3),
     )  # fmt: skip
 
     def losses(m, x):
-        return m(x).unflatten(0, (-1, views)).square().mean(dim=(1, 2, 3, 4))
+        return m(x).unflatten(0, (-1, views)).square().mean(dim=(1, 2, 3))
 
-    x, used = torch.randn(2 * views, 3, 6, 6), []
+    x, used = torch.randn(2 * views, 3, 10, 10), []
     wanted = Ghost(model, mode).clip(losses, (x,), 2)
 
     def everywhere(x, geometry):
         used.append(1)
-        return len(geometry.stride) == 2
+        return geometry.is_linear or len(geometry.stride) == 2
 
-    monkeypatch.setattr(contract, "has_kernel", everywhere)
+    monkeypatch.setattr(on_gpu, "takes", everywhere)
     found = Ghost(model, mode).clip(losses, (x,), 2)
     assert used
     torch.testing.assert_close(found.norms, wanted.norms, rtol=1e-5, atol=1e-6)
@@ -211,11 +213,13 @@ def test_on_a_gpu_layers_store_what_is_smaller_than_their_gram_matrices(
     assert part.method == method
 
 
-def test_a_linear_layer_on_images_is_no_convolution():
-    with FakeTensorMode():
-        x = torch.empty(2, 7, 7, 4, device="cuda", dtype=torch.bfloat16)
-        assert not contract.has_kernel(x, LINEAR)
-        assert contract.has_kernel(x, Geometry((1, 1), (0, 0), (1, 1)))
+def test_layers_that_are_matrices_are_told_from_those_that_are_not():
+    linear, patch, wide = torch.empty(8, 4), torch.empty(8, 4, 2, 2), torch.empty(8, 4, 3, 3)
+    assert on_gpu.is_matrix(linear, LINEAR)
+    assert on_gpu.is_matrix(patch, Geometry((2, 2), (0, 0), (1, 1)))
+    for geometry in (((1, 1), (0, 0), (1, 1)), ((2, 2), (1, 1), (1, 1)), ((2, 2), (0, 0), (2, 2))):
+        assert not on_gpu.is_matrix(patch, Geometry(*geometry))
+    assert not on_gpu.is_matrix(wide, Geometry((3, 3), (0, 0), (1, 1), groups=2))
 
 
 @pytest.mark.parametrize("channels", [4, 16])

@@ -202,7 +202,8 @@ def network(dtype=torch.float32):
     norm.running_mean.normal_()
     norm.running_var.uniform_(0.5, 2.0)
     layers = [
-        nn.Conv2d(3, 12, 3), nn.GroupNorm(4, 12), nn.Tanh(), nn.Conv2d(12, 12, 3), norm, nn.Tanh(),
+        nn.Conv2d(3, 12, 3), nn.GroupNorm(4, 12), nn.CELU(inplace=True), nn.Conv2d(12, 12, 3), norm,
+        nn.CELU(inplace=True),
         frozen(nn.GroupNorm(2, 12), "weight"), frozen(nn.GroupNorm(3, 12), "bias"),
         nn.Flatten(2), nn.LayerNorm(16), frozen(nn.LayerNorm([12, 16]), "weight"), nn.Tanh(),
         nn.LayerNorm(16, bias=False), nn.LayerNorm(16, elementwise_affine=False), nn.Linear(16, 3),

@@ -27,8 +27,8 @@ NARROW = 16
 @no_type_check
 def _gram_tile(
     rows, positions, depth, step, t, s,
-    R: tl.constexpr, S: tl.constexpr, K: tl.constexpr, precision: tl.constexpr,
-    on_gpu: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, K: tl.constexpr, kind: tl.constexpr,
+    precision: tl.constexpr, on_gpu: tl.constexpr,
 ):  # fmt: skip
     """The products of positions t and s, added up over the depth."""
     found = tl.zeros((R, S), dtype=tl.float32)
@@ -36,11 +36,16 @@ def _gram_tile(
         k = start + tl.arange(0, K)
         at = t[:, None] * step + k[None, :]
         one = tl.load(rows + at, mask=(t < positions)[:, None] & (k < depth)[None, :], other=0.0)
-        at = s[None, :] * step + k[:, None]
-        other = tl.load(rows + at, mask=(s < positions)[None, :] & (k < depth)[:, None], other=0.0)
         if not on_gpu:  # Triton's interpreter cannot multiply bfloat16
-            one, other = one.to(tl.float32), other.to(tl.float32)
-        found = tl.dot(one, other, found, input_precision=precision)
+            one = one.to(tl.float32)
+        other = one
+        if kind > 0:
+            at = s[:, None] * step + k[None, :]
+            inside = (s < positions)[:, None] & (k < depth)[None, :]
+            other = tl.load(rows + at, mask=inside, other=0.0)
+            if not on_gpu:
+                other = other.to(tl.float32)
+        found = tl.dot(one, tl.trans(other), found, input_precision=precision)
     return found
 
 
@@ -48,32 +53,30 @@ def _gram_tile(
 @no_type_check
 def _pairs(
     x, g, out, positions, depth_x, depth_g, x_example, x_step, g_example, g_step, whole, count,
-    place, R: tl.constexpr, S: tl.constexpr, K: tl.constexpr, narrow: tl.constexpr,
+    place, R: tl.constexpr, S: tl.constexpr, K: tl.constexpr, kind: tl.constexpr,
     precision: tl.constexpr, on_gpu: tl.constexpr,
 ):  # fmt: skip
-    """One tile of pairs of one example; the program's place is (tile, example)."""
+    """One tile of pairs of one example; the program's place is (tile, example).
+
+    Its kind: 0 on the diagonal, 1 above it, 2 one of the narrow tiles beside the whole ones.
+    """
     pid, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    if narrow:
-        first = pid * R
-        second = whole * R
-        weight = tl.where(pid < whole, 2.0, 1.0)
-    else:
-        # Tiles on and above the diagonal, line by line.
-        line, column = 0, pid
+    if kind == 0:
+        first, second, weight = pid * R, pid * R, 1.0
+    elif kind == 1:
+        line, column = 0, pid + 1
         while column >= whole - line:
-            column -= whole - line
+            column -= whole - line - 1
             line += 1
-        first = line * R
-        second = (line + column) * S
-        weight = tl.where(column > 0, 2.0, 1.0)
+        first, second, weight = line * R, (line + column) * R, 2.0
+    else:
+        first, second, weight = pid * R, whole * R, tl.where(pid < whole, 2.0, 1.0)
     t = first + tl.arange(0, R)
     s = second + tl.arange(0, S)
-    a = _gram_tile(
-        x + example * x_example, positions, depth_x, x_step, t, s, R, S, K, precision, on_gpu
-    )
-    b = _gram_tile(
-        g + example * g_example, positions, depth_g, g_step, t, s, R, S, K, precision, on_gpu
-    )
+    x += example * x_example
+    g += example * g_example
+    a = _gram_tile(x, positions, depth_x, x_step, t, s, R, S, K, kind, precision, on_gpu)
+    b = _gram_tile(g, positions, depth_g, g_step, t, s, R, S, K, kind, precision, on_gpu)
     products = a * b
     lengths = tl.where(t[:, None] == s[None, :], tl.sqrt(tl.maximum(products, 0.0)), 0.0)
     at = out + (example * count + place + pid) * 3
@@ -91,22 +94,20 @@ def ghost_norm(x: Tensor, g: Tensor) -> Tensor:
     whole, rest = divmod(positions, side)
     narrow = 0 < rest <= NARROW < side and whole > 0
     whole += bool(rest) and not narrow
-    tiles = whole * (whole + 1) // 2
-    count = tiles + (whole + 1 if narrow else 0)
-    found = x.new_empty((examples, count, 3), dtype=torch.float32)
+    counts = (whole, whole * (whole - 1) // 2, whole + 1 if narrow else 0)
+    found = x.new_empty((examples, sum(counts), 3), dtype=torch.float32)
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     settings = (
         x, g, found, positions, x.shape[2], g.shape[2], x.stride(0), x.stride(1), g.stride(0),
-        g.stride(1), whole, count,
+        g.stride(1), whole, sum(counts),
     )  # fmt: skip
-    _pairs[(tiles, examples)](
-        *settings, 0, side, side, depth, False, precision, x.is_cuda, num_warps=warps, num_stages=3
-    )
-    if narrow:
-        _pairs[(whole + 1, examples)](
-            *settings, tiles, side, NARROW, depth, True, precision, x.is_cuda, num_warps=4,
-            num_stages=3,
-        )  # fmt: skip
+    for kind, count in enumerate(counts):
+        if count:
+            width = NARROW if kind == 2 else side
+            _pairs[(count, examples)](
+                *settings, sum(counts[:kind]), side, width, depth, kind, precision, x.is_cuda,
+                num_warps=warps, num_stages=3,
+            )  # fmt: skip
     return finished(found)
 
 
@@ -131,6 +132,34 @@ def _finish(tiles, out, examples, count, rounding, E: tl.constexpr):
         at += 3
     tl.store(out + example, tl.maximum(signed, 0.0) + rounding * absolute, mask=inside)
     tl.store(out + examples + example, lengths, mask=inside)
+
+
+@triton.jit
+@no_type_check
+def _scale(rows, factors, out, each, B: tl.constexpr):
+    """B numbers of one example times its factor; the program's place is (block, example)."""
+    example = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    value = tl.load(rows + example * each + at, mask=at < each, other=0.0).to(tl.float32)
+    value *= tl.load(factors + example)
+    tl.store(out + example * each + at, value.to(out.dtype.element_ty), mask=at < each)
+
+
+@torch.library.custom_op("sfumato::scaled", mutates_args=())
+def scaled(rows: Tensor, factors: Tensor) -> Tensor:
+    """All numbers of each example times its factor, in the type that they have."""
+    rows, found = rows.contiguous(), torch.empty_like(rows, memory_format=torch.contiguous_format)
+    each = rows.numel() // max(1, len(factors))
+    if each:
+        block = max(128, min(4096, triton.next_power_of_2(each)))
+        grid = (triton.cdiv(each, block), len(factors))
+        _scale[grid](rows, factors.float(), found, each, block, num_warps=max(1, block // 512))
+    return found
+
+
+@scaled.register_fake
+def _(rows, factors):  # pyright: ignore
+    return torch.empty_like(rows, memory_format=torch.contiguous_format)
 
 
 def finished(tiles: Float[Tensor, "n tiles 3"]) -> Float[Tensor, "2 n"]:

@@ -10,6 +10,8 @@ fixed order. Inputs may be rounded, everything computed is float32.
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false
 # (A Triton kernel is called with a grid in brackets, which type checkers take for a mistake.)
 
+from math import prod
+
 import torch
 import triton
 import triton.language as tl
@@ -132,7 +134,7 @@ def group_norm(
     grid, chunk, sides = plan(flat)
     parts = x.new_empty((2, rows, grid[1], channels), dtype=torch.float32)
     mean, scale = (x.new_empty((rows, groups), dtype=torch.float32) for _ in range(2))
-    out = torch.empty_like(flat, dtype=torch.float32)
+    out = room(x, torch.float32)
     _moments[grid](flat, *parts, positions, chunk, channels, *sides, num_warps=warps(*sides))
     blocks, small = small_plan(grid[1], channels, groups)
     numbers = float(positions * (channels // groups))
@@ -141,17 +143,16 @@ def group_norm(
         num_warps=warps(*small),
     )  # fmt: skip
     _apply[grid](
-        flat, mean, scale, weight, bias, out, positions, chunk, channels, groups, *sides,
+        flat, mean, scale, weight, bias, flattened(out), positions, chunk, channels, groups, *sides,
         num_warps=warps(*sides),
     )  # fmt: skip
-    return shaped(out, x), mean, scale
+    return out, mean, scale
 
 
 @group_norm.register_fake
 def _(x, weight, bias, groups, eps):  # pyright: ignore
-    out = torch.empty_like(flattened(x), dtype=torch.float32)
     stats = (x.new_empty((x.shape[0], groups), dtype=torch.float32) for _ in range(2))
-    return shaped(out, x), *stats
+    return room(x, torch.float32), *stats
 
 
 def flattened(x: Tensor) -> Tensor:
@@ -159,9 +160,14 @@ def flattened(x: Tensor) -> Tensor:
     return x.movedim(1, -1).contiguous().reshape(x.shape[0], -1, x.shape[1])
 
 
-def shaped(flat: Tensor, like: Tensor) -> Tensor:
-    """The same numbers in the shape they came in, with channels last in memory."""
-    return flat.reshape(like.shape[0], *like.shape[2:], like.shape[1]).movedim(-1, 1)
+def room(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Room for numbers in the shape of x, with channels last in memory.
+
+    It is no view: what an autograd Function gives may be changed in place only if it is none.
+    """
+    channels, *sides = x.shape[1:]
+    steps = [channels * prod(sides[i + 1 :]) for i in range(len(sides))]
+    return x.new_empty_strided(x.shape, (channels * prod(sides), 1, *steps), dtype=dtype)
 
 
 def plan(flat: Tensor) -> tuple[Grid, int, Sides]:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfumato.ghost.kernels.group_norm import Grid, Sides, flattened, plan, shaped, small_plan
+from sfumato.ghost.kernels.group_norm import Grid, Sides, flattened, plan, room, small_plan
 from sfumato.ghost.kernels.layer_norm import dense, warps
 
 
@@ -116,23 +116,23 @@ def group_norm_backward(
     parts, (grid, chunk, sides) = _partial_sums(above, flat, mean, scale, size, groups)
     sums = x.new_empty((2, rows, channels), dtype=torch.float32)
     along = x.new_empty((rows, groups, 2), dtype=torch.float32)
-    grad_x = torch.empty_like(flat)
+    grad_x = room(x, x.dtype)
     blocks, small = small_plan(grid[1], channels, groups)
     _of_rows[(rows, blocks)](
         *parts, weight, *sums, along, grid[1], channels, groups, float(positions * size), *small,
         num_warps=warps(*small),
     )  # fmt: skip
     _apply_backward[grid](
-        above, flat, mean, scale, weight, along, grad_x, positions, chunk, channels, groups, *sides,
-        num_warps=warps(*sides),
+        above, flat, mean, scale, weight, along, flattened(grad_x), positions, chunk, channels,
+        groups, *sides, num_warps=warps(*sides),
     )  # fmt: skip
-    return shaped(grad_x, x), sums
+    return grad_x, sums
 
 
 @group_norm_backward.register_fake
 def _(g, x, mean, scale, weight):  # pyright: ignore
     sums = x.new_empty((2, *x.shape[:2]), dtype=torch.float32)
-    return shaped(torch.empty_like(flattened(x)), x), sums
+    return room(x, x.dtype), sums
 
 
 @torch.library.custom_op("sfumato::channel_sums", mutates_args=())
