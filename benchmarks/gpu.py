@@ -8,9 +8,10 @@
     python benchmarks/gpu.py --table gpu.jsonl > results/gpu.md
 
 Every case and way has a process of its own, in which plain, private and the others take turns;
-medians on the clock. Every finding is a line of JSON, so that a run can be made in pieces: no piece
-begins a case after `--minutes`, and a case that fails or takes too long does not stop the others.
-On a machine without a GPU, `--tiny` shows that it runs.
+medians on the clock. With --jobs several of them compile at once, and then measure one by one.
+Every finding is a line of JSON, so that a run can be made in pieces: no piece begins a case after
+`--minutes`, and a case that fails or takes too long does not stop the others. On a machine without
+a GPU, `--tiny` shows that it runs.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import timm
@@ -59,7 +61,8 @@ def read_words() -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="norms, sums and the bound")
     parser.add_argument("--profile", action="store_true", help="time by kind of kernel")
     parser.add_argument("--warm", action="store_true", help="only compile")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at once, with --warm")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once (not --profile)")
+    parser.add_argument("--gate", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=240, help="seconds until a method is ready")
     parser.add_argument("--minutes", type=float, default=9.0, help="begin nothing after so long")
     parser.add_argument("--tiny", action="store_true", help="small models, for a CPU")
@@ -92,19 +95,34 @@ def main() -> None:
     pairs = [(case, way) for case in words.cases for way in words.ways]
     if words.check:
         pairs.append(("collinear", "bf16"))
-    with ThreadPoolExecutor(words.jobs if words.warm else 1) as pool:
-        for _ in pool.map(lambda pair: one_process(words, pair, deadline), pairs):
-            pass
+    jobs = 1 if words.profile or words.max_batch or words.check else words.jobs
+    with TemporaryDirectory() as gates, ThreadPoolExecutor(jobs) as pool:
+        for first in range(0, len(pairs), jobs):
+            group = pairs[first : first + jobs]
+            gate = {pair: Path(gates) / f"{'-'.join(pair)}.preparing" for pair in group}
+            for place in gate.values():
+                place.touch()
+            done = [pool.submit(one_process, words, pair, gate[pair], deadline) for pair in group]
+            for one in done:
+                one.result()
 
 
-def one_process(words: argparse.Namespace, pair: tuple[str, str], deadline: float) -> None:
-    """Measure a case in a way, in a process of its own, if there is time left."""
+def one_process(
+    words: argparse.Namespace, pair: tuple[str, str], gate: Path, deadline: float
+) -> None:
+    """Measure a case in a way, in a process of its own, if there is time left.
+
+    Several of them compile side by side. While its `gate` is there a process is preparing itself;
+    when all are ready, they measure one after the other.
+    """
     case, way = pair
     left = deadline - time.monotonic()
     if left < 0:
         print(f"{case} {way}: no time left", flush=True)
+        gate.unlink(missing_ok=True)
         return
-    command = [sys.executable, "-W", "ignore", __file__, *sys.argv[1:], "--inside", case, way]
+    command = [sys.executable, "-W", "ignore", __file__, *sys.argv[1:], "--gate", str(gate)]
+    command += ["--inside", case, way]
     problem = ""
     try:
         # As long as two methods may take, and a little more; but not much beyond the end.
@@ -114,6 +132,7 @@ def one_process(words: argparse.Namespace, pair: tuple[str, str], deadline: floa
             problem = f"ended with {done.returncode}"
     except subprocess.TimeoutExpired as late:
         problem = f"stopped after {late.timeout:.0f} s"
+    gate.unlink(missing_ok=True)
     if problem:
         write(words, {"kind": "process", "case": case, "way": way, "error": problem})
 
@@ -150,7 +169,7 @@ def findings(
     if words.check:
         return check_case(case, way, device)
     methods = [method for method in words.methods if runs_in(method, way)]
-    ask: Any = partial(measure_times, limit=words.limit)
+    ask: Any = partial(measure_times, limit=words.limit, gate=words.gate)
     if words.max_batch:
         ask = partial(measure_largest, gib=words.gib)
     elif words.profile:

@@ -1,5 +1,6 @@
 """How `benchmarks/gpu.py` measures: time, peak memory, the largest batch, and kinds of kernels."""
 
+import fcntl
 import re
 import signal
 import statistics
@@ -37,9 +38,24 @@ def runs_in(method: str, way: Way) -> bool:
     return method not in PEERS or way.name == "tf32"
 
 
+@contextmanager
+def one_at_a_time(gate: Path | None) -> Iterator[None]:
+    """Wait until no other process prepares itself, and none measures; see `benchmarks/gpu.py`."""
+    if gate is None:
+        yield
+        return
+    gate.unlink(missing_ok=True)
+    while any(gate.parent.glob("*.preparing")):
+        time.sleep(0.1)
+    with (gate.parent / "turn").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
+
+
 def measure_times(
-    case: Case, way: Way, methods: Sequence[str], device: torch.device, limit: int
-) -> Iterator[Record]:
+    case: Case, way: Way, methods: Sequence[str], device: torch.device, limit: int,
+    gate: Path | None = None,
+) -> Iterator[Record]:  # fmt: skip
     """Peak memory of each method as it is made, then the time of all of them, in turns."""
     steps: dict[str, Step] = {}
     found: dict[str, Record] = {}
@@ -52,9 +68,10 @@ def measure_times(
         except Exception as problem:  # a method that fails is a cell of the table
             found[method] = {"error": in_few_words(problem)}
     times: dict[str, list[float]] = {method: [] for method in steps}
-    for _ in range(ROUNDS):
-        for method, step in steps.items():
-            times[method].append(time_of(step, device))
+    with one_at_a_time(gate):
+        for _ in range(ROUNDS):
+            for method, step in steps.items():
+                times[method].append(time_of(step, device))
     for method, record in found.items():
         if method in times:
             record["ms"] = 1000 * statistics.median(times[method])
