@@ -38,6 +38,8 @@ class InLists(TorchFunctionMode):
     ) -> Any:
         """Hand the operation to a Leaf in its list, if there is one."""
         kwargs = kwargs or {}
+        if func is Tensor.unflatten:  # torch 2.11 cannot follow the method here, but the function
+            func = torch.unflatten
         if self.inside or func not in LISTING or not any(isinstance(t, Leaf) for t in flat(args)):
             return func(*args, **kwargs)
         self.inside = True
