@@ -187,9 +187,11 @@ def _measure(
 
 
 def _bias_gradient(g: Tensor, geometry: Geometry, examples: int) -> Tensor:
+    """The sums over positions, added up in float32 without a copy in it."""
+    dtype = contract.sum_type(g)
     if geometry.is_linear:
-        return g.reshape(examples, -1, g.shape[-1]).to(contract.sum_type(g)).sum(dim=1)
-    rows = g.flatten(2).to(contract.sum_type(g)).sum(dim=2)
+        return g.reshape(examples, -1, g.shape[-1]).sum(dim=1, dtype=dtype)
+    rows = g.flatten(2).sum(dim=2, dtype=dtype)
     return rows.unflatten(0, (examples, -1)).sum(dim=1)
 
 

@@ -240,8 +240,8 @@ def test_collinear_tokens_in_bf16_do_not_lose_their_norm():
     assert (found.norms <= 1.05 * exact.norms).all()
 
 
-@pytest.mark.parametrize("net", ["small_net", "vit"])
-def test_the_whole_step_compiles_in_one_graph(net):
+@pytest.mark.parametrize("net", ["small_net", "vit", "beit"])
+def test_the_forward_pass_compiles_in_one_graph(net):
     # In a process of its own: the run-time type checks of the tests would be traced along.
     script = Path(__file__).with_name("compiled.py")
     done = subprocess.run([sys.executable, str(script), net], capture_output=True, text=True)

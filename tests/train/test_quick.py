@@ -1,0 +1,86 @@
+"""Clipping as a training loop does it: recorded on a GPU, and careful where it must be."""
+
+import pytest
+import torch
+from people import portraits
+from torch import nn
+
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping
+from sfumato.train.quick import quick_clip, recorded
+from sfumato.train.reading import Reading
+from sfumato.train.replay import WARM
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def scene(device):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(400, 3)]
+    model = nn.Sequential(*layers).to(device)
+    reading = Reading(portraits(), torch.device(device), (0.5,), (0.5,), seed=3)
+    return model, Ghost(model, clipping=Clipping(max_norm=1e-2)), reading
+
+
+def same(found, wanted):
+    torch.testing.assert_close(found.norms, wanted.norms)
+    torch.testing.assert_close(found.factors, wanted.factors)
+    for name, total in wanted.total.items():
+        torch.testing.assert_close(found.total[name], total, rtol=1e-4, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_each_call_clips_what_it_is_given_with_the_parameters_there_are(device):
+    model, ghost, reading = scene(device)
+    clip = recorded(ghost, ghost.clip, reading)
+    mask = torch.tensor([True, True, False, True], device=device)
+    for turn in range(WARM + 3):
+        x, y = reading.trial(4)
+        inputs = (x * (1 + turn), y)
+        found = clip(reading.losses, inputs, 4, mask)
+        same(found, ghost.clip(reading.losses, inputs, 4, mask))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter *= 1.1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_another_bound_is_not_that_of_a_recording(device):
+    _, ghost, reading = scene(device)
+    clip, mask = recorded(ghost, ghost.clip, reading), torch.ones(4, dtype=torch.bool).to(device)
+    for turn in range(3 * (WARM + 2)):
+        ghost.clipping = Clipping(max_norm=1e-2 * (1 + turn % 3))
+        found = clip(reading.losses, reading.trial(4), 4, mask)
+        same(found, ghost.clip(reading.losses, reading.trial(4), 4, mask))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing(device):
+    _, ghost, reading = scene(device)
+    clip, mask = recorded(ghost, ghost.clip, reading), torch.ones(4, dtype=torch.bool).to(device)
+    for turn in range(WARM + 3):
+        x, y = reading.trial(4)
+        if turn % 2:
+            x[2] = torch.inf
+        found = clip(reading.losses, (x, y), 4, mask)
+        assert all(total.isfinite().all() for total in found.total.values())
+        kept = mask if turn % 2 == 0 else torch.tensor([True, True, False, True]).to(device)
+        calm = torch.where(x.isfinite(), x, 0.0)
+        wanted = ghost.clip(reading.losses, (calm, y), 4, kept)
+        for name, total in wanted.total.items():
+            torch.testing.assert_close(found.total[name], total, rtol=1e-4, atol=1e-7)
+
+
+def test_without_care_such_an_example_shows():
+    _, ghost, reading = scene("cpu")
+    x, y = reading.trial(4)
+    x[1] = torch.nan
+    found = ghost.clip(reading.losses, (x, y), 4, careful=False)
+    assert found.norms.isfinite().tolist() == [True, False, True, True]
+    assert not all(total.isfinite().all() for total in found.total.values())
+
+
+def test_two_passes_are_neither_compiled_nor_recorded():
+    _, ghost, reading = scene("cpu")
+    ghost.two_pass = True
+    assert quick_clip(ghost, reading, compiled=True) == ghost.clip
