@@ -4,6 +4,7 @@ A small network on a large GPU waits for Python: hundreds of kernels of a few mi
 every one is launched by hand. A CUDA graph launches all of them at once.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +86,8 @@ class Recorded:
         self.work = work
         self.device = device
         self.calls: dict[Any, int] = {}
-        self.recordings: dict[Any, Recording] = {}
+        self.recordings: dict[Any, Recording | None] = {}
+        """None for what cannot be recorded, or is one too many."""
 
     def __call__(self, name: Any, *inputs: Tensor) -> Any:
         """The function of these inputs; `name` stands for all else that it depends on."""
@@ -93,22 +95,27 @@ class Recorded:
             return self.work(*inputs)
         key = (name, *((tuple(x.shape), x.stride(), x.dtype) for x in inputs))
         self.calls[key] = self.calls.get(key, 0) + 1
-        if key not in self.recordings:
-            if self.calls[key] <= WARM or len(self.recordings) == MOST:
-                return self.work(*inputs)
-            self.recordings[key] = self._record(inputs)
-        made = self.recordings[key]
+        if key not in self.recordings and self.calls[key] == WARM + 1:
+            self.recordings[key] = self._record(inputs) if len(self.recordings) < MOST else None
+        made = self.recordings.get(key)
+        if made is None:
+            return self.work(*inputs)
         for place, value in zip(made.inputs, inputs, strict=True):
             place.copy_(value)
         made.graph.replay()
         return made.given
 
-    def _record(self, inputs: tuple[Tensor, ...]) -> Recording:
+    def _record(self, inputs: tuple[Tensor, ...]) -> Recording | None:
         torch.cuda.empty_cache()  # what the calls before held, the recording needs for itself
         known = [x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
-        others = [made.graph.pool() for made in self.recordings.values()]
+        others = [made.graph.pool() for made in self.recordings.values() if made is not None]
         pool = others[0] if others else None
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            given = self.work(*known)
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                given = self.work(*known)
+        except RuntimeError as problem:
+            words = str(problem).splitlines()[0]
+            warnings.warn(f"a step cannot be recorded, so it is slower: {words}", stacklevel=2)
+            return None
         return Recording(graph, known, given)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sfumato.train.replay import WARM, Replay
+from sfumato.train.replay import WARM, Recorded, Replay
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -39,3 +39,28 @@ def test_a_replay_does_what_the_work_does_with_the_chance_of_each_seed(device):
     torch.testing.assert_close(found, walk(device, seeds, by_hand(device)))
     other = walk(device, [*seeds[:-1], 4], by_hand(device))
     assert not torch.allclose(found, other)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_recorded_function_is_the_function_for_each_shape_and_name(device):
+    factor = torch.ones((), device=device)
+    double = Recorded(lambda x, y: (factor * x + y, x.sum()), torch.device(device))
+    for turn in range(2 * WARM + 4):
+        factor += 1
+        x = torch.arange(4.0 + turn % 2, device=device) + turn
+        total, whole = double("name", x, x + 1)
+        torch.testing.assert_close(total, factor * x + x + 1)
+        torch.testing.assert_close(whole, x.sum())
+
+
+@pytest.mark.gpu
+def test_what_waits_for_the_gpu_is_not_recorded_but_done():
+    waits = Recorded(lambda x: x * float(x.sum()), torch.device("cuda"))
+    x = torch.ones(3, device="cuda")
+    for turn in range(WARM + 3):
+        if turn == WARM:
+            with pytest.warns(UserWarning, match="cannot be recorded"):
+                found = waits("name", x)
+        else:
+            found = waits("name", x)
+        torch.testing.assert_close(found, 3 * x)
