@@ -25,6 +25,7 @@ import torch
 from canary_runs import ledger_of, run_small, unpriced
 
 from sfumato.errors import PrivacyError, UnsupportedLayer
+from sfumato.ghost import sums
 from sfumato.ghost.clip import Ghost
 from sfumato.privacy import noise, sampling
 from sfumato.recipes.audit_canaries import check_run, examine
@@ -75,16 +76,16 @@ def test_noise_of_half_the_size_is_caught(tmp_path, monkeypatch):
 
 
 def unclipped_weight(original):
-    """The sums of `_weigh`, with every example's whole gradient in that of the weight."""
+    """The sums of `_add_up`, with every example's whole gradient in that of the weight."""
 
-    def weigh(self, tape, kept, several, factors, norms):
+    def add_up(tape, left, factors, broken):
         present = (factors > 0).to(factors.dtype)
-        total = original(self, tape, kept, several, factors, norms)
+        total = original(tape, left, factors, broken)
         with torch.enable_grad():
-            whole = original(self, tape, kept, several, present, norms)
+            whole = original(tape, left, present, broken)
         return {**total, "1.weight": whole["1.weight"]}
 
-    return weigh
+    return add_up
 
 
 def retained(monkeypatch):
@@ -97,7 +98,7 @@ def retained(monkeypatch):
 
 def test_clipping_skipped_for_one_layer_is_not_admitted(tmp_path, monkeypatch):
     retained(monkeypatch)
-    monkeypatch.setattr(Ghost, "_weigh", unclipped_weight(Ghost._weigh))
+    monkeypatch.setattr(sums, "_add_up", unclipped_weight(sums._add_up))
     with pytest.raises(UnsupportedLayer, match=r"1\.weight"):
         run_small(tmp_path / "run")
 
@@ -106,14 +107,14 @@ def test_clipping_skipped_for_one_layer_is_noticed_while_training(
     tmp_path, monkeypatch, not_admitted
 ):
     retained(monkeypatch)
-    monkeypatch.setattr(Ghost, "_weigh", unclipped_weight(Ghost._weigh))
+    monkeypatch.setattr(sums, "_add_up", unclipped_weight(sums._add_up))
     with pytest.raises(PrivacyError, match="beyond the bound"):
         run_small(tmp_path / "run", check_every=1, max_grad_norm=0.01)
 
 
 def test_clipping_skipped_for_all_is_caught(tmp_path, monkeypatch, not_admitted):
     monkeypatch.setattr(
-        "sfumato.ghost.clip.clip_factors", lambda norms, *_, **__: torch.ones_like(norms)
+        "sfumato.ghost.sums.clip_factors", lambda norms, *_, **__: torch.ones_like(norms)
     )
     assert "contributions" in caught(tmp_path / "run")
 
@@ -193,15 +194,15 @@ def test_a_divisor_that_is_the_size_of_the_batch_is_caught(tmp_path, monkeypatch
 def without_bias(original):
     """Squared norms that leave the bias out."""
 
-    def squares(self, tape, kept, from_products):
+    def measure(tape, kept, from_products):
         some = [one for one in kept if "1.bias" not in one.part.sources]
-        return original(self, tape, some, from_products)
+        return original(tape, some, from_products)[0], original(tape, kept, from_products)[1]
 
-    return squares
+    return measure
 
 
 def test_a_parameter_outside_the_norm_is_not_admitted(tmp_path, monkeypatch):
-    monkeypatch.setattr(Ghost, "_squares", without_bias(Ghost._squares))
+    monkeypatch.setattr(sums, "_measure", without_bias(sums._measure))
     with pytest.raises(UnsupportedLayer, match="not those of autograd"):
         run_small(tmp_path / "run")
 
@@ -209,7 +210,7 @@ def test_a_parameter_outside_the_norm_is_not_admitted(tmp_path, monkeypatch):
 def test_a_parameter_outside_the_norm_is_noticed_while_training(
     tmp_path, monkeypatch, not_admitted
 ):
-    monkeypatch.setattr(Ghost, "_squares", without_bias(Ghost._squares))
+    monkeypatch.setattr(sums, "_measure", without_bias(sums._measure))
     with pytest.raises(PrivacyError, match="beyond the bound"):
         run_small(tmp_path / "run", check_every=1, max_grad_norm=0.01)
 

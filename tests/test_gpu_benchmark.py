@@ -14,7 +14,7 @@ import gpu_measure
 import gpu_table
 from gpu_cases import TINY, WAYS
 
-from sfumato.ghost.clip import Ghost
+from sfumato.ghost import sums
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CPU, SCRIPT = torch.device("cpu"), Path(gpu_table.__file__).with_name("gpu.py")
@@ -40,13 +40,13 @@ def test_the_checks_notice_a_norm_that_is_too_small(monkeypatch):
     assert right["added"] < 1e-5
     assert right["of_bound"] <= 1
     assert right["norms"] < 1e-3
-    found = Ghost._squares
+    found = sums._measure
 
     def too_small(*args):
-        squares, several = found(*args)
-        return 0.98 * squares, several
+        squares, left = found(*args)
+        return 0.98 * squares, left
 
-    monkeypatch.setattr(Ghost, "_squares", too_small)
+    monkeypatch.setattr(sums, "_measure", too_small)
     (wrong,) = gpu_checks.check_case(TINY["tiny-vit"], WAYS["bf16"], CPU)
     assert wrong["added"] > 5e-3
     assert wrong["of_bound"] > 1.005
@@ -88,7 +88,7 @@ def test_a_method_that_fails_does_not_stop_the_others(monkeypatch):
 @pytest.mark.parametrize(
     ("kernel", "kind"),
     [
-        ("_tile", "ours"),
+        ("tap_tile", "ours"),
         ("triton_red_fused_native_layer_norm_12", "fused by the compiler"),
         ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "convolution"),
         ("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "product"),

@@ -172,7 +172,7 @@ def side_by_side(here: Sequence[Chapter], there: Sequence[Chapter], run: Run) ->
             for written in promised:
                 written.result()
         finally:
-            second.shutdown(wait=False, cancel_futures=True)
+            second.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)
 
 

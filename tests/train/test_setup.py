@@ -7,6 +7,7 @@ from people import portraits
 from torch import nn
 
 from sfumato.errors import ConfigError, PrivacyError
+from sfumato.ghost import sums
 from sfumato.ghost.admit import check_contributions
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
@@ -188,12 +189,12 @@ def test_the_runtime_check_notices_a_norm_that_is_too_small(monkeypatch):
     inputs = read.trial(4)
     ghost = Ghost(small_net(), clipping=Clipping(max_norm=1e-3))
     check_contributions(ghost, read.losses, inputs, 4)
-    right = Ghost._squares
+    right = sums._measure
 
     def too_small(*args):
-        squares, several = right(*args)
-        return squares * 0.9, several
+        squares, left = right(*args)
+        return squares * 0.9, left
 
-    monkeypatch.setattr(Ghost, "_squares", too_small)
+    monkeypatch.setattr(sums, "_measure", too_small)
     with pytest.raises(PrivacyError, match=r"beyond the bound 0\.001"):
         check_contributions(ghost, read.losses, inputs, 4)
