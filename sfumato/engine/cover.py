@@ -117,7 +117,7 @@ class PrivacyEngine:
         self.recorder = Recorder(self.ghost)
         self.accounting_mode = accounting_mode
         self.taken = 0
-        self._total = Sums.zeros(self.ghost.parameters)
+        self._total: Sums | None = None
         self._stats: dict[str, float] = {}
         self._drawn: tuple[int, bool] | None = None
         self._uses_loader = False
@@ -163,7 +163,7 @@ class PrivacyEngine:
             )
         self._uses_loader = True
         # A batch that an abandoned loader left in part is drawn again: its pieces count once.
-        self._total.zero()
+        self._total = None
         self._drawn = None
         size = len(dataset)  # pyright: ignore
         batches = poisson_batches(
@@ -249,7 +249,7 @@ class PrivacyEngine:
         clipped = self.recorder.clip(tape, loss)
         if not self._uses_loader:
             self._gather(tape.examples)
-        self._total.add(clipped.total)
+        self._sums.add(clipped.total)
         self._stats = clip_statistics(clipped)
         if not self._uses_loader:
             return True
@@ -268,9 +268,16 @@ class PrivacyEngine:
                 "for. Call step(loss=...) sooner, or plan with the batch size that is used."
             )
 
+    @property
+    def _sums(self) -> Sums:
+        """The sums of this logical batch, made when they are wanted: a model may move before."""
+        if self._total is None:
+            self._total = Sums.zeros(self.ghost.parameters)
+        return self._total
+
     def _forget(self) -> None:
         """Begin a logical batch."""
-        self._total.zero()
+        self._total = None
         self._gathered = 0
 
     def _take_step(self) -> None:
@@ -284,7 +291,7 @@ class PrivacyEngine:
             if self.taken == 0:
                 warn_of_shuffling(self.plan, self._epoch_steps, self.ledger.header.delta)
         noisy = privatize(
-            self._total, plan, self.ledger, self.secret,
+            self._sums, plan, self.ledger, self.secret,
             step=self.taken, stage="train", family=family,
         )  # fmt: skip
         self._forget()

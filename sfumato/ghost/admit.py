@@ -121,16 +121,17 @@ def check_contributions(
     inputs: Sequence[Tensor],
     examples: int,
     count: int = 2,
+    clip: Callable[..., Clipped] | None = None,
 ) -> None:
     """Raise `PrivacyError` if one of `count` examples, drawn at random, adds more than the bound.
 
     For use while training, on the very inputs of a step and in its precision: the sum is formed for
     one example with all others masked, and measured. Norms and sums are found in different ways, so
-    that a wrong norm shows.
+    that a wrong norm shows. `clip` is what the step itself calls, if that is not `ghost.clip`.
     """
     bound = ghost.clipping.max_norm
     for i in torch.randperm(examples)[:count].tolist():
-        added = _contribution(ghost, loss_fn, inputs, examples, i)
+        added = _contribution(clip or ghost.clip, loss_fn, inputs, examples, i)
         if not added <= bound * (1 + SLACK):
             raise PrivacyError(
                 f"an example adds a gradient of norm {added:.6g}, beyond the bound {bound:.6g}: a "
@@ -139,11 +140,12 @@ def check_contributions(
 
 
 def _contribution(
-    ghost: Ghost, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int, i: int
-) -> float:
+    clip: Callable[..., Clipped], loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor],
+    examples: int, i: int,
+) -> float:  # fmt: skip
     """The norm of what example i adds, all others masked."""
     mask = torch.arange(examples, device=inputs[0].device) == i
-    total = ghost.clip(loss_fn, inputs, examples, mask).total
+    total = clip(loss_fn, inputs, examples, mask).total
     return float(torch.stack([g.double().square().sum() for g in total.values()]).sum().sqrt())
 
 
@@ -191,7 +193,7 @@ def _check_bound(
     small = replace(ghost.clipping, max_norm=1e-3)
     trial = replace(ghost, clipping=small, layouts={})
     for i in range(examples):
-        norm = _contribution(trial, loss_fn, inputs, examples, i)
+        norm = _contribution(trial.clip, loss_fn, inputs, examples, i)
         if not norm <= 1e-3 * (1 + SLACK):
             raise UnsupportedLayer(
                 f"one example added a gradient of norm {norm:.3g} where 0.001 is the bound. Use "

@@ -192,20 +192,18 @@ class Ghost:
         """Backward pass, norms, clip factors and, in one pass, the weighted sums."""
         if tape.count != len(tape.parts):
             raise UnsupportedLayer(tape.wandered("the end of the forward pass"))
-        if losses.shape != (tape.examples,):
-            raise ConfigError(
-                f"the loss has shape {tuple(losses.shape)}, and must be one number for each of the "
-                f'{tape.examples} examples. Use reduction="none", and average over views.'
-            )
+        check_losses(losses, tape.examples)
         dummies = [*tape.norms, *tape.keeps]
         tape.replaying = True
         # A compiler plans memory itself, and before torch 2.12 takes a freed graph for used up.
         retain = torch.compiler.is_compiling()
-        with self._swapped(tape):
-            found = torch.autograd.grad(
-                losses.sum(), dummies, allow_unused=True, retain_graph=retain
-            )
-        return conclude(tape, losses, found, self.clipping, self.margin, mask, careful)
+        # Whatever a caller has on: rounded to bf16, a sum may grow beyond the bound.
+        with torch.autocast(self._device.type, enabled=False):
+            with self._swapped(tape):
+                found = torch.autograd.grad(
+                    losses.sum(), dummies, allow_unused=True, retain_graph=retain
+                )
+            return conclude(tape, losses, found, self.clipping, self.margin, mask, careful)
 
     def _second_pass(
         self, first: Clipped, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
@@ -256,6 +254,15 @@ TRIES = 3
 def kind_of_batch(inputs: Sequence[Tensor], examples: int) -> Any:
     """What a layout is made for: shapes of the rows, and how many of them an example has."""
     return tuple((tuple(x.shape[1:]), x.shape[0] // max(1, examples)) for x in inputs)
+
+
+def check_losses(losses: Tensor, examples: int) -> None:
+    """Refuse losses that are not one number for each example."""
+    if losses.shape != (examples,):
+        raise ConfigError(
+            f"the loss has shape {tuple(losses.shape)}, and must be one number for each of the "
+            f'{examples} examples. Use reduction="none", and average over views.'
+        )
 
 
 def _refuse_untracked(out: Any, named: dict[str, nn.Parameter]) -> None:

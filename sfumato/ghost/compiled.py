@@ -17,7 +17,8 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sfumato.ghost.clip import Ghost, kind_of_batch
+from sfumato.errors import UnsupportedLayer
+from sfumato.ghost.clip import Ghost, check_losses, kind_of_batch
 from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.sizes import FEW, flat
 from sfumato.ghost.sums import Clipped, conclude
@@ -48,6 +49,9 @@ class InLists(TorchFunctionMode):
         finally:
             self.inside = False
 
+
+MOST = 8
+"""Sizes of batch that are compiled, as many as torch allows a function; others go uncompiled."""
 
 LISTING = (torch.cat, torch.concat, torch.stack, torch.hstack, torch.vstack)
 
@@ -87,17 +91,21 @@ class Compiled:
         """As `Ghost.clip`."""
         kind = kind_of_batch(inputs, examples)
         if (kind, examples) not in self.passes:
+            if len(self.passes) == MOST:
+                return self.ghost.clip(loss_fn, inputs, examples, mask, careful)
             self.passes[kind, examples] = self._prepare(loss_fn, inputs, examples, kind)
         known = self.passes[kind, examples]
         dummies = (known.norms, known.keeps)
         losses, extras = self.forward(
             loss_fn, tuple(inputs), examples, kind, dummies, known.has_lists
         )
+        check_losses(losses, examples)
         found = torch.autograd.grad(losses.sum(), [*known.norms, *known.keeps], allow_unused=True)
         tape = self.ghost.new_tape(examples, kind, dummies=dummies)
         tape.values, tape.extras = self._values(known), extras
         clipping, margin = self.ghost.clipping, self.ghost.margin
-        return conclude(tape, losses, found, clipping, margin, mask, careful)
+        with torch.autocast(self.ghost.seed.device.type, enabled=False):
+            return conclude(tape, losses, found, clipping, margin, mask, careful)
 
     def _forward(
         self, loss_fn: Callable[..., Tensor], inputs: tuple[Tensor, ...], examples: int, kind: Any,
@@ -121,12 +129,20 @@ class Compiled:
             leaves = {id(leaf): name for name, leaf in tape.leaves.items()}
         set_random_state(state)
         del losses
+        assert all(keep.shape[0] % FEW == 0 for keep in tape.keeps)
         norms = tuple(self._dummy((2, examples), norm.dtype) for norm in tape.norms)
         keeps = tuple(
             self._dummy((keep.shape[0] // FEW * examples, *keep.shape[1:]), keep.dtype)
             for keep in tape.keeps
         )
-        return Pass(norms, keeps, tape, leaves)
+        made = Pass(norms, keeps, tape, leaves)
+        for seen, again in zip(tape.values, self._values(made), strict=True):
+            if not torch.equal(seen.detach(), again.detach()):
+                raise UnsupportedLayer(
+                    "a parameter is changed in place, or by chance, before it meets the batch, "
+                    "which compiled code cannot follow. Leave --compile out."
+                )
+        return made
 
     def _dummy(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Zeros that take no memory and can be differentiated."""

@@ -92,7 +92,7 @@ class GroupNormed(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         """The ordinary forward pass."""
         rows, channels = x.shape[:2]
-        sizes = (rows, channels, x[0, 0].numel(), groups)
+        sizes = (rows, channels, x.shape[2:].numel(), groups)
         if has_kernel(x) and gives_float32(x) and channels_last(x):
             from sfumato.ghost.kernels.group_norm import group_norm
 

@@ -44,7 +44,7 @@ def rounding(x: Tensor) -> float:
     if x.dtype == torch.bfloat16:
         return 2.0**-8
     tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-    return 2.0**-10 if tf32 else 0.0
+    return 2.0**-9 if tf32 else 0.0  # ten bits, cut off here and rounded there, of both factors
 
 
 def measured(
@@ -84,8 +84,7 @@ def weighted_gradient(
     As a product of matrices, it takes factor times input or output gradient in the type they have:
     see `rounding`. The kernel multiplies what it has summed up of an image, and rounds nothing.
     """
-    few = geometry.groups == 1 and not geometry.is_linear and g.shape[2:].numel() < FEW
-    if not is_matrix(weight, geometry) and not few:
+    if not is_matrix(weight, geometry) and (geometry.groups > 1 or g.shape[2:].numel() >= FEW):
         from sfumato.ghost.kernels.convolution import conv_weighted
 
         return conv_weighted(x, g, factors, *settings(weight, geometry))

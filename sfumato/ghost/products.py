@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ghost import contract, grams
+from sfumato.ghost import contract, grams, on_gpu
 from sfumato.ghost.generic import by_vmap
 from sfumato.ghost.geometry import LINEAR, Geometry
 from sfumato.ghost.leaf import Leaf, plain
@@ -203,8 +203,7 @@ def _product_type(x: Tensor) -> torch.dtype:
 
 def _is_rounded(y: Tensor) -> bool:
     """Whether a product kept fewer bits than the sums that are taken of it."""
-    tf32 = y.device.type == "cuda" and torch.backends.cudnn.allow_tf32
-    return tf32 or y.dtype != contract.sum_type(y)
+    return on_gpu.rounding(y) > 0 or y.dtype != contract.sum_type(y)
 
 
 def _depends_on_batch(tensor: Tensor | None) -> bool:

@@ -68,11 +68,15 @@ def embedding_bag(
 
 def gathering(func: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
     """The operation, or one that does the same by `Rows` where rows are read by a constant."""
-    found = _table_and_index(func, args, kwargs)
-    if found is None:
+    if _table_and_index(func, args, kwargs) is None:
         return func
-    table, index = found
-    return lambda *_, **__: Rows.apply(table, index)
+
+    def rows(*args: Any, **kwargs: Any) -> Any:
+        # From its own arguments: a recipe may call it again, with a table of later parameters.
+        found = _table_and_index(func, args, kwargs)
+        return func(*args, **kwargs) if found is None else Rows.apply(*found)
+
+    return rows
 
 
 def _table_and_index(
@@ -88,7 +92,7 @@ def _table_and_index(
     elif func is F.embedding and len(args) == 2 and kwargs.get("padding_idx") is None:
         special = any(kwargs.get(name) for name in ("max_norm", "scale_grad_by_freq", "sparse"))
         index, table = (None, None) if special else args
-    if not isinstance(table, Leaf) or not isinstance(index, Tensor) or isinstance(index, Leaf):
+    if not isinstance(table, Tensor) or not isinstance(index, Tensor) or isinstance(index, Leaf):
         return None
     return (table, index) if index.dtype in (torch.int32, torch.int64) else None
 

@@ -36,6 +36,8 @@ class Work(NamedTuple):
     """As it is run in the end."""
     measured: Callable[..., Any]
     """As it is measured with a few examples: the same, or uncompiled, which takes no less."""
+    recorded: bool = False
+    """Whether it is recorded in the end: a recording keeps its memory, other sizes run beside."""
 
     @classmethod
     def plain(cls, model: nn.Module) -> "Work":
@@ -85,7 +87,7 @@ def measured_batch(ghost: Ghost, reading: Reading, most: int, work: Work) -> int
     return largest_that_fits(
         lambda size: peak_bytes(work.measured, reading, size),
         lambda size: peak_bytes(work.run, reading, size),
-        free_bytes(reading.device) - beside,
+        (free_bytes(reading.device) - beside) // (2 if work.recorded else 1),
         most,
     )
 

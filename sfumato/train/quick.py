@@ -25,16 +25,21 @@ def quick_clip(ghost: Ghost, reading: Reading, *, compiled: bool) -> Clip:
     are two passes, between which chance is set back.
     """
     clip: Clip = Compiled(ghost) if compiled and not ghost.two_pass else ghost.clip
-    if reading.device.type != "cuda" or ghost.two_pass or reading.change is not None:
-        return clip
-    return recorded(ghost, clip, reading)
+    return recorded(ghost, clip, reading) if records(ghost, reading) else clip
+
+
+def records(ghost: Ghost, reading: Reading) -> bool:
+    """Whether `quick_clip` records."""
+    steady = not ghost.two_pass and reading.change is None
+    return reading.device.type == "cuda" and steady
 
 
 def recorded(ghost: Ghost, clip: Clip, reading: Reading) -> Clip:
     """The same, replayed where the shapes have come before.
 
-    Nothing may wait for the GPU while it is recorded, so whether all gradients are finite is seen
-    afterwards. If one is not, which is rare, the examples are clipped once more, with care.
+    It is to be called with the losses of this reading, which are in the recording. Nothing may wait
+    for the GPU while it is recorded, so whether all gradients are finite is seen afterwards. If one
+    is not, which is rare, the examples are clipped once more, with care.
     """
 
     def work(mask: Tensor, *inputs: Tensor) -> Clipped:
@@ -45,7 +50,7 @@ def recorded(ghost: Ghost, clip: Clip, reading: Reading) -> Clip:
     def quick(
         loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int, mask: Tensor
     ) -> Clipped:
-        found = replayed(ghost.clipping, mask, *inputs)
+        found = replayed((ghost.clipping, ghost.model.training), mask, *inputs)
         if bool(found.norms.isfinite().all()):
             return found
         return ghost.clip(loss_fn, inputs, examples, mask)

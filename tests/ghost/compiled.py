@@ -30,13 +30,25 @@ def beit():
     return timm.create_model("beit_base_patch16_224", num_classes=5, init_values=0.1, **sizes)
 
 
+class Computed(nn.Module):
+    """A table that is computed from parameters, and read by a constant index."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Parameter(torch.randn(4, 5)), nn.Linear(768, 5)
+        self.register_buffer("index", torch.tensor([0, 3, 3, 1]))
+
+    def forward(self, x):
+        return self.last(x.flatten(1)) * self.table.sigmoid()[self.index].sum(dim=0)
+
+
 def loss_of(model, x, y):
     return F.cross_entropy(model(x), y, reduction="none")
 
 
 def main():
     torch.manual_seed(0)
-    model = {"small_net": small_net, "vit": vit, "beit": beit}[sys.argv[1]]()
+    model = {"small_net": small_net, "vit": vit, "beit": beit, "computed": Computed}[sys.argv[1]]()
     ghost = Ghost(model, clipping=Clipping(max_norm=0.3))
     x, y = torch.randn(6, 3, 16, 16), torch.arange(6) % 5
     clip = Compiled(ghost, backend="aot_eager")

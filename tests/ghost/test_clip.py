@@ -17,6 +17,7 @@ from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost.admit import one_at_a_time
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping, clip_factors
+from sfumato.ghost.layout import MODES
 
 STYLES = ["vanilla", "automatic", "auto-v", "global"]
 
@@ -240,7 +241,7 @@ def test_collinear_tokens_in_bf16_do_not_lose_their_norm():
     assert (found.norms <= 1.05 * exact.norms).all()
 
 
-@pytest.mark.parametrize("net", ["small_net", "vit", "beit"])
+@pytest.mark.parametrize("net", ["small_net", "vit", "beit", "computed"])
 def test_the_forward_pass_compiles_in_one_graph(net):
     # In a process of its own: the run-time type checks of the tests would be traced along.
     script = Path(__file__).with_name("compiled.py")
@@ -346,3 +347,17 @@ def test_a_broken_constant_image_is_left_out_in_two_passes():
     clipped = Ghost(Scaled(), two_pass=True).clip(loss_of, (x, y), 6)
     assert not clipped.norms[2].isfinite()
     assert all(total.isfinite().all() for total in clipped.total.values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_caller_s_autocast_does_not_round_the_sum(mode):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(288, 5))
+    ghost = Ghost(model, mode, clipping=Clipping(max_norm=1.0))
+    x = torch.randn(4, 3, 8, 8)
+    for i in range(4):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = ghost.clip(
+                lambda m, x: 100 * m(x).float().square().sum(dim=1), (x,), 4, torch.arange(4) == i
+            )
+        assert 0.99 < norm_of(found.total) <= 1

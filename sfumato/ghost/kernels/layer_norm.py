@@ -110,7 +110,7 @@ def layer_norm_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradient of the input, and what scale and shift get from each example (2 n width)."""
     g, x, weight = g.contiguous(), x.contiguous(), dense(weight)
-    grad_x, positions = torch.empty_like(x), x.numel() // (examples * width)
+    grad_x, positions = torch.empty_like(x), x.numel() // max(1, examples * width)
     R, W = tile(positions, width)
     chunk, chunks = cut(positions, examples, R)
     sums = x.new_empty((2, examples, chunks, width), dtype=torch.float32)
