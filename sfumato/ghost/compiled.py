@@ -167,7 +167,9 @@ def _make(item: Any, made: dict[int, Tensor], recipes: dict[int, Recipe]) -> Any
     if id(item) not in made:
         recipe = recipes[id(item)]
         kwargs = {name: _make(value, made, recipes) for name, value in recipe.kwargs.items()}
-        result = recipe.func(*_make(recipe.args, made, recipes), **kwargs)
+        args, low = _make(recipe.args, made, recipes), recipe.precision
+        with torch.autocast(item.device.type, low, enabled=low is not None):
+            result = recipe.func(*args, **kwargs)
         for number in recipe.place:
             result = result[number]
         made[id(item)] = result

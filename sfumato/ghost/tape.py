@@ -78,6 +78,8 @@ class Recipe:
     func: Callable[..., Any]
     args: Any
     kwargs: Any
+    precision: torch.dtype | None = None
+    """What autocast computed in, if it was on."""
     place: tuple[int, ...] = ()
     """Where it is in what the function gives."""
 
@@ -266,7 +268,10 @@ class Tape:
     def derive(self, func: Callable[..., Any], args: Any, kwargs: Any, kind: type) -> Any:
         """A batch-free operation on Leafs gives Leafs."""
         result = func(*args, **kwargs)
-        return self._wrap(result, Recipe(func, args, kwargs), kind)
+        device = self.seed.device.type
+        on = self.recipes is not None and torch.is_autocast_enabled(device)
+        precision = torch.get_autocast_dtype(device) if on else None
+        return self._wrap(result, Recipe(func, args, kwargs, precision), kind)
 
     def _wrap(self, result: Any, recipe: Recipe, kind: type) -> Any:
         if isinstance(result, tuple | list):
