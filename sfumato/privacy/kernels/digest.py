@@ -29,7 +29,7 @@ FEW = 2**14
 
 
 def digest(flat: Tensor, draw: Callable[[int, int], bytes]) -> bytes:
-    """Fewer than 2^14 words that stand for the bits of a flat vector, as bytes on the CPU.
+    """At most 2^14 words that stand for the bits of a flat vector, as bytes on the CPU.
 
     `draw(level, count)` are `count` secret bytes for a level. Whoever calls tells vectors of
     different lengths apart: a shorter one counts as filled up with zeros.
