@@ -53,12 +53,8 @@ def tap_tile(
     found = tl.zeros((P, C), dtype=tl.float32)
     second, third = found, found
     for _ in range(0, steps):
-        end = size
-        if factors is not None:
-            factor = tl.load(factors + first + image)
-            end = tl.where(factor == 0, 0, size)
-        inside = start + tl.arange(0, T) < end
-        at = (image * size + start + tl.arange(0, T)).to(tl.int64)[None, :] * (groups * outputs)
+        factor, inside, at = _places(factors, first, image, start, size, T)
+        at = at[None, :] * (groups * outputs)
         b = tl.load(g + at, mask=inside[None, :] & real_p, other=0.0)
         h, w = line * stride_h + above, column * stride_w + left
         pixel = (image * height + h) * width + w
@@ -107,12 +103,8 @@ def column_tile(
     image, start, line, column = 0, 0, tl.arange(0, T) // out_width, tl.arange(0, T) % out_width
     found = tl.zeros((P, D), dtype=tl.float32)
     for _ in range(0, steps):
-        end = size
-        if factors is not None:
-            factor = tl.load(factors + first + image)
-            end = tl.where(factor == 0, 0, size)
-        inside = start + tl.arange(0, T) < end
-        at = (image * size + start + tl.arange(0, T)).to(tl.int64)[None, :] * (groups * outputs)
+        factor, inside, at = _places(factors, first, image, start, size, T)
+        at = at[None, :] * (groups * outputs)
         b = tl.load(g + at, mask=inside[None, :] & (p < outputs)[:, None], other=0.0)
         h = (line * stride_h)[:, None] + above[None, :]
         w = (column * stride_w)[:, None] + left[None, :]
@@ -151,12 +143,8 @@ def depthwise_tile(
     image, start, line, column = 0, 0, tl.arange(0, T) // out_width, tl.arange(0, T) % out_width
     found = tl.zeros((K, T, P), dtype=tl.float32)
     for _ in range(0, steps):
-        end = size
-        if factors is not None:
-            factor = tl.load(factors + first + image)
-            end = tl.where(factor == 0, 0, size)
-        inside = start + tl.arange(0, T) < end
-        at = (image * size + start + tl.arange(0, T)).to(tl.int64)[:, None] * (groups * outputs)
+        factor, inside, at = _places(factors, first, image, start, size, T)
+        at = at[:, None] * (groups * outputs)
         b = tl.load(g + at, mask=inside[:, None] & real[None, :], other=0.0).to(tl.float32)
         if factors is not None:
             b *= factor
@@ -187,6 +175,18 @@ def _begin(stretch, total, share, size, T: tl.constexpr):
     first = stretch.to(tl.int64) * share
     images = tl.minimum(total - first, share).to(tl.int32)
     return first, images * tl.cdiv(size, T), size
+
+
+@triton.jit
+@no_type_check
+def _places(factors, first, image, start, size, T: tl.constexpr):
+    """The image's factor, which of the T positions from `start` are read, and where they lie."""
+    factor, end = 1.0, size
+    if factors is not None:
+        factor = tl.load(factors + first + image)
+        end = tl.where(factor == 0, 0, size)
+    inside = start + tl.arange(0, T) < end
+    return factor, inside, (image * size + start + tl.arange(0, T)).to(tl.int64)
 
 
 @triton.jit
