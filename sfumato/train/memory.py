@@ -61,7 +61,9 @@ def fitting_batch(
 
     Several processes share a batch, so none takes more than its part of it.
     """
-    part = max(1, math.ceil(1.25 * expected / world.size))
+    # A batch is drawn at random: four standard deviations more than expected are rare.
+    most = expected + min(expected / 4, 4 * math.sqrt(expected))
+    part = max(1, math.ceil(most / world.size))
     if isinstance(asked, int):
         return min(asked, part) if world.size > 1 else asked
     return world.agree(largest_batch(ghost, reading, part, work))

@@ -10,8 +10,9 @@ from torch import nn
 
 from sfumato.ghost.clip import Ghost
 from sfumato.train import memory
-from sfumato.train.memory import Work, completes, largest_that_fits, out_of_memory
+from sfumato.train.memory import Work, completes, fitting_batch, largest_that_fits, out_of_memory
 from sfumato.train.reading import Reading
+from sfumato.train.world import World
 
 MB = 2**20
 
@@ -115,6 +116,15 @@ def test_on_a_gpu_what_is_tried_is_what_is_run(monkeypatch):
     work = Work(note("compiled"), note("eager"))
     assert memory.measured_batch(Ghost(model), reading(), 1000, work) == 128
     assert tried == [("eager", 4), ("eager", 16), ("compiled", 128)]
+
+
+@pytest.mark.parametrize(("expected", "most"), [(4096, 4352), (256, 320), (10, 13), (0.5, 1)])
+def test_room_is_wanted_for_chance_and_no_more(monkeypatch, expected, most):
+    monkeypatch.setattr(memory, "LARGEST", {"cpu": 8192})
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 10**15)
+    ghost = Ghost(nn.Sequential(nn.Flatten(), nn.Linear(144, 3)))
+    assert fitting_batch(ghost, reading(), "auto", expected, World()) == most
+    assert fitting_batch(ghost, reading(), 8192, expected, World(0, 2)) == (most + 1) // 2
 
 
 def test_plain_work_is_an_ordinary_gradient_of_what_counts():
