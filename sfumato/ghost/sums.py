@@ -126,7 +126,7 @@ def _add_up(tape: Tape, left: Left, factors: Tensor, broken: Tensor | None) -> d
     met = {name for part in (*parts, *(one.part for one in left.single)) for name in part.sources}
     names = [name for name in tape.parameters if name in met]
     if names:
-        sums = [total.to(value.dtype) for total, value in zip(sums, values, strict=True)]
+        sums = [summed.to(value.dtype) for summed, value in zip(sums, values, strict=True)]
         found = torch.autograd.grad(values, [tape.parameters[n] for n in names], sums)
         total |= {name: g.detach() for name, g in zip(names, found, strict=True)}
     return total
