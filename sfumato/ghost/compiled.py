@@ -50,7 +50,7 @@ class InLists(TorchFunctionMode):
             self.inside = False
 
 
-MOST = 8
+SIZES = 8
 """Sizes of batch that are compiled, as many as torch allows a function; others go uncompiled."""
 
 LISTING = (torch.cat, torch.concat, torch.stack, torch.hstack, torch.vstack)
@@ -91,7 +91,7 @@ class Compiled:
         """As `Ghost.clip`."""
         kind = kind_of_batch(inputs, examples)
         if (kind, examples) not in self.passes:
-            if len(self.passes) == MOST:
+            if len(self.passes) == SIZES:
                 return self.ghost.clip(loss_fn, inputs, examples, mask, careful)
             self.passes[kind, examples] = self._prepare(loss_fn, inputs, examples, kind)
         known = self.passes[kind, examples]

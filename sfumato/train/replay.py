@@ -62,7 +62,7 @@ class Replay:
         return graph
 
 
-MOST = 8
+RECORDINGS = 8
 """Recordings that a function has at most: each takes seconds to make, and memory."""
 
 
@@ -96,7 +96,9 @@ class Recorded:
         key = (name, *((tuple(x.shape), x.stride(), x.dtype) for x in inputs))
         self.calls[key] = self.calls.get(key, 0) + 1
         if key not in self.recordings and self.calls[key] == WARM + 1:
-            self.recordings[key] = self._record(inputs) if len(self.recordings) < MOST else None
+            self.recordings[key] = (
+                self._record(inputs) if len(self.recordings) < RECORDINGS else None
+            )
         made = self.recordings.get(key)
         if made is None:
             return self.work(*inputs)
