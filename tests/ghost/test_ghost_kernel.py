@@ -18,8 +18,12 @@ SHAPES = [
     (69, 33, 65),
     (100, 24, 8),
     (131, 16, 9),
+    (197, 9, 8),
+    (256, 8, 5),
+    (459, 6, 7),
 ]
-"""Positions, inputs, outputs: less than a tile, whole tiles, a few positions over, many over."""
+"""Positions, inputs, outputs: less than a tile, whole tiles, a few positions over, many over; lines
+of tiles that are as long as a program takes, longer, and more than twice as long."""
 
 
 def draw(examples, positions, *widths, dtype=torch.float32):

@@ -1,11 +1,15 @@
 """Ghost norms: the squared norm of b'a from a (T x D) and b (T x P), with no matrix ever written.
 
-The norm is the sum over pairs of positions of (a a') * (b b'). One program takes one tile of such
-pairs: it adds up the tile of a a' over D and that of b b' over P, both in float32, multiplies them
-entry by entry and keeps three numbers: the sum, the sum of absolute values, and the sum over
-positions of |a| |b|, by which rounding is bounded. Both matrices are symmetric, so tiles above the
-diagonal count twice and those below are left out. Where the last few positions would fill a
-fraction of a tile (197 = 3 x 64 + 5), they get narrow tiles of their own. Legend as in `contract`.
+The norm is the sum over pairs of positions of (a a') * (b b'). One program takes a few tiles of
+such pairs that lie beside each other: it adds up those of a a' over D and those of b b' over P, all
+in float32, multiplies them entry by entry and keeps three numbers: the sum, the sum of absolute
+values, and the sum over positions of |a| |b|, by which rounding is bounded. Both matrices are
+symmetric, so tiles above the diagonal count twice and those below are left out. Where the last few
+positions would fill a fraction of a tile (197 = 3 x 64 + 5), they get narrow tiles of their own.
+
+What bounds it is not the products but how often rows are read from the cache: with tiles of 64 x 64
+alone, 4.5 times each at 197 positions. Tiles beside each other share their rows; that makes it 2.
+Legend as in `contract`.
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false
@@ -19,70 +23,141 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+COLUMNS = 3
+"""Tiles beside each other that a program takes at most."""
 NARROW = 16
 """Positions of the narrow tiles."""
 
 
 @triton.jit
 @no_type_check
-def _gram_tile(
-    rows, positions, depth, step, t, s,
-    R: tl.constexpr, S: tl.constexpr, K: tl.constexpr, kind: tl.constexpr,
-    precision: tl.constexpr, on_gpu: tl.constexpr,
-):  # fmt: skip
-    """The products of positions t and s, added up over the depth."""
-    found = tl.zeros((R, S), dtype=tl.float32)
-    for start in range(0, depth, K):
-        k = start + tl.arange(0, K)
-        at = t[:, None] * step + k[None, :]
-        one = tl.load(rows + at, mask=(t < positions)[:, None] & (k < depth)[None, :], other=0.0)
-        if not on_gpu:  # Triton's interpreter cannot multiply bfloat16
-            one = one.to(tl.float32)
-        other = one
-        if kind > 0:
-            at = s[:, None] * step + k[None, :]
-            inside = (s < positions)[:, None] & (k < depth)[None, :]
-            other = tl.load(rows + at, mask=inside, other=0.0)
-            if not on_gpu:
-                other = other.to(tl.float32)
-        found = tl.dot(one, tl.trans(other), found, input_precision=precision)
+def _read(rows, positions, depth, step, t, k, on_gpu: tl.constexpr):
+    """The numbers k of the positions t."""
+    inside = (t < positions)[:, None] & (k < depth)[None, :]
+    found = tl.load(rows + t[:, None] * step + k[None, :], mask=inside, other=0.0)
+    if not on_gpu:  # Triton's interpreter cannot multiply bfloat16
+        found = found.to(tl.float32)
     return found
 
 
 @triton.jit
 @no_type_check
-def _pairs(
-    x, g, out, positions, depth_x, depth_g, x_example, x_step, g_example, g_step, whole, count,
-    place, R: tl.constexpr, S: tl.constexpr, K: tl.constexpr, kind: tl.constexpr,
-    precision: tl.constexpr, on_gpu: tl.constexpr,
+def _gram_tiles(
+    rows, positions, depth, step, t, s, last,
+    columns: tl.constexpr, narrow: tl.constexpr, diagonal: tl.constexpr,
+    R: tl.constexpr, K: tl.constexpr, N: tl.constexpr, precision: tl.constexpr,
+    on_gpu: tl.constexpr,
 ):  # fmt: skip
-    """One tile of pairs of one example; the program's place is (tile, example).
+    """The products of positions t with those of up to three tiles from s on, and with the last."""
+    first = tl.zeros((R, R), dtype=tl.float32)
+    second, third, rest = first, first, tl.zeros((R, N), dtype=tl.float32)
+    for start in range(0, depth, K):
+        k = start + tl.arange(0, K)
+        one = _read(rows, positions, depth, step, t, k, on_gpu)
+        other = one
+        if not diagonal:
+            other = _read(rows, positions, depth, step, s, k, on_gpu)
+        first = tl.dot(one, tl.trans(other), first, input_precision=precision)
+        if columns > 1:
+            other = _read(rows, positions, depth, step, s + R, k, on_gpu)
+            second = tl.dot(one, tl.trans(other), second, input_precision=precision)
+        if columns > 2:
+            other = _read(rows, positions, depth, step, s + 2 * R, k, on_gpu)
+            third = tl.dot(one, tl.trans(other), third, input_precision=precision)
+        if narrow:
+            other = _read(rows, positions, depth, step, last, k, on_gpu)
+            rest = tl.dot(one, tl.trans(other), rest, input_precision=precision)
+    return first, second, third, rest
 
-    Its kind: 0 on the diagonal, 1 above it, 2 one of the narrow tiles beside the whole ones.
+
+@triton.jit
+@no_type_check
+def _add(a, b, weight, signed, absolute):
+    """The sum of the products of two tiles, and that of their absolute values, added."""
+    products = weight * a * b
+    signed += tl.sum(tl.sum(products, axis=1), axis=0)
+    return signed, absolute + tl.sum(tl.sum(tl.abs(products), axis=1), axis=0)
+
+
+@triton.jit
+@no_type_check
+def _stretch(
+    x, g, at, positions, depth_x, depth_g, x_step, g_step, t, s, last,
+    columns: tl.constexpr, narrow: tl.constexpr, diagonal: tl.constexpr,
+    R: tl.constexpr, K: tl.constexpr, N: tl.constexpr, precision: tl.constexpr,
+    on_gpu: tl.constexpr,
+):  # fmt: skip
+    """The three numbers of tiles beside each other, and of the narrow one behind them."""
+    a0, a1, a2, a3 = _gram_tiles(
+        x, positions, depth_x, x_step, t, s, last, columns, narrow, diagonal, R, K, N, precision,
+        on_gpu,
+    )  # fmt: skip
+    b0, b1, b2, b3 = _gram_tiles(
+        g, positions, depth_g, g_step, t, s, last, columns, narrow, diagonal, R, K, N, precision,
+        on_gpu,
+    )  # fmt: skip
+    signed, absolute = _add(a0, b0, 1.0 if diagonal else 2.0, 0.0, 0.0)
+    if columns > 1:
+        signed, absolute = _add(a1, b1, 2.0, signed, absolute)
+    if columns > 2:
+        signed, absolute = _add(a2, b2, 2.0, signed, absolute)
+    if narrow:
+        signed, absolute = _add(a3, b3, 2.0, signed, absolute)
+    tl.store(at, signed)
+    tl.store(at + 1, absolute)
+    if diagonal:
+        own = tl.where(t[:, None] == s[None, :], tl.sqrt(tl.maximum(a0 * b0, 0.0)), 0.0)
+        tl.store(at + 2, tl.sum(tl.sum(own, axis=1), axis=0))
+    else:
+        tl.store(at + 2, 0.0)
+
+
+@triton.jit
+@no_type_check
+def _pairs(
+    x, g, out, positions, depth_x, depth_g, x_example, x_step, g_example, g_step, begin, whole,
+    stretches, count, place, C: tl.constexpr, narrow: tl.constexpr, diagonal: tl.constexpr,
+    R: tl.constexpr, K: tl.constexpr, N: tl.constexpr, precision: tl.constexpr,
+    on_gpu: tl.constexpr,
+):  # fmt: skip
+    """Up to C tiles of one example; the program's place is (line and stretch of it, example).
+
+    A line of tiles begins on the diagonal. The first stretches of all lines are one launch, the
+    others another; some of these are beyond the end of their lines.
     """
     pid, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    if kind == 0:
-        first, second, weight = pid * R, pid * R, 1.0
-    elif kind == 1:
-        line, column = 0, pid + 1
-        while column >= whole - line:
-            column -= whole - line - 1
-            line += 1
-        first, second, weight = line * R, (line + column) * R, 2.0
-    else:
-        first, second, weight = pid * R, whole * R, tl.where(pid < whole, 2.0, 1.0)
-    t = first + tl.arange(0, R)
-    s = second + tl.arange(0, S)
+    line = pid // stretches
+    column = line
+    if not diagonal:
+        column += C * (pid % stretches + 1)
+    t, s = begin + line * R + tl.arange(0, R), begin + column * R + tl.arange(0, R)
+    last = begin + whole * R + tl.arange(0, N)
     x += example * x_example
     g += example * g_example
-    a = _gram_tile(x, positions, depth_x, x_step, t, s, R, S, K, kind, precision, on_gpu)
-    b = _gram_tile(g, positions, depth_g, g_step, t, s, R, S, K, kind, precision, on_gpu)
-    products = a * b
-    lengths = tl.where(t[:, None] == s[None, :], tl.sqrt(tl.maximum(products, 0.0)), 0.0)
-    at = out + (example * count + place + pid) * 3
-    tl.store(at, weight * tl.sum(tl.sum(products, axis=1), axis=0))
-    tl.store(at + 1, weight * tl.sum(tl.sum(tl.abs(products), axis=1), axis=0))
-    tl.store(at + 2, tl.sum(tl.sum(lengths, axis=1), axis=0))
+    at, left = out + (example * count + place + pid) * 3, whole - column
+    # Narrow tiles stand at the ends of lines, so what has more than C tiles to go has none.
+    if left > C:
+        _stretch(
+            x, g, at, positions, depth_x, depth_g, x_step, g_step, t, s, last, C, False,
+            diagonal, R, K, N, precision, on_gpu,
+        )  # fmt: skip
+    elif left == 3 and C >= 3:
+        _stretch(
+            x, g, at, positions, depth_x, depth_g, x_step, g_step, t, s, last, 3, narrow, diagonal,
+            R, K, N, precision, on_gpu,
+        )  # fmt: skip
+    elif left == 2 and C >= 2:
+        _stretch(
+            x, g, at, positions, depth_x, depth_g, x_step, g_step, t, s, last, 2, narrow, diagonal,
+            R, K, N, precision, on_gpu,
+        )  # fmt: skip
+    elif left == 1:
+        _stretch(
+            x, g, at, positions, depth_x, depth_g, x_step, g_step, t, s, last, 1, narrow, diagonal,
+            R, K, N, precision, on_gpu,
+        )  # fmt: skip
+    else:
+        tl.store(at + tl.arange(0, 4), 0.0, mask=tl.arange(0, 4) < 3)
 
 
 @torch.library.custom_op("sfumato::ghost_norm", mutates_args=())
@@ -90,24 +165,30 @@ def ghost_norm(x: Tensor, g: Tensor) -> Tensor:
     """For x (n T D) and g (n T P), in float32: squared norms, and sums of |a| |b| (2 n)."""
     x, g = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, g.to(x.dtype)))
     examples, positions = x.shape[:2]
-    side, depth, warps = _tiles(positions, x.dtype)
+    side = max(NARROW, min(64, triton.next_power_of_2(positions)))
     whole, rest = divmod(positions, side)
     narrow = 0 < rest <= NARROW < side and whole > 0
     whole += bool(rest) and not narrow
-    counts = (whole, whole * (whole - 1) // 2, whole + 1 if narrow else 0)
+    more = max(0, triton.cdiv(whole, COLUMNS) - 1)  # stretches of the longest line, less the first
+    counts = (whole, whole * more, int(narrow))
     found = x.new_empty((examples, sum(counts), 3), dtype=torch.float32)
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    settings = (
-        x, g, found, positions, x.shape[2], g.shape[2], x.stride(0), x.stride(1), g.stride(0),
-        g.stride(1), whole, sum(counts),
-    )  # fmt: skip
-    for kind, count in enumerate(counts):
-        if count:
-            width = NARROW if kind == 2 else side
-            _pairs[(count, examples)](
-                *settings, sum(counts[:kind]), side, width, depth, kind, precision, x.is_cuda,
-                num_warps=warps, num_stages=3,
-            )  # fmt: skip
+    depth = 32 if x.dtype == torch.float32 else 64
+
+    def launch(kind: int, begin: int, lines: int, stretches: int, side: int, narrow: bool) -> None:
+        columns = min(COLUMNS, lines)
+        _pairs[(lines * stretches, examples)](
+            x, g, found, positions, x.shape[2], g.shape[2], x.stride(0), x.stride(1), g.stride(0),
+            g.stride(1), begin, lines, stretches, sum(counts), sum(counts[:kind]), columns, narrow,
+            kind != 1, side, depth, NARROW, precision, x.is_cuda,
+            num_warps=8 if columns > 1 else 4, num_stages=3,
+        )  # fmt: skip
+
+    launch(0, 0, whole, 1, side, narrow)
+    if more:
+        launch(1, 0, whole, more, side, narrow)
+    if narrow:
+        launch(2, whole * side, 1, 1, NARROW, False)
     return finished(found)
 
 
@@ -173,10 +254,3 @@ def finished(tiles: Float[Tensor, "n tiles 3"]) -> Float[Tensor, "2 n"]:
         rounding = 8 * torch.finfo(torch.float32).eps
         _finish[(triton.cdiv(examples, 32),)](tiles, found, examples, count, rounding, 32)
     return found
-
-
-def _tiles(positions: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Side of a tile, numbers of the depth at a time, warps."""
-    depth = 32 if dtype == torch.float32 else 64
-    side = max(16, min(64, triton.next_power_of_2(positions)))
-    return side, depth, 4
