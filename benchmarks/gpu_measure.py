@@ -20,7 +20,7 @@ import sfumato
 from sfumato.train.memory import out_of_memory, release
 from sfumato.train.replay import WARM
 
-ROUNDS, IN_A_ROW = 9, 3
+ROUNDS, IN_A_ROW = 5, 3
 """Turns of each method, and steps in a turn: a loop does not wait for the GPU after every step."""
 LARGEST = 2**16
 Record = dict[str, Any]
@@ -133,7 +133,7 @@ def measure_largest(
     torch.backends.cudnn.benchmark = False  # every trial has another shape
     if device.type == "cuda":
         whole = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / whole), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / whole))
     most = LARGEST if device.type == "cuda" else 2 * case.batch
     for method in methods:
         try:

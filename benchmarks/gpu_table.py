@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gpu_cases import CASES, TINY, WAYS
-from gpu_measure import KINDS, Record
+from gpu_measure import IN_A_ROW, KINDS, ROUNDS, Record
 from gpu_steps import PEERS
 
 Key = tuple[str, str, str]
@@ -30,8 +30,8 @@ def tables(records: Sequence[Record], files: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-NOTES = """A step is forward, backward, clip, noise and SGD. *Plain* and *private* of a cell were
-measured in one process, in turns: medians on the clock of nine turns of three steps; peak of
+NOTES = f"""A step is forward, backward, clip, noise and SGD. *Plain* and *private* of a cell were
+measured in one process, in turns: medians on the clock of {ROUNDS} turns of {IN_A_ROW} steps; peak of
 allocated memory. BatchNorm is GroupNorm for all. Private trains every parameter; other libraries
 train what they can (their share is given), without tokens, positions and LayerScale."""
 
