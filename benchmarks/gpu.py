@@ -45,6 +45,7 @@ from gpu_steps import METHODS, PEERS
 from gpu_table import kernel_table, tables
 
 PLAIN_WAYS = [name for name, way in WAYS.items() if not way.graphs]
+EAGER_WAYS = [name for name in PLAIN_WAYS if not WAYS[name].compiled]
 
 
 def read_words() -> argparse.Namespace:
@@ -74,8 +75,8 @@ def read_words() -> argparse.Namespace:
     words.cases = words.cases or list(TINY if words.tiny else CASES)
     if words.graphs:
         words.ways = [name for way in words.ways for name in (way, f"{way}+graphs")]
-    if words.max_batch:  # every trial would be compiled anew
-        words.ways = [name for name in words.ways if not WAYS[name].compiled]
+    if words.max_batch:  # every trial would be compiled, or recorded, anew
+        words.ways = [name for name in words.ways if name in EAGER_WAYS]
     there = [method for method, (package, _) in PEERS.items() if find_spec(package)]
     others = [] if words.profile or words.warm else there
     words.methods = words.methods or ["plain", "private", *others]

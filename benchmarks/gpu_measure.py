@@ -162,7 +162,7 @@ def fits_in(method: str, case: Case, way: Way, device: torch.device) -> Callable
     """Whether a step of so many examples fits; each is tried with a model of its own."""
 
     def fits(batch: int) -> bool:
-        release()
+        release()  # here the last trial's error is gone, and with it all that its frames held
         try:
             step, _ = new_step(method, case, way, device, batch)
             step()

@@ -1,8 +1,11 @@
 """benchmarks/gpu.py on a CPU, with models of toy size: it runs, and its findings become a table."""
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,3 +104,40 @@ def test_a_method_that_fails_does_not_stop_the_others(monkeypatch):
 )
 def test_kernels_are_known_by_their_names(kernel, kind):
     assert gpu_measure.kind_of(kernel) == kind
+
+
+def test_a_batch_that_does_not_fit_leaves_nothing_behind_for_the_next_trial(monkeypatch):
+    held, seen = [], []
+
+    class Holder:
+        """Something a step makes, in a circle as models are."""
+
+        def __init__(self):
+            self.circle, self.tensor = self, torch.ones(3)
+            held.append(weakref.ref(self))
+
+    def new_step(method, case, way, device, batch):
+        gc.disable()  # only what is asked for
+        seen.append(sum(one() is not None for one in held))
+        holder = Holder()
+
+        def step():
+            deep = Holder()
+            if batch > 4:
+                try:
+                    raise torch.OutOfMemoryError("CUDA out of memory.")
+                except RuntimeError as problem:
+                    raise RuntimeError("CUDA out of memory, once more.") from problem
+            return deep, holder
+
+        return step, 1.0
+
+    monkeypatch.setattr(gpu_measure, "new_step", new_step)
+    try:
+        case = replace(TINY["tiny-vit"], batch=8)
+        found = list(gpu_measure.measure_largest(case, WAYS["tf32"], ["plain", "private"], CPU, 1))
+    finally:
+        gc.enable()
+    assert [record["largest"] for record in found] == [4, 4]
+    assert len(seen) > 8
+    assert not any(seen)
