@@ -31,8 +31,8 @@ def tables(records: Sequence[Record], files: str) -> str:
 
 
 NOTES = f"""A step is forward, backward, clip, noise and SGD. *Plain* and *private* of a cell were
-measured in one process, in turns: medians on the clock of {ROUNDS} turns of {IN_A_ROW} steps; peak of
-allocated memory. BatchNorm is GroupNorm for all. Private trains every parameter; other libraries
+measured in one process, in turns: medians on the clock of {ROUNDS} turns of {IN_A_ROW} steps;
+peak of allocated memory. BatchNorm is GroupNorm for all. Private trains every parameter; other libraries
 train what they can (their share is given), without tokens, positions and LayerScale."""
 
 
