@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from cpu import opacus_step
 from gpu_cases import Case, Losses, Way
-from passes import opacus_step as opacus_views_step
 from torch import Tensor, nn
 
 from sfumato.ghost.clip import Clipped, Ghost
@@ -136,7 +136,7 @@ def peer_step(method: str, model: nn.Module, inputs: Inputs, views: int) -> Step
         return make(model, inputs)
     if method != "Opacus":
         raise NotImplementedError("knows no views of an image")
-    return opacus_views_step(model, *inputs, views)
+    return _opacus_views_step(model, inputs, views)
 
 
 def freeze_loose(model: nn.Module) -> None:
@@ -145,6 +145,34 @@ def freeze_loose(model: nn.Module) -> None:
         if any(module.children()) or "LayerScale" in type(module).__name__:
             for parameter in module.parameters(recurse=False):
                 parameter.requires_grad_(False)
+
+
+def _opacus_views_step(model: nn.Module, inputs: Inputs, views: int) -> Step:
+    """Opacus as the published code did it: view after view, then one clip an image."""
+    from opacus.grad_sample import GradSampleModule  # pyright: ignore
+
+    for module in model.modules():
+        if hasattr(module, "inplace"):
+            module.inplace = False  # pyright: ignore
+    wrapped: Any = GradSampleModule(model, loss_reduction="sum")
+    trained = [p for p in wrapped.parameters() if p.requires_grad]
+    x, y = inputs
+    parts = x.unflatten(0, (-1, views)).transpose(0, 1).contiguous()
+
+    def gradient() -> list[Tensor]:
+        rows: list[Tensor] = []
+        for view in parts:
+            F.cross_entropy(wrapped(view), y, reduction="sum").backward()
+            found = [p.grad_sample / views for p in trained]
+            rows = [a + b for a, b in zip(rows, found, strict=True)] if rows else found
+            for p in trained:
+                p.grad_sample = p.grad = None
+        norms = torch.stack([row.flatten(1).norm(dim=1) for row in rows]).norm(dim=0)
+        factors = (1 / norms.clamp(min=1e-6)).clamp(max=1)
+        sums = [torch.einsum("n...,n->...", row, factors) for row in rows]
+        return [(total + torch.randn_like(total)) / len(y) for total in sums]
+
+    return with_optimizer(trained, gradient)
 
 
 def _fastdp_step(model: nn.Module, inputs: Inputs) -> Step:
@@ -159,7 +187,7 @@ def _fastdp_step(model: nn.Module, inputs: Inputs) -> Step:
     engine.attach(optimizer)
 
     def step() -> None:
-        nn.functional.cross_entropy(model(x), y).backward()
+        F.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -178,7 +206,7 @@ def _private_vision_step(model: nn.Module, inputs: Inputs) -> Step:
     engine.attach(optimizer)
 
     def step() -> None:
-        optimizer.step(loss=nn.functional.cross_entropy(model(x), y, reduction="none"))
+        optimizer.step(loss=F.cross_entropy(model(x), y, reduction="none"))
         optimizer.zero_grad()
 
     return step

@@ -18,6 +18,7 @@ def tables(records: Sequence[Record], files: str) -> str:
         parts += ["## Time and memory", time_table(kinds["time"])]
         parts += ["## Private bf16 against plain TF32", headline(kinds["time"])]
         parts += ["## Other libraries, in the run of plain TF32", peer_table(kinds["time"])]
+        parts += views_table(kinds["time"])
     if kinds["largest"]:
         parts += ["## Largest batch", largest_table(kinds["largest"])]
     if kinds["check"]:
@@ -31,9 +32,9 @@ def tables(records: Sequence[Record], files: str) -> str:
 
 
 NOTES = f"""A step is forward, backward, clip, noise and SGD. *Plain* and *private* of a cell were
-measured in one process, in turns: medians on the clock of {ROUNDS} turns of {IN_A_ROW} steps;
-peak of allocated memory. BatchNorm is GroupNorm for all. Private trains every parameter; other libraries
-train what they can (their share is given), without tokens, positions and LayerScale."""
+measured in one process, in turns: medians on the clock of {ROUNDS} turns of {IN_A_ROW} steps; peak
+of allocated memory. BatchNorm is GroupNorm for all. Private trains every parameter; others train
+what they can (their share is given), without tokens, positions and LayerScale."""
 
 
 def latest(records: Sequence[Record], kind: str) -> dict[Key, Record]:
@@ -106,6 +107,24 @@ def peer_table(found: dict[Key, Record]) -> str:
         cells = [ratio(found.get((case, "tf32", method)), plain) for method in methods]
         rows.append([title(case), absolute(plain), *cells])
     return markdown(["case", "plain", *methods], rows)
+
+
+def views_table(found: dict[Key, Record]) -> list[str]:
+    """Passes a second, where an image has several views; a pass is one view of one image."""
+    known = {**CASES, **TINY}
+    several = {key: r for key, r in found.items() if key[0] in known and known[key[0]].views > 1}
+    if not several:
+        return []
+    methods = list(dict.fromkeys(method for *_, method in several))
+    rows = []
+    for case, way in dict.fromkeys((case, way) for case, way, _ in several):
+        row = [title(case), way]
+        for method in methods:
+            record = several.get((case, way, method), {})
+            passes = record.get("batch", 0) * known[case].views
+            row.append(f"{1000 * passes / record['ms']:,.0f}" if "ms" in record else "-")
+        rows.append(row)
+    return ["## Passes a second", markdown(["case", "way", *methods], rows)]
 
 
 def largest_table(found: dict[Key, Record]) -> str:
