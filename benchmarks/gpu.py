@@ -4,6 +4,7 @@
     python benchmarks/gpu.py --max-batch --cases vgg19 --out gpu.jsonl
     python benchmarks/gpu.py --check --out gpu.jsonl                 norms, sums and the bound
     python benchmarks/gpu.py --profile --cases vit-b --out gpu.jsonl   where the time goes
+    python benchmarks/gpu.py --layers --cases vit-b --out gpu.jsonl    the same by layer
     python benchmarks/gpu.py --warm --jobs 8                         only fill the compile cache
     python benchmarks/gpu.py --table gpu.jsonl > results/gpu.md
 
@@ -32,6 +33,7 @@ import timm
 import torch
 from gpu_cases import CASES, TINY, WAYS
 from gpu_checks import check_case, check_collinear
+from gpu_layers import measure_layers
 from gpu_measure import (
     Record,
     compile_only,
@@ -42,7 +44,7 @@ from gpu_measure import (
     use_tf32,
 )
 from gpu_steps import METHODS, PEERS
-from gpu_table import kernel_table, tables
+from gpu_table import kernel_table, layer_table, tables
 
 PLAIN_WAYS = [name for name, way in WAYS.items() if not way.graphs]
 EAGER_WAYS = [name for name in PLAIN_WAYS if not WAYS[name].compiled]
@@ -61,8 +63,9 @@ def read_words() -> argparse.Namespace:
     parser.add_argument("--gib", type=float, default=24.0, help="memory that --max-batch allows")
     parser.add_argument("--check", action="store_true", help="norms, sums and the bound")
     parser.add_argument("--profile", action="store_true", help="time by kind of kernel")
+    parser.add_argument("--layers", action="store_true", help="time by layer, each alone")
     parser.add_argument("--warm", action="store_true", help="only compile")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at once (not --profile)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile at once")
     parser.add_argument("--gate", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=240, help="seconds until a method is ready")
     parser.add_argument("--minutes", type=float, default=9.0, help="begin nothing after so long")
@@ -75,7 +78,7 @@ def read_words() -> argparse.Namespace:
     words.cases = words.cases or list(TINY if words.tiny else CASES)
     if words.graphs:
         words.ways = [name for way in words.ways for name in (way, f"{way}+graphs")]
-    if words.max_batch:  # every trial would be compiled, or recorded, anew
+    if words.max_batch or words.layers:  # every trial would be compiled, or recorded, anew
         words.ways = [name for name in words.ways if name in EAGER_WAYS]
     there = [method for method, (package, _) in PEERS.items() if find_spec(package)]
     others = [] if words.profile or words.warm else there
@@ -96,7 +99,8 @@ def main() -> None:
     pairs = [(case, way) for case in words.cases for way in words.ways]
     if words.check:
         pairs.append(("collinear", "bf16"))
-    jobs = 1 if words.profile or words.max_batch or words.check else words.jobs
+    alone = words.profile or words.layers or words.max_batch or words.check
+    jobs = 1 if alone else words.jobs
     with TemporaryDirectory() as gates, ThreadPoolExecutor(jobs) as pool:
         for first in range(0, len(pairs), jobs):
             group = pairs[first : first + jobs]
@@ -156,6 +160,8 @@ def inside(words: argparse.Namespace, case: str, way: str) -> None:
     for record in findings(words, case, way, device):
         write(words, {**where, **record})
         profiles += [record] if record["kind"] == "kernels" else []
+        if record["kind"] == "layers":
+            print(layer_table(record), flush=True)
     if profiles:
         print(kernel_table(f"{case}, {way}", profiles), flush=True)
 
@@ -169,6 +175,8 @@ def findings(
     case, way = {**CASES, **TINY}[name], WAYS[way_name]
     if words.check:
         return check_case(case, way, device)
+    if words.layers:
+        return measure_layers(case, way, device)
     methods = [method for method in words.methods if runs_in(method, way)]
     ask: Any = partial(measure_times, limit=words.limit, gate=words.gate)
     if words.max_batch:
@@ -185,7 +193,7 @@ def write(words: argparse.Namespace, record: Record) -> None:
     with words.out.open("a") as file:
         file.write(json.dumps(record) + "\n")
     shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in record.items()}
-    hidden = ("machine", "torch", "timm", "commit", "run", "top", "kinds")
+    hidden = ("machine", "torch", "timm", "commit", "run", "top", "kinds", "groups")
     print(" ".join(f"{k}={v}" for k, v in shown.items() if k not in hidden), flush=True)
 
 

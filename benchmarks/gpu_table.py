@@ -1,5 +1,6 @@
 """The tables of results/gpu.md, from the lines that `benchmarks/gpu.py` wrote."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from gpu_cases import CASES, TINY, WAYS
@@ -27,6 +28,8 @@ def tables(records: Sequence[Record], files: str) -> str:
     for case, way in dict.fromkeys((case, way) for case, way, _ in profiles):
         found = [r for (c, w, _), r in profiles.items() if (c, w) == (case, way)]
         parts += [f"## Kernels of {title(case)}, {way}", kernel_table("kind of kernel", found)]
+    for (case, way, _), record in latest(records, "layers").items():
+        parts += [f"## Layers of {title(case)}, {way}", layer_table(record)]
     parts += [problems(records)]
     return "\n\n".join(part for part in parts if part)
 
@@ -184,6 +187,43 @@ def kernel_table(head: str, found: Sequence[Record]) -> str:
         lines = [f"{ms:8.2f} ms {count:5d}x {name}" for name, ms, count in r["top"]]
         text += f"\n\n```\n{r['method']}\n" + "\n".join(lines) + "\n```"
     return text
+
+
+def layer_table(record: Record) -> str:
+    """Groups of equal layers, the one that costs most above plain training first."""
+    if "error" in record:
+        return record["error"]
+    head = ["layers (the first of them)", "count", "method", "T", "D", "P", "counted extra GFLOP",
+            "plain ms", "private ms (norms + sum)", "extra ms, all", "norms TFLOP/s"]  # fmt: skip
+    rows, totals = [], Counter[str]()
+    for r in sorted(record["groups"], key=extra_ms, reverse=True):
+        count, norms, sums = r["count"], r["norms"], r["sums"]
+        sizes = [str(r["T"]), str(r["D"]), str(r["P"]) + (f" x {r['G']}" if r["G"] > 1 else "")]
+        rows.append([
+            r["layer"], str(count), r["method"], *sizes, f"{count * r['gflop']:.3g}",
+            f"{r['plain']:.3f}", f"{norms + sums:.3f} ({norms:.3f} + {sums:.3f})",
+            f"{extra_ms(r):.2f}", f"{r['gflop'] / max(norms, 1e-6):.3g}",
+        ])  # fmt: skip
+        for word, one in (("plain", r["plain"]), ("norms", norms), ("sums", sums)):
+            totals[word] += count * one  # pyright: ignore
+        totals["gflop"] += count * r["gflop"]
+        totals["count"] += count
+    plain, norms, sums = totals["plain"], totals["norms"], totals["sums"]
+    rows.append([
+        "all", str(totals["count"]), "", "", "", "", f"{totals['gflop']:.3g}", f"{plain:.2f}",
+        f"{norms + sums:.2f} ({norms:.2f} + {sums:.2f})", f"{norms + sums - plain:.2f}",
+        f"{totals['gflop'] / max(norms, 1e-6):.3g}",
+    ])  # fmt: skip
+    text = (
+        f"Batch {record['batch']}. Each layer's gradient of the weight alone, plain and private; "
+        "times of one layer, GFLOP and extra ms of all in the row.\n\n"
+    )
+    return text + markdown(head, rows)
+
+
+def extra_ms(group: Record) -> float:
+    """What all layers of a group take above plain training."""
+    return group["count"] * (group["norms"] + group["sums"] - group["plain"])
 
 
 def problems(records: Sequence[Record]) -> str:

@@ -13,11 +13,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import gpu_checks
+import gpu_layers
 import gpu_measure
 import gpu_table
 from gpu_cases import TINY, WAYS
 
-from sfumato.ghost import sums
+from sfumato.ghost import contract, sums
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CPU, SCRIPT = torch.device("cpu"), Path(gpu_table.__file__).with_name("gpu.py")
@@ -141,3 +142,36 @@ def test_a_batch_that_does_not_fit_leaves_nothing_behind_for_the_next_trial(monk
     assert [record["largest"] for record in found] == [4, 4]
     assert len(seen) > 8
     assert not any(seen)
+
+
+@pytest.mark.parametrize(("case", "layers"), [("tiny-vit", 10), ("tiny-resnet", 16)])
+@pytest.mark.parametrize("way", ["tf32", "bf16"])
+def test_each_layer_is_measured_and_what_is_timed_is_the_gradient(case, layers, way):
+    (record,) = gpu_layers.measure_layers(TINY[case], WAYS[way], CPU)
+    assert sum(group["count"] for group in record["groups"]) == layers
+    assert all(group[time] > 0 for group in record["groups"] for time in ("plain", "norms", "sums"))
+    for layer in {layer for layer, _ in gpu_layers.layers_of(TINY[case], WAYS[way], CPU)}:
+        assert layer.x[2] == (torch.float32 if way == "tf32" else torch.bfloat16)
+        assert layer.examples == TINY[case].batch
+        x, weight = (gpu_layers.like(one, CPU).float() for one in (layer.x, layer.weight))
+        g = torch.randn(contract.output_shape(x, weight, layer.geometry))
+        norms, sums = gpu_layers.private_work(layer, x, g, torch.ones(layer.examples), weight)
+        plain = gpu_layers.plain_gradient(x, g, weight, layer.geometry)
+        torch.testing.assert_close(sums(), plain, rtol=1e-3, atol=1e-3)
+        each = contract.gradients(x, g, weight, layer.geometry, layer.examples)
+        squares = norms() if layer.method == "store" else norms()[0]
+        torch.testing.assert_close(squares, each.flatten(1).square().sum(dim=1), rtol=1e-3, atol=0)
+
+
+def test_the_layer_that_costs_most_comes_first_in_its_table():
+    sizes = {"method": "ghost", "T": 197, "D": 768, "P": 3072, "G": 1, "gflop": 20.0}
+    groups = [
+        {"layer": "little", "count": 1, "plain": 1.0, "norms": 1.0, "sums": 1.5, **sizes},
+        {"layer": "much", "count": 12, "plain": 0.5, "norms": 0.2, "sums": 0.6, **sizes},
+    ]
+    table = gpu_table.layer_table({"batch": 96, "groups": groups})
+    *_, first, second, total = table.splitlines()
+    assert first.startswith("| much | 12 | ghost | 197 | 768 | 3072 | 240 | 0.500 | 0.800 (0.200")
+    assert first.endswith("| 3.60 | 100 |")
+    assert second.endswith("| 1.50 | 20 |")
+    assert "| 7.00 | 12.10 (3.40 + 8.70) | 5.10 |" in total
