@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from gpu_cases import CASES, TINY, WAYS
 from gpu_measure import IN_A_ROW, KINDS, ROUNDS, Record
-from gpu_steps import PEERS
+from gpu_steps import METHODS, PEERS
 
 Key = tuple[str, str, str]
 
@@ -18,7 +18,6 @@ def tables(records: Sequence[Record], files: str) -> str:
     if kinds["time"]:
         parts += ["## Time and memory", time_table(kinds["time"])]
         parts += ["## Private bf16 against plain TF32", headline(kinds["time"])]
-        parts += ["## Other libraries, in the run of plain TF32", peer_table(kinds["time"])]
         parts += views_table(kinds["time"])
     if kinds["largest"]:
         parts += ["## Largest batch", largest_table(kinds["largest"])]
@@ -62,54 +61,52 @@ def title(case: str) -> str:
 
 
 def time_table(found: dict[Key, Record]) -> str:
-    """A row a case; for each way plain, and private with its ratios."""
-    ways = [way for way in WAYS if any(key[1] == way for key in found)]
-    methods = ["private"]
-    if any(key[2] == "private, secure" for key in found):
-        methods.append("private, secure")
-    head = ["case (batch)"]
-    for way in ways:
-        head += [f"{way}: plain", *(f"{way}: {method}" for method in methods)]
+    """A row for each case and way: plain, private with its ratios, and the others with theirs."""
+    others = [method for method in METHODS[2:] if any(key[2] == method for key in found)]
     rows = []
-    for case in dict.fromkeys(case for case, *_ in found):
-        batch = next(r["batch"] for (c, *_), r in found.items() if c == case)
-        row = [f"{title(case)} ({batch})"]
-        for way in ways:
-            plain = found.get((case, way, "plain"))
-            row += [absolute(plain)]
-            row += [ratio(found.get((case, way, method)), plain) for method in methods]
-        rows.append(row)
-    return markdown(head, rows)
+    for case, way in in_order(found):
+        plain, private = (found.get((case, way, method)) for method in METHODS[:2])
+        batch = next(r["batch"] for (c, w, _), r in found.items() if (c, w) == (case, way))
+        row = [f"{title(case)} ({batch})", way, absolute(plain), absolute(private)]
+        row += ratios(private, plain)
+        rows.append(row + [beside(found.get((case, way, method)), plain) for method in others])
+    return markdown(["case (batch)", "way", "plain", "private", "time", "memory", *others], rows)
+
+
+def in_order(found: dict[Key, Record]) -> list[tuple[str, str]]:
+    """Cases as they came, and the ways of each as they are listed."""
+    ways = list(WAYS)
+    pairs = dict.fromkeys((case, way) for case, way, _ in found)
+    cases = list(dict.fromkeys(case for case, _ in pairs))
+    return sorted(pairs, key=lambda pair: (cases.index(pair[0]), ways.index(pair[1])))
 
 
 def headline(found: dict[Key, Record]) -> str:
-    """The quickest private step in bf16 beside ordinary float32 training."""
-    rows = []
+    """The quickest private step in bf16 beside ordinary float32 training, and how often it wins."""
+    rows, eager, compiled = [], [], []
     for case in dict.fromkeys(case for case, *_ in found):
-        plain = found.get((case, "tf32", "plain"))
+        plain = found.get((case, "tf32", "plain"), {})
         private = [
             record for (c, way, method), record in found.items()
             if c == case and way.startswith("bf16") and method == "private" and "ms" in record
         ]  # fmt: skip
-        if plain is not None and "ms" in plain and private:
-            best = min(private, key=lambda record: record["ms"])
-            times = f"{best['ms'] / plain['ms']:.2f}x, {best['mb'] / max(plain['mb'], 1):.2f}x"
-            rows.append([title(case), absolute(plain), f"{absolute(best)} ({best['way']})", times])
-    return markdown(["case", "plain tf32", "quickest private bf16", "time, memory"], rows)
-
-
-def peer_table(found: dict[Key, Record]) -> str:
-    """Ratios of other libraries, and ours, to plain training in float32 with TF32."""
-    peers = [peer for peer in PEERS if any(key[2] == peer for key in found)]
-    if not peers:
-        return "None was there."
-    methods = ["private", *peers]
-    rows = []
-    for case in dict.fromkeys(case for case, way, _ in found if way == "tf32"):
-        plain = found.get((case, "tf32", "plain"))
-        cells = [ratio(found.get((case, "tf32", method)), plain) for method in methods]
-        rows.append([title(case), absolute(plain), *cells])
-    return markdown(["case", "plain", *methods], rows)
+        if "ms" not in plain or not private:
+            continue
+        for wins, asked in ((eager, False), (compiled, True)):
+            times = [r["ms"] for r in private if WAYS[r["way"]].compiled == asked]
+            wins += [min(times) < plain["ms"]] if times else []
+        best = min(private, key=lambda record: record["ms"])
+        times = [one.removeprefix("~") for one in ratios(best, plain)]
+        rows.append([title(case), absolute(plain), f"{absolute(best)} ({best['way']})", *times])
+    if not rows:
+        return "Not measured."
+    counted = [
+        f"{words} in {sum(wins)} of {len(wins)} cases"
+        for words, wins in (("compiled", compiled), ("eager", eager)) if wins
+    ]  # fmt: skip
+    table = markdown(["case", "plain tf32", "quickest private bf16", "time", "memory"], rows)
+    said = f"Private bf16 is faster than plain TF32: {', '.join(counted)}"
+    return f"{said}; in processes of their own.\n\n{table}"
 
 
 def views_table(found: dict[Key, Record]) -> list[str]:
@@ -236,19 +233,25 @@ def absolute(record: Record | None) -> str:
     """Milliseconds and megabytes, or what went wrong."""
     if record is None:
         return "-"
-    return record.get("error") or f"{record['ms']:.1f} ms / {record['mb']:.0f} MB"
+    return record.get("error") or f"{record['ms']:.1f} ms / {record['mb']:,.0f} MB"
 
 
-def ratio(record: Record | None, plain: Record | None) -> str:
-    """Milliseconds, and time and memory as multiples of plain; ~ if that is from another run."""
+def ratios(record: Record | None, plain: Record | None) -> list[str]:
+    """Time and memory as multiples of plain; ~ if that is from another run."""
+    if record is None or plain is None or "error" in record or "error" in plain:
+        return ["-", "-"]
+    about = "" if record.get("run") == plain.get("run") else "~"
+    memory = f"{about}{record['mb'] / plain['mb']:.2f}x" if plain["mb"] else "-"
+    return [f"{about}{record['ms'] / plain['ms']:.2f}x", memory]
+
+
+def beside(record: Record | None, plain: Record | None) -> str:
+    """All of it in one cell, and the share of the parameters that are trained if not all are."""
     if record is None or "error" in record:
         return absolute(record)
-    if plain is None or "error" in plain:
-        return absolute(record)
-    about = "" if record.get("run") == plain.get("run") else "~"
-    memory = f", {record['mb'] / plain['mb']:.2f}x" if plain["mb"] else ""
-    share = "" if record["trained"] == 1 else f", trains {100 * record['trained']:.0f} %"
-    return f"{record['ms']:.1f} ms, {about}{record['ms'] / plain['ms']:.2f}x{memory}{share}"
+    share = [] if record["trained"] == 1 else [f"trains {100 * record['trained']:.0f} %"]
+    found = [one for one in ratios(record, plain) if one != "-"]
+    return ", ".join([absolute(record), *found, *share])
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -36,7 +36,7 @@ def test_a_run_leaves_a_line_for_each_method_and_a_table(tmp_path):
     assert len({r["run"] for r in records}) == 1
     table = gpu_table.tables(records, str(out))
     wanted = records[1]["ms"] / records[0]["ms"]
-    assert f"{records[1]['ms']:.1f} ms, {wanted:.2f}x" in table
+    assert f"| {records[1]['ms']:.1f} ms / 0 MB | {wanted:.2f}x | - |" in table
 
 
 def test_the_checks_notice_a_norm_that_is_too_small(monkeypatch):
@@ -60,6 +60,46 @@ def test_the_checks_notice_a_norm_that_is_too_small(monkeypatch):
 def test_collinear_tokens_keep_their_norm():
     found = gpu_checks.check_collinear(CPU)
     assert found["lowest"] >= 0.999
+
+
+def finding(case, way, method, ms, mb, run=1, **others):
+    where = {"kind": "time", "case": case, "way": way, "method": method, "run": run}
+    measured = {"ms": ms, "mb": mb, "trained": 1} if ms else {}
+    return {**where, "batch": 8, **measured, **others}
+
+
+def test_the_table_has_each_way_with_ratios_and_says_how_often_private_bf16_wins():
+    compiled = "bf16+compile+graphs"
+    records = [
+        finding("vit-b", compiled, "plain", 27.0, 5000, run=3),
+        finding("vit-b", compiled, "private", 36.0, 5500, run=3),
+        finding("vit-b", "tf32", "plain", 80.0, 10000),
+        finding("vit-b", "tf32", "private", 100.0, 10500),
+        finding("vit-b", "tf32", "Opacus", 160.0, 30000, trained=0.99),
+        finding("vit-b", "bf16+graphs", "private", 90.0, 7000, run=2),
+        finding("wrn16-4", "tf32", "plain", 50.0, 100),
+        {**finding("wrn16-4", "tf32", "private", 0, 0), "error": "out of memory"},
+        finding("wrn16-4", compiled, "private", 64.0, 90, run=5),
+    ]
+    table = gpu_table.tables(records, "")
+    for row in (
+        "| case (batch) | way | plain | private | time | memory | Opacus |",
+        "| ViT-B/16, 224 (8) | tf32 | 80.0 ms / 10,000 MB | 100.0 ms / 10,500 MB | 1.25x | 1.05x |"
+        " 160.0 ms / 30,000 MB, 2.00x, 3.00x, trains 99 % |",
+        "| ViT-B/16, 224 (8) | bf16+graphs | - | 90.0 ms / 7,000 MB | - | - | - |",
+        f"| ViT-B/16, 224 (8) | {compiled} | 27.0 ms / 5,000 MB | 36.0 ms / 5,500 MB | 1.33x |"
+        " 1.10x | - |",
+        "| WRN-16-4, 32, 16 views (8) | tf32 | 50.0 ms / 100 MB | out of memory | - | - | - |",
+        "Private bf16 is faster than plain TF32: compiled in 1 of 2 cases, eager in 0 of 1 cases; "
+        "in processes of their own.",
+        f"| ViT-B/16, 224 | 80.0 ms / 10,000 MB | 36.0 ms / 5,500 MB ({compiled}) | 0.45x |"
+        " 0.55x |",
+        "| case | way | plain | private |",
+        "| WRN-16-4, 32, 16 views | tf32 | 2,560 | - |",
+        f"| WRN-16-4, 32, 16 views | {compiled} | - | 2,000 |",
+    ):
+        assert row in table.splitlines(), row
+    assert table.index("80.0 ms / 10,000 MB |") < table.index("27.0 ms / 5,000 MB |")
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 7, 8, 39, 64, 100, 1000])
