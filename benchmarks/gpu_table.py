@@ -29,11 +29,12 @@ def tables(records: Sequence[Record], files: str) -> str:
         parts += [f"## Kernels of {title(case)}, {way}", kernel_table("kind of kernel", found)]
     for (case, way, _), record in latest(records, "layers").items():
         parts += [f"## Layers of {title(case)}, {way}", layer_table(record)]
+        parts += [whole_step(kinds["time"], case, way)]
     parts += [problems(records)]
     return "\n\n".join(part for part in parts if part)
 
 
-NOTES = f"""A step is forward, backward, clip, noise and SGD. *Plain* and *private* of a cell were
+NOTES = f"""A step is forward, backward, clip, noise and SGD. *Plain* and *private* of a row were
 measured in one process, in turns: medians on the clock of {ROUNDS} turns of {IN_A_ROW} steps; peak
 of allocated memory. BatchNorm is GroupNorm for all. Private trains every parameter; others train
 what they can (their share is given), without tokens, positions and LayerScale."""
@@ -218,6 +219,17 @@ def layer_table(record: Record) -> str:
     return text + markdown(head, rows)
 
 
+def whole_step(found: dict[Key, Record], case: str, way: str) -> str:
+    """What the layers' extra time is to explain, where it was measured."""
+    lines = []
+    for name in (way, f"{way}+graphs"):
+        plain, private = (found.get((case, name, method), {}) for method in METHODS[:2])
+        if "ms" in plain and "ms" in private:
+            extra = private["ms"] - plain["ms"]
+            lines.append(f"The whole step, {name}: {extra:.1f} ms above {plain['ms']:.1f} ms.")
+    return " ".join(lines)
+
+
 def extra_ms(group: Record) -> float:
     """What all layers of a group take above plain training."""
     return group["count"] * (group["norms"] + group["sums"] - group["plain"])
@@ -249,7 +261,7 @@ def beside(record: Record | None, plain: Record | None) -> str:
     """All of it in one cell, and the share of the parameters that are trained if not all are."""
     if record is None or "error" in record:
         return absolute(record)
-    share = [] if record["trained"] == 1 else [f"trains {100 * record['trained']:.0f} %"]
+    share = [] if record["trained"] == 1 else [f"trains {100 * record['trained']:.3g} %"]
     found = [one for one in ratios(record, plain) if one != "-"]
     return ", ".join([absolute(record), *found, *share])
 

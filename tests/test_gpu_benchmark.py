@@ -215,3 +215,12 @@ def test_the_layer_that_costs_most_comes_first_in_its_table():
     assert first.endswith("| 3.60 | 100 |")
     assert second.endswith("| 1.50 | 20 |")
     assert "| 7.00 | 12.10 (3.40 + 8.70) | 5.10 |" in total
+
+
+def test_the_layers_stand_beside_the_steps_they_explain():
+    steps = [("vit-b", "bf16", "plain", 36.0), ("vit-b", "bf16", "private", 48.5)]
+    records = [finding(*step, 1) for step in steps]
+    layers = {"kind": "layers", "case": "vit-b", "way": "bf16", "method": "private"}
+    table = gpu_table.tables([*records, {**layers, "batch": 8, "groups": []}], "")
+    assert "## Layers of ViT-B/16, 224, bf16" in table
+    assert table.endswith("The whole step, bf16: 12.5 ms above 36.0 ms.")
