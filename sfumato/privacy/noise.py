@@ -89,21 +89,28 @@ def noisy_mean(
 ) -> Float[Tensor, " numbers"]:
     """The sum with noise from a Philox generator under `key`, 128 bits, divided: fit for research.
 
-    On a GPU torch's own Philox is used, which takes 64 bits of the key. Neither is a cryptographic
-    generator; `secure_mean` has one.
+    On a GPU one kernel does all of it (`kernels.philox`), from other words, and with deviates in
+    float32. Neither is a cryptographic generator; `secure_mean` has one.
     """
-    noise = torch.empty_like(total)
-    if total.device.type == "cpu":
-        # Not torch's CPU generator: it takes 32 bits of its seed, which can be searched.
-        philox = np.random.Philox(key=np.frombuffer(key, dtype=np.uint64))
-        drawn = noise.numpy()
-        np.random.Generator(philox).standard_normal(dtype=drawn.dtype, out=drawn)
-        noise *= deviation / divisor
-    else:
-        (seed,) = struct.unpack("<q", key[:8])
-        generator = torch.Generator(total.device).manual_seed(seed)
-        noise.normal_(0.0, deviation / divisor, generator=generator)
-    return noise.add_(total, alpha=1 / divisor)
+    if total.is_cuda:
+        return _on_gpu(total, deviation, divisor, key)
+    noise = torch.empty_like(total, device="cpu")
+    # Not torch's CPU generator: it takes 32 bits of its seed, which can be searched.
+    philox = np.random.Philox(key=np.frombuffer(key, dtype=np.uint64))
+    drawn = noise.numpy()
+    np.random.Generator(philox).standard_normal(dtype=drawn.dtype, out=drawn)
+    noise *= deviation / divisor
+    return noise.to(total.device).add_(total, alpha=1 / divisor)
+
+
+def _on_gpu(total: Tensor, deviation: float, divisor: float, key: bytes) -> Tensor:
+    from sfumato.privacy.kernels.philox import philox_flat
+
+    halves = struct.unpack("<qq", key)
+    if total.dtype == torch.float32:
+        return philox_flat(total, *halves, 1 / divisor, deviation / divisor)
+    noise = philox_flat(torch.zeros_like(total, dtype=torch.float32), *halves, 1.0, deviation)
+    return (noise + total) / divisor
 
 
 def fingerprint(total: Mapping[str, Tensor], secret: Secret, place: Sequence[str | int]) -> str:

@@ -1,4 +1,4 @@
-"""Triton kernels for a GPU: the key stream, secure noise, and a digest of sums where they lie."""
+"""Triton kernels for a GPU: noise for research, secure noise, a digest of sums where they lie."""
 
 import torch
 from torch import Tensor
