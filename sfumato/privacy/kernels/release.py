@@ -47,42 +47,62 @@ def _(total, key, numbers):  # pyright: ignore
 @no_type_check
 def _release(total, key, numbers, out, count, blocks, LANES: tl.constexpr):
     """The numbers of one stretch of blocks."""
-    per_grid, deviation, worth = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
-    block = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
-    w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15 = chacha_block(key, block)
-    blocks = tl.cast(blocks, tl.int64)
+    blocks, first = tl.cast(blocks, tl.int64), tl.program_id(0).to(tl.int64) * LANES
+    lane = tl.arange(0, LANES)
+    total, out = total + first, out + first
     # Lanes beyond the last block would write where another block's numbers are.
-    end = tl.where(block < blocks, count, 0)
-    numbers = (per_grid, deviation, worth)
-    _release_pair(total, out, block, blocks, end, numbers, w0, w1, w2, w3)
-    _release_pair(total, out, block + 2 * blocks, blocks, end, numbers, w4, w5, w6, w7)
-    _release_pair(total, out, block + 4 * blocks, blocks, end, numbers, w8, w9, w10, w11)
-    _release_pair(total, out, block + 6 * blocks, blocks, end, numbers, w12, w13, w14, w15)
+    end = tl.where(lane < blocks - first, count - first, 0)
+    # All are read before any is written, so that nothing waits while words are made.
+    t0, t1 = _read_pair(total, lane, 0, blocks, end)
+    t2, t3 = _read_pair(total, lane, 2, blocks, end)
+    t4, t5 = _read_pair(total, lane, 4, blocks, end)
+    t6, t7 = _read_pair(total, lane, 6, blocks, end)
+    w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15 = chacha_block(
+        key, first + lane
+    )
+    numbers = (tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2))
+    r0, r1 = _release_pair(t0, t1, numbers, w0, w1, w2, w3)
+    r2, r3 = _release_pair(t2, t3, numbers, w4, w5, w6, w7)
+    r4, r5 = _release_pair(t4, t5, numbers, w8, w9, w10, w11)
+    r6, r7 = _release_pair(t6, t7, numbers, w12, w13, w14, w15)
+    released = (r0, r1, r2, r3, r4, r5, r6, r7)
+    for number in tl.static_range(8):
+        at = number * blocks
+        tl.store(out + at + lane, released[number], mask=lane < end - at)
 
 
 @triton.jit
 @no_type_check
-def _release_pair(total, out, at, blocks, end, numbers, a, b, c, d):
+def _read_pair(total, lane, number: tl.constexpr, blocks, end):
+    """The sums of this number of every block, and of the next."""
+    at, then = number * blocks, (number + 1) * blocks
+    one = tl.load(total + at + lane, mask=lane < end - at, other=0.0)
+    return one, tl.load(total + then + lane, mask=lane < end - then, other=0.0)
+
+
+@triton.jit
+@no_type_check
+def _release_pair(this, that, numbers, a, b, c, d):
     """The two numbers that four words of a block belong to."""
     one, other = normal_pair(a, b, c, d)
-    _release_one(total, out, at, end, numbers, one)
-    _release_one(total, out, at + blocks, end, numbers, other)
+    return _release_one(this, numbers, one), _release_one(that, numbers, other)
 
 
 @triton.jit
 @no_type_check
-def _release_one(total, out, at, end, numbers, normal):
+def _release_one(total, numbers, normal):
     per_grid, deviation, worth = numbers
-    exact = tl.load(total + at, mask=at < end, other=0.0).to(tl.float64) * per_grid
-    whole = _nearest(exact) + _nearest(normal * deviation)
-    tl.store(out + at, (whole * worth).to(out.dtype.element_ty), mask=at < end)
+    # Halves of noise, once in 2^32 numbers, go up.
+    whole = _nearest(total.to(tl.float64) * per_grid) + tl.floor(normal * deviation + 0.5)
+    return (whole * worth).to(total.dtype)
 
 
 @triton.jit
 @no_type_check
 def _nearest(x):
     """The nearest whole number, halves to even; beyond 2^52 float64 has no others."""
-    large = tl.where(x < 0, -4503599627370496.0, 4503599627370496.0).to(tl.float64)
+    sign = x.to(tl.int64, bitcast=True) & (-1 << 63)
+    large = (sign | 0x4330000000000000).to(tl.float64, bitcast=True)  # 2^52 with the sign of x
     return tl.where(tl.abs(x) < 4503599627370496.0, (x + large) - large, x)
 
 
