@@ -10,7 +10,7 @@ from scipy import stats
 triton = pytest.importorskip("triton", reason="Triton is for Linux")
 tl = pytest.importorskip("triton.language")
 
-from sfumato.privacy.kernels.philox import normal_pair, philox_block, philox_flat
+from sfumato.privacy.kernels.philox import _philox, normal_pair, philox_block, philox_flat
 from sfumato.privacy.noise import _on_gpu, noisy_mean
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -113,6 +113,15 @@ def test_every_number_has_the_noise_of_its_place(count):
         deviates(count).double(), torch.tensor(normals(count, LOW, HIGH), dtype=torch.float64),
         rtol=1e-6, atol=1e-12,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 127, 129, 300, 511, 513, 1999])
+def test_nothing_is_written_beyond_the_end_whatever_the_programs(count):
+    total, found = torch.zeros(4096, device=DEVICE), torch.full((4096,), 7.0, device=DEVICE)
+    for lanes, parts, programs in ((128, 4, 2), (256, 2, 2), (1024, 1, 1)):
+        _philox[(programs,)](total, found, count, LOW, HIGH, 1.0, 1.0, lanes, parts)
+        assert (found[count:] == 7).all()
+        torch.testing.assert_close(found[:count].cpu(), deviates(count), rtol=1e-6, atol=0)
 
 
 def test_deviates_at_the_edges_are_as_exact_as_elsewhere():
