@@ -61,10 +61,15 @@ def _release(total, key, numbers, out, count, blocks, LANES: tl.constexpr):
         key, first + lane
     )
     numbers = (tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2))
-    r0, r1 = _release_pair(t0, t1, numbers, w0, w1, w2, w3)
-    r2, r3 = _release_pair(t2, t3, numbers, w4, w5, w6, w7)
-    r4, r5 = _release_pair(t4, t5, numbers, w8, w9, w10, w11)
-    r6, r7 = _release_pair(t6, t7, numbers, w12, w13, w14, w15)
+    # All pairs take a step before any takes the next: so they share the constants.
+    m0, m1 = _mantissa(w0, w1, w2), _mantissa(w4, w5, w6)
+    m2, m3 = _mantissa(w8, w9, w10), _mantissa(w12, w13, w14)
+    q0, q1, q2, q3 = _square(m0), _square(m1), _square(m2), _square(m3)
+    q0, q1, q2, q3 = tl.sqrt(q0), tl.sqrt(q1), tl.sqrt(q2), tl.sqrt(q3)
+    r0, r1 = _release_pair(t0, t1, numbers, q0, w2, w3)
+    r2, r3 = _release_pair(t2, t3, numbers, q1, w6, w7)
+    r4, r5 = _release_pair(t4, t5, numbers, q2, w10, w11)
+    r6, r7 = _release_pair(t6, t7, numbers, q3, w14, w15)
     released = (r0, r1, r2, r3, r4, r5, r6, r7)
     for number in tl.static_range(8):
         at = number * blocks
@@ -82,9 +87,9 @@ def _read_pair(total, lane, number: tl.constexpr, blocks, end):
 
 @triton.jit
 @no_type_check
-def _release_pair(this, that, numbers, a, b, c, d):
+def _release_pair(this, that, numbers, radius, c, d):
     """The two numbers that four words of a block belong to."""
-    one, other = normal_pair(a, b, c, d)
+    one, other = _normal_pair(radius, c, d)
     return _release_one(this, numbers, one), _release_one(that, numbers, other)
 
 
@@ -108,9 +113,8 @@ def _nearest(x):
 
 @triton.jit
 @no_type_check
-def normal_pair(a, b, c, d):
-    """Two independent normal deviates in float64 from four words (Box and Muller 1958)."""
-    radius = tl.sqrt(-2.0 * _log_uniform(a, b, c & 0xFFF))
+def _normal_pair(radius, c, d):
+    """Two independent normal deviates in float64 (Box and Muller 1958), by length and angle."""
     place = (d.to(tl.int64) << 32 | c.to(tl.int64)) >> 12
     quarter = (place + (1 << 49)) >> 50
     # At most an eighth of a turn from the nearest quarter: exact, as a whole number is.
@@ -133,20 +137,31 @@ def normal_pair(a, b, c, d):
 
 @triton.jit
 @no_type_check
-def _log_uniform(a, b, fine):
-    """The logarithm of a uniform number: x or 1 - x, where x has 75 bits and is at most a half."""
+def _mantissa(a, b, c):
+    """A uniform number, x or 1 - x where x has 75 bits and is at most a half, for its logarithm.
+
+    It is (1 + f) 2^power; these two, and f / (2 + f).
+    """
     x = ((b & 0x7FFFFFFF).to(tl.int64) << 32 | a.to(tl.int64)).to(tl.float64)
-    x = (x + (fine.to(tl.float64) + 0.5) * 2.0**-12) * 2.0**-64
+    x = (x + ((c & 0xFFF).to(tl.float64) + 0.5) * 2.0**-12) * 2.0**-64
     bits = tl.where((b >> 31) != 0, 1.0 - x, x).to(tl.int64, bitcast=True)
-    # The number is 2^power times something between the roots of a half and of two.
+    # So that 1 + f is between the roots of a half and of two.
     power = (bits - 0x3FE6A09E667F3BCD) >> 52
     f = (bits - (power << 52)).to(tl.float64, bitcast=True) - 1.0
     f = tl.where(power == 0, -x, f)  # of 1 - x near 1, x keeps the digits
-    s = f / (2.0 + f)
+    return power.to(tl.float64), f, f / (2.0 + f)
+
+
+@triton.jit
+@no_type_check
+def _square(mantissa):
+    """The squared length of a pair, minus two logarithms of its uniform number."""
+    power, f, s = mantissa
     z = s * s
     r = 1.479819860511658591e-1 * z + 1.531383769920937332e-1
     r = (r * z + 1.818357216161805012e-1) * z + 2.222219843214978396e-1
     r = (r * z + 2.857142874366239149e-1) * z + 3.999999999940941908e-1
     r = (r * z + 6.666666666666735130e-1) * z
     half = 0.5 * f * f
-    return power.to(tl.float64) * 0.6931471805599453 + (f - (half - s * (half + r)))
+    log = power * 0.6931471805599453 + (f - (half - s * (half + r)))
+    return -2.0 * log
