@@ -27,6 +27,8 @@ COLUMNS = 3
 """Tiles beside each other that a program takes at most."""
 NARROW = 16
 """Positions of the narrow tiles."""
+STAGES = 4
+"""Steps along the depth that are on their way at once: the kernel waits for what it reads."""
 
 
 @triton.jit
@@ -181,7 +183,7 @@ def ghost_norm(x: Tensor, g: Tensor) -> Tensor:
             x, g, found, positions, x.shape[2], g.shape[2], x.stride(0), x.stride(1), g.stride(0),
             g.stride(1), begin, lines, stretches, sum(counts), sum(counts[:kind]), columns, narrow,
             kind != 1, side, depth, NARROW, precision, x.is_cuda,
-            num_warps=8 if columns > 1 else 4, num_stages=3,
+            num_warps=4, num_stages=STAGES,
         )  # fmt: skip
 
     launch(0, 0, whole, 1, side, narrow)
