@@ -115,10 +115,11 @@ def test_sums_of_any_size_come_out_on_the_grid(size):
 
 
 def test_halves_are_rounded_to_even_as_on_the_cpu():
-    grid, _ = grid_noise(PLAN, 9)
-    steps = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 2.0**51 + 0.5, -(2.0**51) - 1.5, 0.0])
-    total = steps.double() * grid
-    assert torch.equal(release(total), secure_mean(total, PLAN, KEY, 9))
+    # Above 2^52 all are whole, and odd ones must stay.
+    large = [2.0**51 + 0.5, -(2.0**51) - 1.5, 2.0**52 + 1, -(2.0**52) - 3]
+    steps = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, -2.5, *large, 0.0], dtype=torch.float64)
+    total = steps * grid_noise(PLAN, len(steps))[0]
+    assert torch.equal(release(total), secure_mean(total, PLAN, KEY, len(steps)))
 
 
 def test_nothing_is_released_of_nothing():
