@@ -245,7 +245,7 @@ KINDS = {
 def _own_kernels() -> list[str]:
     home = Path(sfumato.__file__).parent
     text = "".join(path.read_text() for path in home.glob("**/kernels/*.py"))
-    return re.findall(r"@triton\.jit\s+(?:@no_type_check\s+)?def (\w+)", text)
+    return re.findall(r"@triton\.jit(?:\(.*\))?\s+(?:@no_type_check\s+)?def (\w+)", text)
 
 
 @contextmanager

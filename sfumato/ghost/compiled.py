@@ -9,7 +9,7 @@ for them, from a recipe, for nothing but numbers may leave compiled code.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,10 +19,10 @@ from torch.overrides import TorchFunctionMode
 
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.clip import Ghost, check_losses, kind_of_batch
-from sfumato.ghost.leaf import Leaf
+from sfumato.ghost.leaf import Leaf, change_leaves
 from sfumato.ghost.sizes import FEW, flat
 from sfumato.ghost.sums import Clipped, conclude
-from sfumato.ghost.tape import Recipe, Tape
+from sfumato.ghost.tape import Recipe
 from sfumato.ghost.trials import random_state, resized, set_random_state
 
 
@@ -62,15 +62,34 @@ class Pass:
 
     norms: tuple[Tensor, ...]
     keeps: tuple[Tensor, ...]
-    trial: Tape
-    """A pass of a few examples, made uncompiled; it knows how values come from parameters."""
-    leaves: dict[int, str]
-    """id of a Leaf of that pass -> the parameter that it is."""
+    values: list[Any]
+    """What met the batch in a trial with a few examples, one a part."""
+    recipes: dict["Again", Recipe]
+    """How that came from parameters."""
+    leaves: dict["Again", str]
+    """What is a parameter itself, and which."""
 
     @property
     def has_lists(self) -> bool:
         """Whether an operation takes Leafs in a list."""
-        return any(recipe.func in LISTING for recipe in (self.trial.recipes or {}).values())
+        return any(recipe.func in LISTING for recipe in self.recipes.values())
+
+
+@dataclass(frozen=True)
+class Again:
+    """Stands for a Leaf of the trial, which is made again at every pass.
+
+    The Leaf itself is not kept: autograd remembers on which stream its parameters were first used,
+    as long as something refers to them, and would wait for that stream in the middle of a
+    recording.
+    """
+
+    number: int
+
+    @classmethod
+    def of(cls, item: Any) -> Any:
+        """The same with `Again` in the place of Leafs."""
+        return change_leaves(item, lambda leaf: cls(id(leaf)))
 
 
 class Compiled:
@@ -126,16 +145,23 @@ class Compiled:
             ghost.survey(lambda marked: loss_fn(ghost.model, *marked), inputs, examples, kind)
         with ghost.recording(FEW, kind, recipes={}) as tape:
             losses = loss_fn(ghost.model, *tape.mark(resized(inputs, examples, FEW)))
-            leaves = {id(leaf): name for name, leaf in tape.leaves.items()}
+            leaves = {Again.of(leaf): name for name, leaf in tape.leaves.items()}
         set_random_state(state)
         del losses
+        recipes = {
+            Again(number): replace(
+                recipe, args=Again.of(recipe.args),
+                kwargs={name: Again.of(value) for name, value in recipe.kwargs.items()},
+            )
+            for number, recipe in (tape.recipes or {}).items()
+        }  # fmt: skip
         assert all(keep.shape[0] % FEW == 0 for keep in tape.keeps)
         norms = tuple(self._dummy((2, examples), norm.dtype) for norm in tape.norms)
         keeps = tuple(
             self._dummy((keep.shape[0] // FEW * examples, *keep.shape[1:]), keep.dtype)
             for keep in tape.keeps
         )
-        made = Pass(norms, keeps, tape, leaves)
+        made = Pass(norms, keeps, Again.of(tape.values), recipes, leaves)
         for seen, again in zip(tape.values, self._values(made), strict=True):
             if not torch.equal(seen.detach(), again.detach()):
                 raise UnsupportedLayer(
@@ -151,26 +177,28 @@ class Compiled:
 
     def _values(self, known: Pass) -> list[Tensor]:
         """What met the batch, one a part, made again from the parameters as they are now."""
-        named = self.ghost.parameters
-        made: dict[int, Tensor] = {number: named[name] for number, name in known.leaves.items()}
-        recipes = known.trial.recipes or {}
+        named, device = self.ghost.parameters, self.ghost.seed.device
+        made: dict[Again, Tensor] = {leaf: named[name] for leaf, name in known.leaves.items()}
         with torch.enable_grad():
-            return [_make(value, made, recipes) for value in known.trial.values]
+            return [_make(value, made, known.recipes, device) for value in known.values]
 
 
-def _make(item: Any, made: dict[int, Tensor], recipes: dict[int, Recipe]) -> Any:
-    """A Leaf made again; what is none is itself."""
+def _make(
+    item: Any, made: dict[Again, Tensor], recipes: dict[Again, Recipe], device: torch.device
+) -> Any:
+    """What an `Again` stands for; anything else is itself."""
     if isinstance(item, list | tuple):
-        return type(item)(_make(one, made, recipes) for one in item)
-    if not isinstance(item, Leaf):
+        return type(item)(_make(one, made, recipes, device) for one in item)
+    if not isinstance(item, Again):
         return item
-    if id(item) not in made:
-        recipe = recipes[id(item)]
-        kwargs = {name: _make(value, made, recipes) for name, value in recipe.kwargs.items()}
-        args, low = _make(recipe.args, made, recipes), recipe.precision
-        with torch.autocast(item.device.type, low, enabled=low is not None):
+    if item not in made:
+        recipe = recipes[item]
+        args = _make(recipe.args, made, recipes, device)
+        kwargs = {n: _make(value, made, recipes, device) for n, value in recipe.kwargs.items()}
+        low = recipe.precision
+        with torch.autocast(device.type, low, enabled=low is not None):
             result = recipe.func(*args, **kwargs)
         for number in recipe.place:
             result = result[number]
-        made[id(item)] = result
-    return made[id(item)]
+        made[item] = result
+    return made[item]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import UnsupportedLayer
-from sfumato.ghost.leaf import Leaf
+from sfumato.ghost.leaf import Leaf, change_leaves
 from sfumato.ghost.sizes import flat
 from sfumato.ghost.tape import Tape
 
@@ -32,14 +32,11 @@ def by_broadcasting(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any
     if places or len(rows) > 1 or not fits:
         return by_vmap(tape, func, args, kwargs)
 
-    def widen(item: Any) -> Any:
-        if isinstance(item, Leaf):
-            return per_row(tape, item, ndim, max(rows), func.__name__, ndim + place)
-        if isinstance(item, list | tuple):
-            return type(item)(widen(one) for one in item)
-        return item
+    def widen(leaf: Leaf) -> Tensor:
+        return per_row(tape, leaf, ndim, max(rows), func.__name__, ndim + place)
 
-    return func(*widen(args), **{key: widen(value) for key, value in kwargs.items()})
+    named = {key: change_leaves(value, widen) for key, value in kwargs.items()}
+    return func(*change_leaves(args, widen), **named)
 
 
 def by_expanding(

@@ -40,6 +40,19 @@ def new_leaf_type(dispatch: Callable[..., Any]) -> type[Leaf]:
     return type("BoundLeaf", (Leaf,), {"cell": Cell(), "dispatch": staticmethod(dispatch)})
 
 
+def change_leaves(item: Any, change: Callable[[Leaf], Any]) -> Any:
+    """The same lists and tuples with something else in the place of Leafs.
+
+    (Not a function inside its callers: one that calls itself there refers to itself, and keeps the
+    whole pass in memory until Python looks for such circles.)
+    """
+    if isinstance(item, Leaf):
+        return change(item)
+    if isinstance(item, list | tuple):
+        return type(item)(change_leaves(one, change) for one in item)
+    return item
+
+
 @contextmanager
 def swapped(
     model: nn.Module, parameters: Mapping[str, Tensor], leaves: Mapping[str, Tensor]

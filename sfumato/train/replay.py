@@ -4,6 +4,7 @@ A small network on a large GPU waits for Python: hundreds of kernels of a few mi
 every one is launched by hand. A CUDA graph launches all of them at once.
 """
 
+import gc
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,7 +80,8 @@ class Recorded:
     """A function of tensors, recorded once for each shape of theirs and replayed from then on.
 
     The rules are those of `Replay`; chance in it comes from torch's own generator. What a call
-    gives is overwritten by the next. Away from a GPU it is the function itself.
+    gives is overwritten by the next. Away from a GPU it is the function itself; so it is after a
+    recording that failed.
     """
 
     def __init__(self, work: Callable[..., Any], device: torch.device) -> None:
@@ -88,6 +90,7 @@ class Recorded:
         self.calls: dict[Any, int] = {}
         self.recordings: dict[Any, Recording | None] = {}
         """None for what cannot be recorded, or is one too many."""
+        self.most = RECORDINGS
 
     def __call__(self, name: Any, *inputs: Tensor) -> Any:
         """The function of these inputs; `name` stands for all else that it depends on."""
@@ -97,7 +100,7 @@ class Recorded:
         self.calls[key] = self.calls.get(key, 0) + 1
         if key not in self.recordings and self.calls[key] == WARM + 1:
             self.recordings[key] = (
-                self._record(inputs) if len(self.recordings) < RECORDINGS else None
+                self._record(inputs) if len(self.recordings) < self.most else None
             )
         made = self.recordings.get(key)
         if made is None:
@@ -108,16 +111,32 @@ class Recorded:
         return made.given
 
     def _record(self, inputs: tuple[Tensor, ...]) -> Recording | None:
-        torch.cuda.empty_cache()  # what the calls before held, the recording needs for itself
+        # What the calls before held, the recording needs for itself. And graphs of theirs that are
+        # only not collected yet would tie it to the stream that they ran on.
+        gc.collect()
+        torch.cuda.empty_cache()
         known = [x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
         others = [made.graph.pool() for made in self.recordings.values() if made is not None]
         pool = others[0] if others else None
+        stream = torch.cuda.stream(torch.cuda.current_stream(self.device))  # also if it fails
         try:
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with stream, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 given = self.work(*known)
         except RuntimeError as problem:
             words = str(problem).splitlines()[0]
             warnings.warn(f"a step cannot be recorded, so it is slower: {words}", stacklevel=2)
+            self._give_up()
             return None
         return Recording(graph, known, given)
+
+    def _give_up(self) -> None:
+        """Record nothing more, and let chance go on.
+
+        A recording that was broken off leaves torch's generator waiting for its end. It gets
+        another state, which recordings made before do not know: they go too.
+        """
+        self.most, self.recordings = 0, dict.fromkeys(self.recordings)
+        with torch.cuda.device(self.device):
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())

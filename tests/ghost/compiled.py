@@ -1,5 +1,6 @@
 """The private step of a model in one compiled graph, against the same step uncompiled."""
 
+import gc
 import sys
 
 import timm
@@ -59,11 +60,21 @@ def main():
     with torch.no_grad():  # what was compiled, and what came before it, follow the parameters
         for parameter in model.parameters():
             parameter += 0.01 * torch.randn_like(parameter)
+    gc.collect()
+    gc.disable()  # what is left afterwards is not to be collected, it is not to be there
     compiled, eager = clip(loss_of, (x, y), 6), ghost.clip(loss_of, (x, y), 6)
     torch.testing.assert_close(compiled.norms, eager.norms)
     assert compiled.total.keys() == eager.total.keys() == dict(model.named_parameters()).keys()
     for name, total in eager.total.items():
         torch.testing.assert_close(compiled.total[name], total, msg=name)
+    held = [name for name, parameter in model.named_parameters() if is_held(parameter)]
+    assert not held, held
+
+
+def is_held(parameter):
+    """Whether a graph refers to the parameter: it would tie a recording to the stream of then."""
+    torch.autograd.graph.get_gradient_edge(parameter).node.metadata["seen"] = True
+    return "seen" in torch.autograd.graph.get_gradient_edge(parameter).node.metadata
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Clipping as a training loop does it: recorded on a GPU, and careful where it must be."""
 
+import warnings
 from copy import deepcopy
 
 import pytest
@@ -8,7 +9,9 @@ from people import portraits
 from torch import nn
 
 from sfumato.ghost.clip import Ghost
+from sfumato.ghost.compiled import Compiled
 from sfumato.ghost.factors import Clipping
+from sfumato.nn.wrn import StandardisedConv2d
 from sfumato.train.quick import quick_clip, recorded
 from sfumato.train.reading import Reading
 from sfumato.train.replay import WARM
@@ -98,6 +101,21 @@ def test_dropout_in_a_recording_follows_the_seed_of_torch(device):
     assert all((other.norms / first.norms - 1).abs() > 1e-3)
     for name, total in first.total.items():
         assert (other.total[name] - total).norm() > 0.01 * total.norm(), name
+
+
+@pytest.mark.gpu
+def test_what_is_compiled_is_recorded_too():
+    """Weights that are standardised come before the batch: graphs of theirs must not be kept."""
+    _, _, reading = scene("cuda")
+    layers = [StandardisedConv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(800, 3)]
+    ghost = Ghost(nn.Sequential(*layers).to("cuda"), clipping=Clipping(max_norm=1e-2))
+    clip, mask = recorded(ghost, Compiled(ghost), reading), torch.ones(4, dtype=torch.bool).cuda()
+    with warnings.catch_warnings(record=True) as heard:
+        for turn in range(WARM + 3):
+            x, y = reading.trial(4)
+            inputs = (x * (1 + turn), y)
+            same(clip(reading.losses, inputs, 4, mask), ghost.clip(reading.losses, inputs, 4, mask))
+    assert not [one for one in heard if "cannot be recorded" in str(one.message)]
 
 
 def test_without_care_such_an_example_shows():

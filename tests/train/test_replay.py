@@ -64,3 +64,9 @@ def test_what_waits_for_the_gpu_is_not_recorded_but_done():
         else:
             found = waits("name", x)
         torch.testing.assert_close(found, 3 * x)
+    # Nothing is left of the attempt: neither its stream, nor chance that waits for its end.
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    torch.manual_seed(0)
+    first = torch.randn(3, device="cuda")
+    torch.manual_seed(0)
+    assert torch.equal(first, torch.randn(3, device="cuda"))
