@@ -54,7 +54,8 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     if last == STAGES[-1]:
         learnt = "generator" if config.private else "train"
         summary = {**run.stage(learnt).summary, **summary, "run": str(run.path)}
-        run.finish({**summary, "public": scene.public.name, "public_images": len(scene.public)})
+        told = {"public": scene.public.name, "public_images": len(scene.public)}
+        run.finish({**summary, **told, "drawn": config.number})
     return run.summary if config.stage == "all" else {**summary, "stage": config.stage,
                                                      "run": str(run.path)}  # fmt: skip
 
@@ -67,9 +68,10 @@ def stages(config: Config) -> dict[str, Callable[[Scene, Run], object]]:
     from sfumato.recipes.warmup_generator import generator, guide, sample, split
 
     made = (split, generator, guide, sample, warm_up, privately, evaluate)
+    works: dict[str, Callable[[Scene, Run], object]] = dict(zip(STAGES, made, strict=True))
     if config.private:
-        made = (warmup_private.generator, sample, warm_up, warmup_private.evaluate)
-    return dict(zip(config.stages, made, strict=True))
+        works |= {"generator": warmup_private.generator, "evaluate": warmup_private.evaluate}
+    return {name: works[name] for name in config.stages}
 
 
 def show(summary: Mapping[str, Any]) -> str:
@@ -92,11 +94,12 @@ def show(summary: Mapping[str, Any]) -> str:
             f"  public    {summary['public_images']} images of {summary['public']}: nothing is "
             "promised about them"
         )
-    return "\n".join(
-        [
-            *lines,
+    if summary.get("drawn", True):  # runs of earlier versions do not say
+        lines.append(
             f"  drawn     {summary['run']}/stages/sample/images.npz; pictures in "
-            "stages/generator/samples",
-            f"  private   {summary['run']}/private: do not share; scores.json has the accuracy",
-        ]
+            "stages/generator/samples"
+        )
+    lines.append(
+        f"  private   {summary['run']}/private: do not share; scores.json has the accuracy"
     )
+    return "\n".join(lines)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def warm_up(scene: Scene, stage: Run) -> None:
-    """Train the classifier on drawn images and the public ones."""
-    images = joined(drawn_images(scene), scene.public)
+    """Train the classifier on drawn images, if there are any, and the public ones."""
+    images = joined(drawn_images(scene), scene.public) if scene.config.number else scene.public
     warm_model(scene, images, stage, epochs=scene.config.warm_epochs)
 
 

@@ -59,12 +59,12 @@ def set_scene(config: Config, run: Run | None, world: World | None = None) -> Sc
         if config.promises:
             people = group_by_person(config.training, private)
             train.plan_for(config.training, len(private) if people is None else len(people))
-        if config.number < len(private.classes):
+        if 0 < config.number < len(private.classes):
             raise ConfigError(
                 f"--number {config.number} is less than an image of each of "
                 f"{len(private.classes)} classes."
             )
-        if not config.private:
+        if config.number and not config.private:
             check_parts(scene)
         build_all(scene)
     return scene
@@ -99,6 +99,7 @@ def build_all(scene: Scene) -> None:
     from sfumato.recipes.warmup_evaluate import prepare_evaluation
     from sfumato.recipes.warmup_generator import make_denoiser
 
-    make_denoiser(scene)
+    if scene.config.number:
+        make_denoiser(scene)
     prepare_evaluation(scene)
     train.prepare(scene.config.training, scene.private.select([0]), torch.device("cpu"))

@@ -246,3 +246,36 @@ def test_images_to_draw_are_at_least_one_of_each_class(settings, tmp_path):
         warm(replace(settings, number=2), tmp_path / "run")
     with pytest.raises(ConfigError, match="sample_steps=1 must be at least 2"):
         replace(settings, sample_steps=1)
+
+
+def test_without_a_generator_the_warm_up_has_the_public_images_alone(
+    settings, finished, tmp_path, monkeypatch
+):
+    seen = []
+    prepare = train.prepare
+    monkeypatch.setattr(
+        train, "prepare", lambda c, images, d: seen.append(images.name) or prepare(c, images, d)
+    )
+    warm(replace(settings, number=0, controls=True), tmp_path / "run")
+    assert seen[1] == "digits-train-public-30%"  # the first is built to see that it can be
+    made = {folder.name for folder in (tmp_path / "run/stages").iterdir()}
+    assert made == {"split", "warmup", "train", "evaluate"}
+    assert scores_of(tmp_path / "run").keys() == {"warmup", "dp", "dp_from_scratch", "test_images"}
+    summary = json.loads((tmp_path / "run/done.json").read_text())
+    assert "drawn" not in warmup.show({**summary, "run": "run"})
+    assert "drawn" in warmup.show(json.loads((finished / "done.json").read_text()))
+    assert same(tmp_path / "run", finished, MADE[:1]) == {MADE[0]: True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stage": "sample"}, "the stage sample"), ({"extender": "dope"}, "--extender"),
+        ({"guide_weight": 1.0}, "--guide-weight"), ({"denoiser": "nets:small"}, "--denoiser"),
+        ({"private": True, "public_share": 0.04}, "--private"),
+        ({"controls": True, "control_widths": (8,)}, "--control-widths"),
+    ],
+)  # fmt: skip
+def test_what_needs_drawn_images_is_refused_where_none_are_drawn(settings, changes, words):
+    with pytest.raises(ConfigError, match=f"--number 0 draws no image, and {words} needs some"):
+        replace(settings, number=0, **changes)
