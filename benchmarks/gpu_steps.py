@@ -38,7 +38,8 @@ def private_clip(
     (x, y), few = inputs, min(3, len(inputs[1]))
     ghost.clip(losses, (x[: few * (len(x) // len(y))], y[:few]), few)  # it examines the model
     clip = Compiled(ghost) if way.compiled else ghost.clip
-    # As in training: what is recorded cannot wait, and so looks at the norms afterwards.
+    # As in training, where what is recorded cannot wait. (That looks at the norms afterwards; the
+    # benchmark does not.)
     return ghost, partial(clip, careful=not way.graphs)
 
 

@@ -95,7 +95,10 @@ class Again:
 class Compiled:
     """`ghost.clip`, compiled for each size of batch that it meets. Guarantee: that of `Ghost.clip`.
 
-    `options` are torch.compile's.
+    What a parameter meets before the batch is that of the first pass, and of buffers themselves
+    their content of today: a model that computes other constants there at each step, from numbers
+    or from buffers, must not be compiled. (No example adds more than the bound even then, but what
+    is added is another gradient.) `options` are torch.compile's.
     """
 
     def __init__(self, ghost: Ghost, **options: Any) -> None:

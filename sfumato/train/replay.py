@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -85,6 +86,7 @@ class Recorded:
     """
 
     def __init__(self, work: Callable[..., Any], device: torch.device) -> None:
+        _ALL.add(self)
         self.work = work
         self.device = device
         self.calls: dict[Any, int] = {}
@@ -134,9 +136,14 @@ class Recorded:
         """Record nothing more, and let chance go on.
 
         A recording that was broken off leaves torch's generator waiting for its end. It gets
-        another state, which recordings made before do not know: they go too.
+        another state, which recordings made before do not know, of whatever function: they go too.
         """
-        self.most, self.recordings = 0, dict.fromkeys(self.recordings)
+        for one in _ALL:
+            one.most, one.recordings = 0, dict.fromkeys(one.recordings)
         with torch.cuda.device(self.device):
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
+
+
+_ALL: WeakSet[Recorded] = WeakSet()
+"""All that may hold a recording."""

@@ -62,6 +62,14 @@ def test_positions_may_lie_far_apart():
     torch.testing.assert_close(ghost_norm(apart, g), ghost_norm(x, g))
 
 
+def test_positions_may_lie_further_apart_than_32_bits_can_tell():
+    memory = torch.empty(2**31 + 8, dtype=torch.bfloat16)  # of which three pages are used
+    x, g = memory.as_strided((1, 3, 8), (0, 2**30, 1)), draw(1, 3, 5, dtype=torch.bfloat16)[0]
+    x.copy_(draw(1, 3, 8, dtype=torch.bfloat16)[0].cpu())
+    x, g = x.to(DEVICE) if DEVICE == "cuda" else x, g
+    torch.testing.assert_close(ghost_norm(x, g), ghost_norm(x.contiguous(), g))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_that_cancel_are_never_measured_too_short(dtype):
     """Tokens one per cent apart, output gradients of mean zero: almost nothing is left."""

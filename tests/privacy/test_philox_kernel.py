@@ -213,3 +213,10 @@ def test_a_large_sum_on_a_gpu_gets_this_noise_in_every_place():
     for power, mean, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         assert abs(float((wide**power).mean()) - mean) < 4 * math.sqrt(variance / count)
     assert float(drawn.abs().min()) > 0
+
+
+@pytest.mark.parametrize("apart", [torch.arange(300.0)[::2], torch.tensor([3.0]).expand(150)])
+def test_sums_that_do_not_lie_side_by_side_are_released_as_they_are(apart):
+    apart = apart.to(DEVICE)
+    found = philox_flat(apart, LOW, HIGH, 1.0, 0.5)
+    assert torch.equal(found, philox_flat(apart.contiguous(), LOW, HIGH, 1.0, 0.5))

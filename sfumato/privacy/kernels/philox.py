@@ -26,6 +26,7 @@ def philox_flat(total: Tensor, low: int, high: int, scale: float, deviation: flo
     `low` and `high` are the halves of the key, 64 bits each. The noise is a function of them and of
     a number's place.
     """
+    total = total.contiguous()
     found = torch.empty_like(total)
     # Parts of a program share what is made of the key alone; the interpreter likes few.
     lanes, parts = (128, 4) if total.is_cuda else (8192, 1)
@@ -40,7 +41,7 @@ def philox_flat(total: Tensor, low: int, high: int, scale: float, deviation: flo
 
 @philox_flat.register_fake
 def _(total, low, high, scale, deviation):  # pyright: ignore
-    return torch.empty_like(total)
+    return torch.empty_like(total, memory_format=torch.contiguous_format)
 
 
 # Nothing is compiled anew for a key that 16 divides.

@@ -26,6 +26,7 @@ def release_flat(total: Tensor, key: Tensor, numbers: Tensor) -> Tensor:
     `key` has eight words (int32). `numbers`, in float64, are what the sum is multiplied by to count
     grid steps, the deviation of the noise in grid steps, and what a step is worth in the result.
     """
+    total = total.contiguous()
     found = torch.empty_like(total)
     blocks = triton.cdiv(total.numel(), 8)
     if blocks:
@@ -40,7 +41,7 @@ def release_flat(total: Tensor, key: Tensor, numbers: Tensor) -> Tensor:
 
 @release_flat.register_fake
 def _(total, key, numbers):  # pyright: ignore
-    return torch.empty_like(total)
+    return torch.empty_like(total, memory_format=torch.contiguous_format)
 
 
 @triton.jit
