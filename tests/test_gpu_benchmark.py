@@ -90,8 +90,8 @@ def test_the_table_has_each_way_with_ratios_and_says_how_often_private_bf16_wins
         f"| ViT-B/16, 224 (8) | {compiled} | 27.0 ms / 5,000 MB | 36.0 ms / 5,500 MB | 1.33x |"
         " 1.10x | - |",
         "| WRN-16-4, 32, 16 views (8) | tf32 | 50.0 ms / 100 MB | out of memory | - | - | - |",
-        "Private bf16 is faster than plain TF32: compiled in 1 of 2 cases, eager in 0 of 1 cases; "
-        "in processes of their own.",
+        "Private bf16 is faster than plain, eager TF32: compiled in 1 of 2 cases, "
+        "eager in 0 of 1 cases; in processes of their own.",
         f"| ViT-B/16, 224 | 80.0 ms / 10,000 MB | 36.0 ms / 5,500 MB ({compiled}) | 0.45x |"
         " 0.55x |",
         "| case | way | plain | private |",

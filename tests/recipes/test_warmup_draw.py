@@ -224,7 +224,7 @@ def spoilt(folder, run, how):
             "--data, --gen-width: without meaning",
         ),
         (None, "a.npz", ("--sample-steps", 1), "at least 2"),
-        (None, "a.npz", ("--number", 0), "number=0"),
+        (None, "a.npz", ("--number", 0), "--number 0 draws no image"),
     ],
 )
 def test_mistakes_are_named(call, run, tmp_path, how, out, flags, message):
