@@ -16,9 +16,9 @@ import torch
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.noise import fingerprint, noisy_mean, privatize
+from sfumato.privacy.noise import fingerprint, privatize, to_noisy_mean
 from sfumato.privacy.sampling import Secret
-from sfumato.privacy.secure import secure_mean
+from sfumato.privacy.secure import to_secure_mean
 
 PARAMETERS = 300
 PLAN = Plan(noise_multiplier=1.0, max_norm=1.0, expected_batch=1000, rate=0.01, steps=10**6)
@@ -55,8 +55,8 @@ def works(sums: Sums, secret: Secret) -> dict[str, Callable[[], object]]:
         "a copy": lambda: other.copy_(flat),
         "finite check": lambda: torch.stack(torch.aminmax(flat)).tolist(),
         "fingerprint": lambda: fingerprint(sums, secret, ("train", 0)),
-        "philox noise": lambda: noisy_mean(flat, 1.0, 1000.0, key[:16]),
-        "secure noise": lambda: secure_mean(flat, PLAN, key, flat.numel()),
+        "philox noise": lambda: to_noisy_mean(flat, 1.0, 1000.0, key[:16]),
+        "secure noise": lambda: to_secure_mean(flat, PLAN, key, flat.numel()),
         "adding a chunk": lambda: sums.add(apart),
         "privatize, philox": lambda: whole(sums, "philox"),
         "privatize, secure": lambda: whole(sums, "chacha20"),

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.flat import Sums, views
+from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.sampling import Secret
-from sfumato.privacy.secure import secure_mean
+from sfumato.privacy.secure import to_secure_mean
 
 
 @torch.no_grad()
@@ -52,65 +52,68 @@ def privatize(
     to the last bit, as in some GPU kernels, a repeated step is another release, and pays.) With a
     fixed seed, which is never for release, the noise depends on stage, step and place alone.
 
-    `Sums` are taken as they lie; tensors that lie apart are copied into a flat vector first. The
-    result is views of another one.
+    `Sums` are overwritten where they lie: of what was exact nothing is left. Tensors that lie apart
+    stay as they are, and are copied into a flat vector first.
     """
     _check(total, plan, ledger, secret)
     sums = Sums.of(total)
-    # Looked at only below: reading the tag waits for the device, and that is the one wait.
     extremes = [torch.stack(torch.aminmax(flat)) for flat in sums.flats if flat.numel()]
-    tag = fingerprint(sums, secret, (ledger.header.id, stage, step))
-    if not all(bool(torch.isfinite(pair).all()) for pair in extremes):
-        _refuse(sums)
+    finite = [torch.isfinite(pair).all() for pair in extremes]
     event = plan.event(stage, step, data=ledger.header.data)
+    # Reading the tag waits for the device, and that is the one wait: until noise is asked for, the
+    # device has nothing to do.
+    tag = fingerprint(sums, secret, (ledger.header.id, stage, step))
+    if not all(map(bool, finite)):
+        _refuse(sums)
     ledger.charge(replace(event, tag=tag, family=family))
     # With a fixed seed the noise must repeat, in another run and with other rounding of the sum.
     book = () if secret.fixed else (ledger.header.id, tag)
     dimension = sum(flat.numel() for flat in sums.flats)
-    released = []
     for number, flat in enumerate(sums.flats):
         key = secret.derive(("noise", stage, step, number, *book), 32)
-        released.append(_noisy_mean(flat, plan.at(step), ledger.header.noise, key, dimension))
-    return views(sums.places, released)
+        _to_noisy_mean(flat, plan.at(step), ledger.header.noise, key, dimension)
+    return dict(sums)
 
 
-def _noisy_mean(
-    flat: Float[Tensor, " numbers"], plan: Plan, source: str, key: bytes, dimension: int
-) -> Float[Tensor, " numbers"]:
+def _to_noisy_mean(flat: Tensor, plan: Plan, source: str, key: bytes, dimension: int) -> None:
     if plan.noise_multiplier == 0:
-        return flat / plan.expected_batch
-    if source == "chacha20":
-        return secure_mean(flat, plan, key, dimension)
-    return noisy_mean(flat, plan.noise_deviation, plan.expected_batch, key[:16])
+        flat.div_(plan.expected_batch)
+    elif source == "chacha20":
+        to_secure_mean(flat, plan, key, dimension)
+    else:
+        to_noisy_mean(flat, plan.noise_deviation, plan.expected_batch, key[:16])
 
 
-def noisy_mean(
+def to_noisy_mean(
     total: Float[Tensor, " numbers"], deviation: float, divisor: float, key: bytes
-) -> Float[Tensor, " numbers"]:
-    """The sum with noise from a Philox generator under `key`, 128 bits, divided: fit for research.
+) -> None:
+    """Put noise from a Philox generator under `key`, 128 bits, on the sum, and divide it.
 
-    On a GPU one kernel does all of it (`kernels.philox`), from other words, and with deviates in
-    float32. Neither is a cryptographic generator; `secure_mean` has one.
+    It is fit for research. On a GPU one kernel does all of it (`kernels.philox`), from other words,
+    and with deviates in float32. Neither is a cryptographic generator; `to_secure_mean` has one.
     """
     if total.is_cuda:
-        return _on_gpu(total, deviation, divisor, key)
+        _on_gpu(total, deviation, divisor, key)
+        return
     noise = torch.empty_like(total, device="cpu")
     # Not torch's CPU generator: it takes 32 bits of its seed, which can be searched.
     philox = np.random.Philox(key=np.frombuffer(key, dtype=np.uint64))
     drawn = noise.numpy()
     np.random.Generator(philox).standard_normal(dtype=drawn.dtype, out=drawn)
     noise *= deviation / divisor
-    return noise.to(total.device).add_(total, alpha=1 / divisor)
+    total.copy_(noise.to(total.device).add_(total, alpha=1 / divisor))
 
 
-def _on_gpu(total: Tensor, deviation: float, divisor: float, key: bytes) -> Tensor:
+def _on_gpu(total: Tensor, deviation: float, divisor: float, key: bytes) -> None:
     from sfumato.privacy.kernels.philox import philox_flat
 
     halves = struct.unpack("<qq", key)
     if total.dtype == torch.float32:
-        return philox_flat(total, *halves, 1 / divisor, deviation / divisor)
-    noise = philox_flat(torch.zeros_like(total, dtype=torch.float32), *halves, 1.0, deviation)
-    return (noise + total) / divisor
+        philox_flat(total, *halves, 1 / divisor, deviation / divisor)
+        return
+    noise = torch.zeros_like(total, dtype=torch.float32)
+    philox_flat(noise, *halves, 1.0, deviation)
+    total.add_(noise).div_(divisor)
 
 
 def fingerprint(total: Mapping[str, Tensor], secret: Secret, place: Sequence[str | int]) -> str:

@@ -39,9 +39,9 @@ PIECE = 2**17
 """So many blocks of the stream are made at a time: some 8 MB, which a processor's cache holds."""
 
 
-def secure_mean(
+def to_secure_mean(
     total: Float[Tensor, " numbers"], plan: Plan, key: bytes, dimension: int
-) -> Float[Tensor, " numbers"]:
+) -> None:
     """Round the sum to a grid, add rounded Gaussian noise from a ChaCha20 stream, and divide.
 
     Guarantee: up to the exactness stated above, the result is post-processing of the Gaussian
@@ -51,20 +51,21 @@ def secure_mean(
     grid, deviation = grid_noise(plan, dimension)
     numbers = (1 / grid, deviation / grid, grid / plan.expected_batch)
     if total.is_cuda:
-        return _on_gpu(total, key, numbers)
+        _on_gpu(total, key, numbers)
+        return
     per_grid, deviation, worth = numbers
     whole = normal_deviates(key, total.numel()).mul_(deviation).round_()
     whole += total.to("cpu", torch.float64).mul(per_grid).round_()
-    return whole.mul_(worth).to(total.device, total.dtype)
+    total.copy_(whole.mul_(worth))
 
 
-def _on_gpu(total: Tensor, key: bytes, numbers: tuple[float, ...]) -> Tensor:
+def _on_gpu(total: Tensor, key: bytes, numbers: tuple[float, ...]) -> None:
     from sfumato.privacy.kernels import to_device
     from sfumato.privacy.kernels.release import release_flat
 
     words = torch.frombuffer(bytearray(key), dtype=torch.int32)
     settings = torch.tensor(numbers, dtype=torch.float64)
-    return release_flat(total, to_device(words, total.device), to_device(settings, total.device))
+    release_flat(total, to_device(words, total.device), to_device(settings, total.device))
 
 
 def grid_noise(plan: Plan, dimension: int) -> tuple[float, float]:

@@ -71,8 +71,9 @@ def private_step(
                 torch.manual_seed(seed)
             found = clip(reading.losses, inputs, len(mask), mask)
             total.add(found.total)
-            clipped = (found.factors[0] < 1)[mask].sum()
-            numbers += torch.stack([found.losses[mask].sum(), clipped, mask.sum()])
+            # Not by indexing, which would wait for the mask.
+            clipped = ((found.factors[0] < 1) & mask).sum()
+            numbers += torch.stack([found.losses.where(mask, 0.0).sum(), clipped, mask.sum()])
             del found  # as large as the sums, and memory is short where noise is added
         world.add_up({**total, "": numbers})
         # Read here: later it would be a wait for the noise, before the optimizer may begin.

@@ -11,7 +11,7 @@ from sfumato.privacy.secure import (
     grid_noise,
     normal_deviates,
     normal_pairs,
-    secure_mean,
+    to_secure_mean,
 )
 
 PLAN = Plan(noise_multiplier=0.8, max_norm=3.0, expected_batch=1)
@@ -19,7 +19,9 @@ GRID, _ = grid_noise(PLAN, 1)
 
 
 def noisy(total, plan=PLAN):
-    return secure_mean(total, plan, bytes(32), total.numel())
+    found = total.clone()
+    to_secure_mean(found, plan, bytes(32), total.numel())
+    return found
 
 
 def test_the_stream_is_chacha20_as_the_standard_prints_it():

@@ -8,3 +8,9 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor there, without a wait for what a GPU is doing."""
     pinned = tensor.pin_memory() if device.type == "cuda" else tensor
     return pinned.to(device, non_blocking=True)
+
+
+def require_flat(total: Tensor) -> None:
+    """Refuse what a kernel would not write in its own place."""
+    if not total.is_contiguous():
+        raise ValueError("a kernel writes noise on numbers that lie side by side.")

@@ -24,12 +24,12 @@ from torch import Tensor
 from sfumato.privacy.kernels import to_device
 
 ROWS, COLUMNS, HASHES = 256, 512, 3
-FEW = 2**14
+FEW = 2**12
 """So many words are quickly copied from a GPU and hashed there."""
 
 
 def digest(flat: Tensor, draw: Callable[[int, int], bytes]) -> bytes:
-    """At most 2^14 words that stand for the bits of a flat vector, as bytes on the CPU.
+    """At most 2^12 words that stand for the bits of a flat vector, as bytes on the CPU.
 
     `draw(level, count)` are `count` secret bytes for a level. Whoever calls tells vectors of
     different lengths apart: a shorter one counts as filled up with zeros.
@@ -63,22 +63,37 @@ def _(words, keys):  # pyright: ignore
 @triton.jit
 @no_type_check
 def _hash_tile(words, keys, out, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The hashes of one tile's columns. A row at a time is read, and its keys are the row's."""
+    """The hashes of one tile's columns; of a tile that is not full, the rest counts as zeros."""
     tile = tl.program_id(0).to(tl.int64)
+    out += 3 * tile * COLUMNS
+    left = count - tile * ROWS * COLUMNS
+    words += tile * ROWS * COLUMNS
+    # What is full is read four words at a time, which a test of each would prevent.
+    if left >= ROWS * COLUMNS:
+        _hash_rows(words, keys, out, left, True, ROWS, COLUMNS)
+    else:
+        _hash_rows(words, keys, out, left, False, ROWS, COLUMNS)
+
+
+@triton.jit
+@no_type_check
+def _hash_rows(
+    words, keys, out, left, full: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """The same, where it is known. Rows are on their way in eights; each has its keys."""
     column = tl.arange(0, COLUMNS)
     first = tl.zeros((COLUMNS,), dtype=tl.int64)
     second = tl.zeros((COLUMNS,), dtype=tl.int64)
     third = tl.zeros((COLUMNS,), dtype=tl.int64)
-    for start in range(0, ROWS, 4):
-        for row in tl.static_range(4):
-            at = (tile * ROWS + start + row) * COLUMNS + column
-            word = tl.load(words + at, mask=at < count, other=0).to(tl.uint32, bitcast=True)
-            word = word.to(tl.int64)
+    for start in range(0, ROWS, 8):
+        for row in tl.static_range(8):
+            at = (start + row) * COLUMNS + column
+            word = tl.load(words + at, mask=(at < left) | full, other=0)
+            word = word.to(tl.uint32, bitcast=True).to(tl.int64)
             key = keys + 3 * (start + row)
             first += word * tl.load(key)
             second += word * tl.load(key + 1)
             third += word * tl.load(key + 2)
-    out += 3 * tile * COLUMNS + column
-    tl.store(out, first)
-    tl.store(out + COLUMNS, second)
-    tl.store(out + 2 * COLUMNS, third)
+    tl.store(out + column, first)
+    tl.store(out + COLUMNS + column, second)
+    tl.store(out + 2 * COLUMNS + column, third)

@@ -1,4 +1,4 @@
-"""Research noise on a GPU: one kernel reads the sum and writes what is released.
+"""Research noise on a GPU: one kernel reads the sum and writes what is released in its place.
 
 Philox 4x32-10 (Salmon et al. 2011) in counter mode: a block of four words is a function of the key
 and the block's number alone. Two words make two normal deviates, in float32, off by a few units of
@@ -15,41 +15,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sfumato.privacy.kernels import require_flat
+
 WIDTH = tl.constexpr(128)
 """Numbers in a row that get one word each of so many blocks; then come their next words."""
 
 
-@torch.library.custom_op("sfumato::philox_flat", mutates_args=())
-def philox_flat(total: Tensor, low: int, high: int, scale: float, deviation: float) -> Tensor:
-    """The flat sum (float32) times `scale`, with noise of this deviation.
+@torch.library.custom_op("sfumato::philox_flat", mutates_args=("total",))
+def philox_flat(total: Tensor, low: int, high: int, scale: float, deviation: float) -> None:
+    """Multiply the flat sum (float32) by `scale`, and add noise of this deviation.
 
     `low` and `high` are the halves of the key, 64 bits each. The noise is a function of them and of
     a number's place.
     """
-    total = total.contiguous()
-    found = torch.empty_like(total)
+    require_flat(total)
     # Parts of a program share what is made of the key alone; the interpreter likes few.
     lanes, parts = (128, 4) if total.is_cuda else (8192, 1)
     programs = triton.cdiv(total.numel(), 4 * lanes * parts)
     if programs:
         with torch.cuda.device_of(total):
             _philox[(programs,)](
-                total, found, total.numel(), low, high, scale, deviation, lanes, parts, num_warps=4
+                total, total.numel(), low, high, scale, deviation, lanes, parts, num_warps=4
             )
-    return found
 
 
 @philox_flat.register_fake
 def _(total, low, high, scale, deviation):  # pyright: ignore
-    return torch.empty_like(total, memory_format=torch.contiguous_format)
+    return None
 
 
 # Nothing is compiled anew for a key that 16 divides.
 @triton.jit(do_not_specialize=["low", "high"])
 @no_type_check
-def _philox(
-    total, out, count, low, high, scale, deviation, LANES: tl.constexpr, PARTS: tl.constexpr
-):
+def _philox(total, count, low, high, scale, deviation, LANES: tl.constexpr, PARTS: tl.constexpr):
     """The numbers of one program."""
     lane = tl.arange(0, LANES)
     first = lane // WIDTH * (4 * WIDTH) + lane % WIDTH
@@ -65,11 +63,11 @@ def _philox(
         z = tl.load(total + start + fourth, mask=fourth < left)
         a, b, c, d = philox_block(low, high, stretch * LANES + lane)
         one, other = normal_pair(a, b, deviation)
-        tl.store(out + start + first, w * scale + one, mask=first < left)
-        tl.store(out + start + second, x * scale + other, mask=second < left)
+        tl.store(total + start + first, w * scale + one, mask=first < left)
+        tl.store(total + start + second, x * scale + other, mask=second < left)
         one, other = normal_pair(c, d, deviation)
-        tl.store(out + start + third, y * scale + one, mask=third < left)
-        tl.store(out + start + fourth, z * scale + other, mask=fourth < left)
+        tl.store(total + start + third, y * scale + one, mask=third < left)
+        tl.store(total + start + fourth, z * scale + other, mask=fourth < left)
 
 
 @triton.jit

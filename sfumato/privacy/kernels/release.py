@@ -1,4 +1,4 @@
-"""Secure noise on a GPU: one kernel reads the sum and writes what is released.
+"""Secure noise on a GPU: one kernel reads the sum and writes what is released in its place.
 
 Every lane makes one block of the key stream, turns it into eight normal deviates, and releases the
 eight numbers that belong to them: round to the grid, add whole steps of noise, divide. It reads
@@ -16,41 +16,40 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sfumato.privacy.kernels import require_flat
 from sfumato.privacy.kernels.chacha import chacha_block
 
 
-@torch.library.custom_op("sfumato::release_flat", mutates_args=())
-def release_flat(total: Tensor, key: Tensor, numbers: Tensor) -> Tensor:
-    """The flat sum rounded to the grid, with noise, divided.
+@torch.library.custom_op("sfumato::release_flat", mutates_args=("total",))
+def release_flat(total: Tensor, key: Tensor, numbers: Tensor) -> None:
+    """Round the flat sum to the grid, add noise, divide.
 
     `key` has eight words (int32). `numbers`, in float64, are what the sum is multiplied by to count
     grid steps, the deviation of the noise in grid steps, and what a step is worth in the result.
     """
-    total = total.contiguous()
-    found = torch.empty_like(total)
+    require_flat(total)
     blocks = triton.cdiv(total.numel(), 8)
     if blocks:
         # The interpreter, where kernels are tested, likes few programs.
         lanes = 128 if total.is_cuda else 8192
         with torch.cuda.device_of(total):
             _release[(triton.cdiv(blocks, lanes),)](
-                total, key, numbers, found, total.numel(), blocks, lanes, num_warps=4
+                total, key, numbers, total.numel(), blocks, lanes, num_warps=4
             )
-    return found
 
 
 @release_flat.register_fake
 def _(total, key, numbers):  # pyright: ignore
-    return torch.empty_like(total, memory_format=torch.contiguous_format)
+    return None
 
 
 @triton.jit
 @no_type_check
-def _release(total, key, numbers, out, count, blocks, LANES: tl.constexpr):
+def _release(total, key, numbers, count, blocks, LANES: tl.constexpr):
     """The numbers of one stretch of blocks."""
     blocks, first = tl.cast(blocks, tl.int64), tl.program_id(0).to(tl.int64) * LANES
     lane = tl.arange(0, LANES)
-    total, out = total + first, out + first
+    total += first
     # Lanes beyond the last block would write where another block's numbers are.
     end = tl.where(lane < blocks - first, count - first, 0)
     # All are read before any is written, so that nothing waits while words are made.
@@ -74,7 +73,7 @@ def _release(total, key, numbers, out, count, blocks, LANES: tl.constexpr):
     released = (r0, r1, r2, r3, r4, r5, r6, r7)
     for number in tl.static_range(8):
         at = number * blocks
-        tl.store(out + at + lane, released[number], mask=lane < end - at)
+        tl.store(total + at + lane, released[number], mask=lane < end - at)
 
 
 @triton.jit
