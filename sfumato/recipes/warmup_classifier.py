@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 def warm_up(scene: Scene, stage: Run) -> None:
     """Train the classifier on drawn images, if there are any, and the public ones."""
-    images = joined(drawn_images(scene), scene.public) if scene.config.number else scene.public
+    images = scene.public.select(list(range(len(scene.public))) * scene.config.warm_repeats)
+    if scene.config.number:
+        images = joined(drawn_images(scene), images)
     warm_model(scene, images, stage, epochs=scene.config.warm_epochs)
 
 
@@ -47,7 +49,10 @@ def warm_model(scene: Scene, images: "Images", stage: Run, *, epochs: float) -> 
     # All of it learns: what a later stage leaves frozen must have been good for something.
     settings = replace(one_by_one(from_weights(scene, None)), train_only="all", freeze=())
     learner, reading = train.prepare(settings, images.require_public("a warm-up"), scene.device)
-    moves = Augmentation(crop=config.crop, flip=config.flip, cutout=config.warm_cutout)
+    moves = Augmentation(
+        crop=config.crop, flip=config.flip, cutout=config.warm_cutout, colour=config.warm_colour,
+        affine=config.warm_affine,
+    )  # fmt: skip
     reading = replace(reading, augmentation=moves, views=1, precision=scene.precision)
     if config.compile:
         learner.model.compile()

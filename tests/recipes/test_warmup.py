@@ -7,16 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from cuts import cut_in
 from warmups import MADE, same, scores_of, tiny, warm
 from whole_runs import fixtures
 
 from sfumato.cli import main
+from sfumato.data.augment import Augmentation
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
-from sfumato.recipes import train, warmup, warmup_generator
+from sfumato.recipes import train, warmup, warmup_classifier, warmup_generator
 from sfumato.recipes.warmup_scene import set_scene
 from sfumato.recipes.warmup_settings import PRESETS, STAGES
 from sfumato.runs import Run, open_run
@@ -267,10 +269,45 @@ def test_without_a_generator_the_warm_up_has_the_public_images_alone(
     assert same(tmp_path / "run", finished, MADE[:1]) == {MADE[0]: True}
 
 
+def test_public_images_are_shown_as_often_and_changed_as_much_as_asked(
+    settings, tmp_path, monkeypatch
+):
+    seen = {}
+
+    def look(model, reading, rho):
+        seen.update(images=reading.images, moves=reading.augmentation)
+
+    monkeypatch.setattr(warmup_classifier, "drawn_images", lambda scene: scene.public.select([3]))
+    monkeypatch.setattr("sfumato.train.sharp.sharp_step", look)
+    monkeypatch.setattr("sfumato.train.plain.train_plainly", lambda model, *_, **__: model)
+    changes = {"warm_repeats": 3, "warm_colour": 0.2, "warm_affine": 0.1}
+    run = Run(tmp_path, print)
+    scene = set_scene(replace(settings, **changes), run)
+    warmup_classifier.warm_up(scene, run)
+    public = scene.public.pixels
+    assert torch.equal(seen["images"].pixels, torch.cat([public[3:4], public, public, public]))
+    moves = Augmentation(crop=1, flip=settings.flip, cutout=4, colour=0.2, affine=0.1)
+    assert seen["moves"] == moves
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"warm_repeats": 0}, "at least 1"), ({"warm_colour": 1.5}, "between 0 and 1"),
+        ({"warm_affine": -0.1}, "between 0 and 1"), ({"warm_affine": float("nan")}, "between"),
+    ],
+)  # fmt: skip
+def test_settings_of_the_warm_up_are_checked_by_their_names(settings, change, words):
+    (name,) = change
+    with pytest.raises(ConfigError, match=f"{name}=.*{words}"):
+        replace(settings, **change)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"stage": "sample"}, "the stage sample"), ({"extender": "dope"}, "--extender"),
+        ({"warm_repeats": 2}, "--warm-repeats"),
         ({"guide_weight": 1.0}, "--guide-weight"), ({"denoiser": "nets:small"}, "--denoiser"),
         ({"private": True, "public_share": 0.04}, "--private"),
         ({"controls": True, "control_widths": (8,)}, "--control-widths"),
