@@ -116,7 +116,11 @@ def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) ->
     """A matrix on the last axis of an input of any number of dimensions."""
     if weight.ndim != 2 or x.ndim < 2 or _depends_on_batch(weight) or _depends_on_batch(bias):
         return by_vmap(tape, F.linear, (x, weight, bias), {})
-    return contraction(tape, x, weight, bias, LINEAR, "linear")
+    if x.ndim < 4:
+        return contraction(tape, x, weight, bias, LINEAR, "linear")
+    # Four axes are maps to a compiler, which keeps them for the way back with the second one last.
+    y = contraction(tape, x.flatten(1, -2), weight, bias, LINEAR, "linear")
+    return y.unflatten(1, x.shape[1:-1])
 
 
 def _convolution(operation: Callable[..., Any], dims: int) -> None:
