@@ -8,6 +8,7 @@ order. Input and output gradient are read as they are, in bfloat16 or float32; s
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false
 # (A Triton kernel is called with a grid in brackets, which type checkers take for a mistake.)
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,10 @@ from sfumato.ghost.kernels.tiles import column_tile, depthwise_tile, tap_tile
 MANY, NARROW = 16, 64
 """Channels of a group from which on a program reads one tap at a time, and those up to which it
 reads the three taps of a line."""
+
+TAPS, NUMBERS, AHEAD = 8, 1024, 2
+"""The taps of a depthwise kernel that a program has along each side at most, the numbers of its
+tiles, and the columns that it reads before they are used."""
 
 PROGRAMS, SHARE = 4 * 132, 1024
 """Programs that a weighted sum is split into, and the fewest positions of a share."""
@@ -92,9 +97,9 @@ def _tiling(x: Tensor, g: Tensor, kernel: list[int], groups: int, *, weighted: b
     channels, outputs, taps = x.shape[1] // groups, g.shape[1] // groups, kernel[0] * kernel[1]
     step = tile_side(g.shape[2] * g.shape[3], 32 if x.dtype == torch.float32 else 64)
     if channels == 1 and groups > 1:
-        line = triton.next_power_of_2(kernel[1])
-        sides = {"P": tile_side(g.shape[1], 64), "K": line, "T": max(2, 64 // line)}
-        tiles = kernel[0] * triton.cdiv(g.shape[1], sides["P"])
+        sides = _depthwise_sides(g, kernel)
+        tiles = triton.cdiv(kernel[0], sides["H"]) * triton.cdiv(kernel[1], sides["W"])
+        tiles *= triton.cdiv(g.shape[1], sides["P"])
         return Tiling(depthwise_tile, sides, unit_of(groups), tiles)
     if channels < MANY:
         inputs = channels * taps
@@ -109,6 +114,19 @@ def _tiling(x: Tensor, g: Tensor, kernel: list[int], groups: int, *, weighted: b
     tiles = triton.cdiv(outputs, sides["P"]) * triton.cdiv(channels, sides["C"]) * taps // line
     large = sides["P"] * sides["C"] * line >= 128 * 128
     return Tiling(tap_tile, sides, unit, tiles * groups, 8 if large else 4)
+
+
+def _depthwise_sides(g: Tensor, kernel: list[int]) -> dict[str, int]:
+    """Tiles of few taps, and of the lines and channels that leave the least of them empty."""
+    lines = min(TAPS, triton.next_power_of_2(kernel[0]))
+    taps = triton.cdiv(kernel[1], triton.cdiv(kernel[1], TAPS))
+    sides = [(NUMBERS // lines // side, side) for side in (16, 32, 64, 128)]
+
+    def filled(pair: tuple[int, int]) -> int:
+        return math.prod(triton.cdiv(g.shape[axis], n) * n for axis, n in zip((2, 1), pair))
+
+    rows, outputs = min(sides, key=filled)
+    return {"P": outputs, "R": rows, "H": lines, "W": taps, "ahead": AHEAD}
 
 
 def unit_of(*sizes: int) -> int:
