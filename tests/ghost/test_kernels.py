@@ -4,6 +4,7 @@ import pytest
 import torch
 from oracle import norm_of
 from torch import nn
+from torch.nn.grad import conv2d_input
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
@@ -33,6 +34,16 @@ CASES = {
     "depthwise": (20, 20, 6, 5, 1, 2, 1, 20, 2),
     "depthwise, twice as many outputs": (8, 16, 7, 3, 2, 1, 1, 8, 1),
     "depthwise, several tiles": (72, 72, 3, 3, 1, 2, 2, 72, 1),
+    "depthwise, more lines than a tile": (128, 128, 3, 7, 1, 3, 1, 128, 1),
+    "depthwise, askew": (9, 27, 4, 3, 1, 1, 1, 9, 2),
+    "depthwise, one line of taps": (8, 8, 9, (1, 7), 1, (0, 3), 1, 8, 2),
+    "depthwise, one column of taps": (8, 8, 9, (7, 1), (2, 1), (3, 0), 1, 8, 1),
+    "depthwise, many taps": (8, 8, 5, (9, 11), 1, (4, 5), 1, 8, 1),
+    "depthwise, strides beyond the taps": (8, 16, 7, (3, 2), (1, 3), (2, 1), 1, 8, 1),
+    "depthwise, pixels left over": (8, 8, 7, 3, 2, 0, 1, 8, 1),
+    "depthwise, taps far apart": (8, 8, 6, 3, (2, 2), (3, 4), (2, 3), 8, 2),
+    "depthwise, taps further apart than outputs": (8, 8, 4, (1, 2), 1, 0, (1, 4), 8, 1),
+    "depthwise, one pixel": (8, 8, (1, 1), 3, 1, 1, 1, 8, 1),
 }
 """Channels, outputs, height, kernel, stride, padding, dilation, groups, views."""
 
@@ -55,9 +66,12 @@ def layer(case, dtype, layout=torch.channels_last):
     def draw(*shape):
         return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
 
-    x = draw(EXAMPLES * views, channels, height, height + 1).contiguous(memory_format=layout)
-    weight = draw(outputs, channels // groups, kernel, kernel)
-    stride, padding, dilation = ((n, n) for n in (stride, padding, dilation))
+    size = height if isinstance(height, tuple) else (height, height + 1)
+    x = draw(EXAMPLES * views, channels, *size).contiguous(memory_format=layout)
+    kernel, stride, padding, dilation = (
+        n if isinstance(n, tuple) else (n, n) for n in (kernel, stride, padding, dilation)
+    )
+    weight = draw(outputs, channels // groups, *kernel)
     geometry = Geometry(stride, padding, dilation, False, (0, 0), groups)
     g = draw(*contract.output_shape(x, weight, geometry)).contiguous(memory_format=layout)
     return x, g, weight, geometry
@@ -101,6 +115,25 @@ def test_weighted_sums_leave_out_what_is_not_finite(case, dtype, monkeypatch):
     found = conv_weighted(x, g, factors, *on_gpu.settings(weight, geometry))
     loose = LOOSE and dtype == torch.float32
     assert_near(found, wanted, 1e-3 if loose else 1e-6)
+
+
+@pytest.mark.parametrize("over", ["strides beyond the taps", "pixels left over"])
+def test_pixels_that_no_tap_meets_may_be_anything(over):
+    x, g, weight, geometry = layer(f"depthwise, {over}", torch.float32)
+    wanted = true_gradients(x, g, weight, geometry)
+    stride, padding, dilation = geometry.stride, geometry.padding, geometry.dilation
+    met = conv2d_input(x.shape, weight.abs(), g.abs(), stride, padding, dilation, geometry.groups)
+    assert not met.all()
+    x[met == 0] = torch.nan
+    found = conv_gradients(x, g, *on_gpu.settings(weight, geometry), EXAMPLES)
+    assert_near(found, wanted, 1e-6)
+
+
+def test_an_empty_batch_has_no_depthwise_gradients_and_a_sum_of_zero():
+    x, g, weight, geometry = layer("depthwise, one pixel", torch.float32)
+    x, g, settings = x[:0], g[:0], on_gpu.settings(weight, geometry)
+    assert conv_gradients(x, g, *settings, 0).shape == (0, *weight.shape)
+    assert not conv_weighted(x, g, torch.ones(0, device=DEVICE), *settings).any()
 
 
 @pytest.mark.parametrize(("case", "dtype"), [(c, d) for c, d in TYPED if c in GHOSTLY])

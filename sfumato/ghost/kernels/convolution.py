@@ -120,12 +120,13 @@ def _depthwise_sides(g: Tensor, kernel: list[int]) -> dict[str, int]:
     """Tiles of few taps, and of the lines and channels that leave the least of them empty."""
     lines = min(TAPS, triton.next_power_of_2(kernel[0]))
     taps = triton.cdiv(kernel[1], triton.cdiv(kernel[1], TAPS))
-    sides = [(NUMBERS // lines // side, side) for side in (16, 32, 64, 128)]
 
-    def filled(pair: tuple[int, int]) -> int:
-        return math.prod(triton.cdiv(g.shape[axis], n) * n for axis, n in zip((2, 1), pair))
+    def filled(side: int) -> int:
+        rows = NUMBERS // lines // side
+        return triton.cdiv(g.shape[2], rows) * rows * triton.cdiv(g.shape[1], side) * side
 
-    rows, outputs = min(sides, key=filled)
+    outputs = min((16, 32, 64, 128), key=filled)
+    rows = NUMBERS // lines // outputs
     return {"P": outputs, "R": rows, "H": lines, "W": taps, "ahead": AHEAD}
 
 
