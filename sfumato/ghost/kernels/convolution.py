@@ -1,21 +1,22 @@
 """Gradients of 2-D convolutions, for each example or as a weighted sum, without laying out columns.
 
-Both are the same sums over positions (see `tiles`): those of one example, or of a share of all
-positions of the batch. The shares of a weighted sum are added in a second step, always in the same
-order. Input and output gradient are read as they are, in bfloat16 or float32; sums are float32.
+Both are the same sums over positions (see `tiles` and `depthwise`): those of one example, or of a
+share of all positions of the batch. The shares of a weighted sum are added in a second step, always
+in the same order. Input and output gradient are read as they are, in bfloat16 or float32; sums are
+float32.
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false
 # (A Triton kernel is called with a grid in brackets, which type checkers take for a mistake.)
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from sfumato.ghost.kernels.tiles import column_tile, depthwise_tile, tap_tile
+from sfumato.ghost.kernels.depthwise import depthwise_tile
+from sfumato.ghost.kernels.tiles import column_tile, tap_tile
 
 MANY, NARROW = 16, 64
 """Channels of a group from which on a program reads one tap at a time, and those up to which it
@@ -120,14 +121,14 @@ def _depthwise_sides(g: Tensor, kernel: list[int]) -> dict[str, int]:
     """Tiles of few taps, and of the lines and channels that leave the least of them empty."""
     lines = min(TAPS, triton.next_power_of_2(kernel[0]))
     taps = triton.cdiv(kernel[1], triton.cdiv(kernel[1], TAPS))
+    room = NUMBERS // lines
 
     def filled(side: int) -> int:
-        rows = NUMBERS // lines // side
+        rows = room // side
         return triton.cdiv(g.shape[2], rows) * rows * triton.cdiv(g.shape[1], side) * side
 
-    outputs = min((16, 32, 64, 128), key=filled)
-    rows = NUMBERS // lines // outputs
-    return {"P": outputs, "R": rows, "H": lines, "W": taps, "ahead": AHEAD}
+    outputs = min((side for side in (16, 32, 64, 128) if side <= room), key=filled)
+    return {"P": outputs, "R": room // outputs, "H": lines, "W": taps, "ahead": AHEAD}
 
 
 def unit_of(*sizes: int) -> int:
