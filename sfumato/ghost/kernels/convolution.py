@@ -22,7 +22,7 @@ MANY, NARROW = 16, 64
 """Channels of a group from which on a program reads one tap at a time, and those up to which it
 reads the three taps of a line."""
 
-TAPS, NUMBERS, AHEAD = 8, 1024, 2
+TAPS, NUMBERS, AHEAD = 8, 1024, 1
 """The taps of a depthwise kernel that a program has along each side at most, the numbers of its
 tiles, and the columns that it reads before they are used."""
 
