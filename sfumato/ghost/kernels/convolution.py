@@ -22,9 +22,9 @@ MANY, NARROW = 16, 64
 """Channels of a group from which on a program reads one tap at a time, and those up to which it
 reads the three taps of a line."""
 
-TAPS, NUMBERS, AHEAD = 8, 1024, 1
+TAPS, NUMBERS, AHEAD, WARPS, REGISTERS = 8, 512, 1, 4, 128
 """The taps of a depthwise kernel that a program has along each side at most, the numbers of its
-tiles, and the columns that it reads before they are used."""
+tiles, the columns that it reads before they are used, its warps, and the registers of a thread."""
 
 PROGRAMS, SHARE = 4 * 132, 1024
 """Programs that a weighted sum is split into, and the fewest positions of a share."""
@@ -84,14 +84,15 @@ def tile_side(size: int, most: int) -> int:
 
 
 class Tiling(NamedTuple):
-    """Which kernel forms the sums, the sides of its tiles, how many numbers lie together, and
-    how many tiles make a gradient."""
+    """Which kernel forms the sums, the sides of its tiles, how many numbers lie together,
+    how many tiles make a gradient, and the warps and (at most) registers of a program."""
 
     kernel: Any
     sides: dict[str, int]
     unit: int
     tiles: int
     warps: int = 4
+    registers: int | None = None
 
 
 def _tiling(x: Tensor, g: Tensor, kernel: list[int], groups: int, *, weighted: bool) -> Tiling:
@@ -101,7 +102,7 @@ def _tiling(x: Tensor, g: Tensor, kernel: list[int], groups: int, *, weighted: b
         sides = _depthwise_sides(g, kernel)
         tiles = triton.cdiv(kernel[0], sides["H"]) * triton.cdiv(kernel[1], sides["W"])
         tiles *= triton.cdiv(g.shape[1], sides["P"])
-        return Tiling(depthwise_tile, sides, unit_of(groups), tiles)
+        return Tiling(depthwise_tile, sides, unit_of(groups), tiles, WARPS, REGISTERS)
     if channels < MANY:
         inputs = channels * taps
         sides = {"P": tile_side(outputs, 64), "D": tile_side(inputs, 64), "T": step}
@@ -119,7 +120,7 @@ def _tiling(x: Tensor, g: Tensor, kernel: list[int], groups: int, *, weighted: b
 
 def _depthwise_sides(g: Tensor, kernel: list[int]) -> dict[str, int]:
     """Tiles of few taps, and of the lines and channels that leave the least of them empty."""
-    lines = min(TAPS, triton.next_power_of_2(kernel[0]))
+    lines = max(1, min(TAPS, triton.next_power_of_2(kernel[0])) // 2)
     taps = triton.cdiv(kernel[1], triton.cdiv(kernel[1], TAPS))
     room = NUMBERS // lines
 
@@ -153,6 +154,7 @@ def _sums(
         x, g, factors, found, x.shape[0], share, x.shape[1] // groups, g.shape[1] // groups,
         groups, *x.shape[2:], *g.shape[2:], *kernel, *stride, *padding, *dilation,
         *tiling.sides.values(), *options, num_warps=tiling.warps, num_stages=stages,
+        maxnreg=tiling.registers,
     )  # fmt: skip
     return found
 
