@@ -3,10 +3,9 @@
 Inputs and output gradients are read in the type they have, bf16 under autocast: no float32 copies
 of activations are made. Norms, per-example gradients and sums over examples are float32.
 
-A layer whose columns can be had cheaply is a matrix on them: linear layers, 1 x 1 convolutions,
-patches that do not overlap, and for sums over the batch all convolutions with few positions. For
-those libraries' products are the quickest. Other convolutions have kernels that read the image
-where the window lies.
+A layer whose columns are there already is a matrix on them: linear layers, 1 x 1 convolutions and
+patches that do not overlap. For those libraries' products are the quickest. Other convolutions have
+kernels that read the image where the window lies.
 """
 
 from collections.abc import Callable
@@ -14,14 +13,10 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.ghost.geometry import Geometry
-
-FEW = 64
-"""Positions of an image below which columns are laid out for a sum over the batch."""
 
 Rows = Float[Tensor, "rows t d"]
 
@@ -44,7 +39,7 @@ def rounding(x: Tensor) -> float:
     if x.dtype == torch.bfloat16:
         return 2.0**-8
     tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-    # Ten bits of both factors: cut off where a norm is taken, rounded where a sum is.
+    # Ten bits of both factors: cut off where a norm is taken, cut off or rounded where a sum is.
     return 3 * 2.0**-10 if tf32 else 0.0
 
 
@@ -82,19 +77,20 @@ def weighted_gradient(
 ) -> Tensor:
     """The sum over examples of factor times gradient.
 
-    As a product of matrices, it takes factor times input or output gradient in the type they have:
-    see `rounding`. The kernel multiplies what it has summed up of an image, and rounds nothing.
+    Factor times input or output gradient is taken in the type they have: see `rounding`.
     """
-    if not is_matrix(weight, geometry) and (geometry.groups > 1 or g.shape[2:].numel() >= FEW):
-        from sfumato.ghost.kernels.convolution import conv_weighted
-
-        return conv_weighted(x, g, factors, *settings(weight, geometry))
     from sfumato.ghost.kernels.ghost import scaled
 
-    a, b = x_rows(x, g, weight, geometry).flatten(0, 1), g_rows(g, geometry).flatten(0, 1)
     # The factors go to the smaller of the two, which is the cheaper copy.
-    a, b = (scaled(a, factors), b) if a.shape[1] < b.shape[1] else (a, scaled(b, factors))
-    return _like_weight(_product(torch.mm, b.mT, a)[None], weight)[0]
+    if is_matrix(weight, geometry):
+        a, b = x_rows(x, g, weight, geometry).flatten(0, 1), g_rows(g, geometry).flatten(0, 1)
+        a, b = (scaled(a, factors), b) if a.shape[1] < b.shape[1] else (a, scaled(b, factors))
+        return _like_weight(_product(torch.mm, b.mT, a)[None], weight)[0]
+    from sfumato.ghost.kernels.convolution import conv_total
+
+    a, b = x.movedim(1, -1), g.movedim(1, -1)
+    a, b = (scaled(a, factors), b) if a.numel() < b.numel() else (a, scaled(b, factors))
+    return conv_total(a.movedim(-1, 1), b.movedim(-1, 1), *settings(weight, geometry))
 
 
 def is_matrix(weight: Tensor, geometry: Geometry) -> bool:
@@ -107,23 +103,19 @@ def is_matrix(weight: Tensor, geometry: Geometry) -> bool:
 
 
 def x_rows(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -> Rows:
-    """The columns of the input as rows: for each position the pixels it sees, channels last."""
+    """The input of a matrix as rows: for each position the pixels it sees, channels last."""
     if geometry.is_linear:
         return x.reshape(x.shape[0], -1, x.shape[-1])
-    kernel, sizes, (high, wide) = weight.shape[2:], g.shape[2:], geometry.padding
+    kernel, sizes = weight.shape[2:], g.shape[2:]
     x = x.permute(0, 2, 3, 1)
-    if prod(kernel) == prod(geometry.stride) == 1 and not high and not wide:
+    if prod(kernel) == 1:
         return x.flatten(1, 2)
-    x = F.pad(x, (0, 0, wide, wide, high, high)) if high or wide else x
     x = x.contiguous()
     image, line, column, one = x.stride()
     windows = x.as_strided(
         (len(x), *sizes, *kernel, x.shape[3]),
-        (
-            image, line * geometry.stride[0], column * geometry.stride[1],
-            line * geometry.dilation[0], column * geometry.dilation[1], one,
-        ),
-    )  # fmt: skip
+        (image, line * kernel[0], column * kernel[1], line, column, one),
+    )
     return windows.reshape(len(x), sizes.numel(), -1)
 
 

@@ -1,9 +1,8 @@
-"""Gradients of 2-D convolutions, for each example or as a weighted sum, without laying out columns.
+"""Gradients of 2-D convolutions, for each example or all together, without laying out columns.
 
 Both are the same sums over positions (see `tiles` and `depthwise`): those of one example, or of a
-share of all positions of the batch. The shares of a weighted sum are added in a second step, always
-in the same order. Input and output gradient are read as they are, in bfloat16 or float32; sums are
-float32.
+share of the batch. The shares of a batch are added in a second step, always in the same order.
+Input and output gradient are read as they are, in bfloat16 or float32; sums are float32.
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false
@@ -26,8 +25,8 @@ TAPS, NUMBERS, AHEAD, WARPS, REGISTERS = 8, 512, 1, 4, 128
 """The taps of a depthwise kernel that a program has along each side at most, the numbers of its
 tiles, the columns that it reads before they are used, its warps, and the registers of a thread."""
 
-PROGRAMS, SHARE = 4 * 132, 1024
-"""Programs that a weighted sum is split into, and the fewest positions of a share."""
+PROGRAMS, SHARE = 2 * 132, 1024
+"""Programs that an H200 runs at once, and the fewest positions of a share."""
 
 
 @torch.library.custom_op("sfumato::conv_gradients", mutates_args=())
@@ -37,9 +36,8 @@ def conv_gradients(
 ) -> Tensor:  # fmt: skip
     """The gradients (n P C h w, in float32) of a 2-D convolution, one for each example."""
     x, g = channels_last(x, g)
-    return _sums(
-        x, g, None, x.shape[0] // max(1, examples), kernel, stride, padding, dilation, groups
-    )
+    share = x.shape[0] // max(1, examples)
+    return _sums(x, g, share, kernel, stride, padding, dilation, groups)
 
 
 @conv_gradients.register_fake
@@ -47,23 +45,23 @@ def _(x, g, kernel, stride, padding, dilation, groups, examples):  # pyright: ig
     return _new_sums(x, examples, g.shape[1], kernel, groups)
 
 
-@torch.library.custom_op("sfumato::conv_weighted", mutates_args=())
-def conv_weighted(
-    x: Tensor, g: Tensor, factors: Tensor, kernel: list[int], stride: list[int],
-    padding: list[int], dilation: list[int], groups: int,
+@torch.library.custom_op("sfumato::conv_total", mutates_args=())
+def conv_total(
+    x: Tensor, g: Tensor, kernel: list[int], stride: list[int], padding: list[int],
+    dilation: list[int], groups: int,
 ) -> Tensor:  # fmt: skip
-    """The sum (P C h w, in float32) of factor times gradient; nothing is read where it is 0."""
+    """The sum (P C h w, in float32) of the gradients of all images."""
     x, g = channels_last(x, g)
-    factors = factors.float().repeat_interleave(x.shape[0] // max(1, len(factors)))
-    tiling = _tiling(x, g, kernel, groups, weighted=True)
-    shares = max(1, min(PROGRAMS // tiling.tiles, g.numel() // g.shape[1] // SHARE))
-    return _sums(
-        x, g, factors, triton.cdiv(x.shape[0], shares), kernel, stride, padding, dilation, groups
-    ).sum(dim=0)
+    tiles = _tiling(x, g, x.shape[0], kernel, groups).tiles
+    # What fills the device more than half would leave much of it idle at the end.
+    shares = PROGRAMS // tiles if 2 * tiles <= PROGRAMS else 3
+    shares = max(1, min(shares, g.numel() // g.shape[1] // SHARE))
+    share = triton.cdiv(x.shape[0], shares)
+    return _sums(x, g, share, kernel, stride, padding, dilation, groups).sum(dim=0)
 
 
-@conv_weighted.register_fake
-def _(x, g, factors, kernel, stride, padding, dilation, groups):  # pyright: ignore
+@conv_total.register_fake
+def _(x, g, kernel, stride, padding, dilation, groups):  # pyright: ignore
     return _new_sums(x, 1, g.shape[1], kernel, groups).sum(dim=0)
 
 
@@ -95,24 +93,25 @@ class Tiling(NamedTuple):
     registers: int | None = None
 
 
-def _tiling(x: Tensor, g: Tensor, kernel: list[int], groups: int, *, weighted: bool) -> Tiling:
+def _tiling(x: Tensor, g: Tensor, share: int, kernel: list[int], groups: int) -> Tiling:
     channels, outputs, taps = x.shape[1] // groups, g.shape[1] // groups, kernel[0] * kernel[1]
-    step = tile_side(g.shape[2] * g.shape[3], 32 if x.dtype == torch.float32 else 64)
     if channels == 1 and groups > 1:
         sides = _depthwise_sides(g, kernel)
         tiles = triton.cdiv(kernel[0], sides["H"]) * triton.cdiv(kernel[1], sides["W"])
         tiles *= triton.cdiv(g.shape[1], sides["P"])
         return Tiling(depthwise_tile, sides, unit_of(groups), tiles, WARPS, REGISTERS)
+    size = g.shape[2] * g.shape[3]
+    step = tile_side(size * share, 32 if x.dtype == torch.float32 else 64)
+    steps = {"T": step, "steady": size > 0 and step % size == 0}
     if channels < MANY:
         inputs = channels * taps
-        sides = {"P": tile_side(outputs, 64), "D": tile_side(inputs, 64), "T": step}
+        sides = {"P": tile_side(outputs, 64), "D": tile_side(inputs, 64), **steps}
         tiles = triton.cdiv(outputs, sides["P"]) * triton.cdiv(inputs, sides["D"])
         return Tiling(column_tile, sides, unit_of(outputs), tiles * groups)
     unit = unit_of(channels, outputs)
-    # What lies askew, or is multiplied by factors, takes more registers.
-    most = 128 if unit > 1 else 32
-    line = 3 if kernel[1] == 3 and channels <= NARROW and not weighted else 1
-    sides = {"P": tile_side(outputs, most), "C": tile_side(channels, most), "T": step, "taps": line}
+    most = 128 if unit > 1 else 32  # what lies askew takes more registers
+    line = 3 if kernel[1] == 3 and channels <= NARROW else 1
+    sides = {"P": tile_side(outputs, most), "C": tile_side(channels, most), **steps, "taps": line}
     tiles = triton.cdiv(outputs, sides["P"]) * triton.cdiv(channels, sides["C"]) * taps // line
     large = sides["P"] * sides["C"] * line >= 128 * 128
     return Tiling(tap_tile, sides, unit, tiles * groups, 8 if large else 4)
@@ -138,23 +137,20 @@ def unit_of(*sizes: int) -> int:
 
 
 def _sums(
-    x: Tensor, g: Tensor, factors: Tensor | None, share: int, kernel: list[int],
-    stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    x: Tensor, g: Tensor, share: int, kernel: list[int], stride: list[int], padding: list[int],
+    dilation: list[int], groups: int,
 ) -> Tensor:  # fmt: skip
     """The sums (stretches P C h w) over each stretch of as many images as its share."""
-    tiling = _tiling(x, g, kernel, groups, weighted=factors is not None)
+    tiling = _tiling(x, g, share, kernel, groups)
     stretches = triton.cdiv(x.shape[0], max(1, share))
     found = _new_sums(x, stretches, g.shape[1], kernel, groups)
     if not found.numel():
         return found
-    # Factors are read before all else, which takes stages of its own.
-    stages = 3 if factors is None else 5
     options = (tiling.unit, product_precision(), x.is_cuda)
     tiling.kernel[(stretches * tiling.tiles,)](
-        x, g, factors, found, x.shape[0], share, x.shape[1] // groups, g.shape[1] // groups,
-        groups, *x.shape[2:], *g.shape[2:], *kernel, *stride, *padding, *dilation,
-        *tiling.sides.values(), *options, num_warps=tiling.warps, num_stages=stages,
-        maxnreg=tiling.registers,
+        x, g, found, x.shape[0], share, x.shape[1] // groups, g.shape[1] // groups, groups,
+        *x.shape[2:], *g.shape[2:], *kernel, *stride, *padding, *dilation, *tiling.sides.values(),
+        *options, num_warps=tiling.warps, num_stages=3, maxnreg=tiling.registers,
     )  # fmt: skip
     return found
 

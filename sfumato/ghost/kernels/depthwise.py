@@ -20,7 +20,7 @@ from sfumato.ghost.kernels.tiles import stretch_images, take
 @triton.jit
 @no_type_check
 def depthwise_tile(
-    x, g, factors, out, total, share, channels, outputs, groups,
+    x, g, out, total, share, channels, outputs, groups,
     height, width, out_height, out_width, kernel_h, kernel_w,
     stride_h, stride_w: tl.constexpr, pad_h, pad_w, dilation_h, dilation_w,
     P: tl.constexpr, R: tl.constexpr, H: tl.constexpr, W: tl.constexpr, ahead: tl.constexpr,
@@ -43,11 +43,7 @@ def depthwise_tile(
     real = (tap < kernel_h)[:, None] & (p < groups * outputs)[None, :]
     found = (tl.zeros((H * R, P), dtype=tl.float32),) * W
     for image in range(first, first + images):
-        factor, end = None, out_height
-        if factors is not None:
-            factor = tl.load(factors + image)
-            end = tl.where(factor == 0, 0, out_height)
-        for top in range(0, end, R):
+        for top in range(0, out_height, R):
             line = top + tl.arange(0, H * R) % R
             inside = real & (line < out_height)[:, None]
             at = (image * out_height + line) * out_width * (groups * outputs)
@@ -56,7 +52,7 @@ def depthwise_tile(
             inside &= ((line >= 0) & (line < height))[:, None]
             at = (image * height + line) * width * groups
             x_lines = x + at[:, None] + (p // outputs)[None, :], inside, reach, groups
-            found = _along(found, factor, x_lines, g_lines, w, stride_w, dilation_w, W, ahead)
+            found = _along(found, x_lines, g_lines, w, stride_w, dilation_w, W, ahead)
     tap = above + tl.arange(0, H)
     at = (stretch.to(tl.int64) * kernel_h + tap) * kernel_w + left
     at = at[:, None] * (groups * outputs) + p[None, :]
@@ -70,7 +66,7 @@ def depthwise_tile(
 @triton.jit
 @no_type_check
 def _along(
-    found, factor, x, g, left, stride: tl.constexpr, dilation,
+    found, x, g, left, stride: tl.constexpr, dilation,
     W: tl.constexpr, ahead: tl.constexpr,
 ):  # fmt: skip
     """The sums found so far and those along some lines, for W taps, of which the first is `left`.
@@ -95,8 +91,6 @@ def _along(
                 for k in tl.static_range(1, 1 + W - kept):
                     window += (read[k].to(tl.float32),)
                 b = read[0].to(tl.float32)
-                if factor is not None:
-                    b *= factor
                 sums = ()
                 for tap in tl.static_range(W):
                     sums += (found[tap] + window[tap] * b,)

@@ -5,16 +5,14 @@ The gradient of a weight is, for output p, tap (a place in the kernel's window) 
     sum over positions t of  g[t, p] * x[t + tap, c]
 
 with channels last in x and g. A program adds up the positions of some images that follow each
-other: those of one example, or a share of the batch. In the second case there are `factors`, one an
-image. They multiply what was summed up, in float32: were g multiplied, it would be rounded once
-more, and sums that cancel could grow beyond what their norms say. Where a factor is 0 nothing is
-read, so that what is not a number there does no harm.
+other, T of them a step: those of one example, or a share of the batch. The positions of the next
+image follow those of the last, so that no step is empty even where an image has one position.
 
 `tap_tile` is for many channels: a program has one tap (or the three of a line), so that all it
 reads lies side by side. `column_tile` is for few channels: taps and channels form one axis, as in
-the columns of `contract`. (One channel a group makes no matrix: see `depthwise`.)
-
+the columns of `contract`. For one channel a group, where there is no matrix, see `depthwise`.
 `unit` divides the numbers of channels: by it the compiler sees how much it may read at once.
+`steady` says that the positions of an image divide T: lines and columns are alike in all steps.
 
 (Kernels are kept from the tests' type checks, which would wrap them: Triton's interpreter must find
 them, and what they call, as they are.)
@@ -32,10 +30,10 @@ import triton.language as tl
 @triton.jit
 @no_type_check
 def tap_tile(
-    x, g, factors, out, total, share, channels, outputs, groups,
+    x, g, out, total, share, channels, outputs, groups,
     height, width, out_height, out_width, kernel_h, kernel_w,
     stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
-    P: tl.constexpr, C: tl.constexpr, T: tl.constexpr, taps: tl.constexpr,
+    P: tl.constexpr, C: tl.constexpr, T: tl.constexpr, steady: tl.constexpr, taps: tl.constexpr,
     unit: tl.constexpr, precision: tl.constexpr, on_gpu: tl.constexpr,
 ):  # fmt: skip
     """The sums of P outputs and C channels, for one tap or the three of a line."""
@@ -45,26 +43,28 @@ def tap_tile(
     program, tile_p = take(program, tl.cdiv(outputs, P))
     stretch, group = take(program, groups)
     c, p, tap = tile_c * C + tl.arange(0, C), tile_p * P + tl.arange(0, P), tap * taps
-    first, steps, size = _begin(stretch, total, share, out_height * out_width, T)
+    size = out_height * out_width
+    first, steps, end = _begin(stretch, total, share, size, T)
     x += first * height * width * groups * channels + group * channels + c[None, :]
     g += first * size * groups * outputs + group * outputs + p[:, None]
     above, left = (tap // kernel_w) * dilation_h - pad_h, (tap % kernel_w) * dilation_w - pad_w
+    # A tap that never meets the image has nothing to add.
+    right = left + (taps - 1) * dilation_w + (out_width - 1) * stride_w
+    meets = (above < height) & (above + (out_height - 1) * stride_h >= 0)
+    steps = tl.where(meets & (left < width) & (right >= 0), steps, 0)
     real_c, real_p = (c < channels)[None, :], (p < outputs)[:, None]
-    image, start, line, column = 0, 0, tl.arange(0, T) // out_width, tl.arange(0, T) % out_width
+    image, line, column = _origin(out_height, out_width, T)
+    t = tl.arange(0, T)
     found = tl.zeros((P, C), dtype=tl.float32)
     second, third = found, found
     for _ in range(0, steps):
-        factor, inside, at = _places(factors, first, image, start, size, T)
-        at = at[None, :] * (groups * outputs)
+        inside, at = t < end, t.to(tl.int64)[None, :] * (groups * outputs)
         b = tl.load(g + at, mask=inside[None, :] & real_p, other=0.0)
         h, w = line * stride_h + above, column * stride_w + left
         pixel = (image * height + h) * width + w
         inside &= (h >= 0) & (h < height)
         a = _window(x, pixel, w, width, groups * channels, inside, real_c)
-        if factors is not None:
-            found += factor * _product(b, a, None, precision, on_gpu)
-        else:
-            found = _product(b, a, found, precision, on_gpu)
+        found = _product(b, a, found, precision, on_gpu)
         if taps == 3:
             w, pixel = w + dilation_w, pixel + dilation_w
             a = _window(x, pixel, w, width, groups * channels, inside, real_c)
@@ -72,7 +72,8 @@ def tap_tile(
             w, pixel = w + dilation_w, pixel + dilation_w
             a = _window(x, pixel, w, width, groups * channels, inside, real_c)
             third = _product(b, a, third, precision, on_gpu)
-        image, start, line, column = _onward(image, start, line, column, size, out_width, T)
+        image, line, column = _onward(image, line, column, out_height, out_width, T, steady)
+        t += T
     at = (stretch.to(tl.int64) * groups + group) * outputs + p
     at = (at * (kernel_h * kernel_w) + tap)[:, None] * channels + c[None, :]
     tl.store(out + at, found, mask=real_p & real_c)
@@ -84,10 +85,10 @@ def tap_tile(
 @triton.jit
 @no_type_check
 def column_tile(
-    x, g, factors, out, total, share, channels, outputs, groups,
+    x, g, out, total, share, channels, outputs, groups,
     height, width, out_height, out_width, kernel_h, kernel_w,
     stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
-    P: tl.constexpr, D: tl.constexpr, T: tl.constexpr,
+    P: tl.constexpr, D: tl.constexpr, T: tl.constexpr, steady: tl.constexpr,
     unit: tl.constexpr, precision: tl.constexpr, on_gpu: tl.constexpr,
 ):  # fmt: skip
     """The sums of P outputs and D pairs of tap and channel."""
@@ -96,28 +97,28 @@ def column_tile(
     program, tile_p = take(program, tl.cdiv(outputs, P))
     stretch, group = take(program, groups)
     d, p = tile_d * D + tl.arange(0, D), tile_p * P + tl.arange(0, P)
-    first, steps, size = _begin(stretch, total, share, out_height * out_width, T)
+    size = out_height * out_width
+    first, steps, end = _begin(stretch, total, share, size, T)
     x += first * height * width * groups * channels + group * channels + (d % channels)[None, :]
     g += first * size * groups * outputs + group * outputs + p[:, None]
     tap = d // channels
     above, left = (tap // kernel_w) * dilation_h - pad_h, (tap % kernel_w) * dilation_w - pad_w
-    image, start, line, column = 0, 0, tl.arange(0, T) // out_width, tl.arange(0, T) % out_width
+    image, line, column = _origin(out_height, out_width, T)
+    t = tl.arange(0, T)
     found = tl.zeros((P, D), dtype=tl.float32)
     for _ in range(0, steps):
-        factor, inside, at = _places(factors, first, image, start, size, T)
-        at = at[None, :] * (groups * outputs)
+        inside, at = t < end, t.to(tl.int64)[None, :] * (groups * outputs)
         b = tl.load(g + at, mask=inside[None, :] & (p < outputs)[:, None], other=0.0)
         h = (line * stride_h)[:, None] + above[None, :]
         w = (column * stride_w)[:, None] + left[None, :]
         inside = inside[:, None] & (d < inputs)[None, :]
         inside &= (h >= 0) & (h < height) & (w >= 0) & (w < width)
-        at = ((image * height + h) * width + w).to(tl.int64) * (groups * channels)
+        pixel = (image * height + line * stride_h) * width + column * stride_w
+        at = (pixel[:, None] + (above * width + left)[None, :]).to(tl.int64) * (groups * channels)
         a = tl.load(x + at, mask=inside, other=0.0)
-        if factors is not None:
-            found += factor * _product(b, a, None, precision, on_gpu)
-        else:
-            found = _product(b, a, found, precision, on_gpu)
-        image, start, line, column = _onward(image, start, line, column, size, out_width, T)
+        found = _product(b, a, found, precision, on_gpu)
+        image, line, column = _onward(image, line, column, out_height, out_width, T, steady)
+        t += T
     at = (stretch.to(tl.int64) * groups + group) * outputs + p
     at = at[:, None] * inputs + d[None, :]
     tl.store(out + at, found, mask=(p < outputs)[:, None] & (d < inputs)[None, :])
@@ -132,44 +133,49 @@ def take(number, count):
 
 @triton.jit
 @no_type_check
-def _begin(stretch, total, share, size, T: tl.constexpr):
-    """A stretch's first image, the steps of T positions through all its images, an image's size."""
-    first, images = stretch_images(stretch, total, share)
-    return first, images * tl.cdiv(size, T), size
-
-
-@triton.jit
-@no_type_check
 def stretch_images(stretch, total, share):
-    """A stretch's first image, and how many it has."""
+    """The first image of a stretch, and how many it has."""
     first = stretch.to(tl.int64) * share
     return first, tl.minimum(total - first, share).to(tl.int32)
 
 
 @triton.jit
 @no_type_check
-def _places(factors, first, image, start, size, T: tl.constexpr):
-    """The image's factor, which of the T positions from `start` are read, and where they lie."""
-    factor, end = 1.0, size
-    if factors is not None:
-        factor = tl.load(factors + first + image)
-        end = tl.where(factor == 0, 0, size)
-    inside = start + tl.arange(0, T) < end
-    return factor, inside, (image * size + start + tl.arange(0, T)).to(tl.int64)
+def _begin(stretch, total, share, size, T: tl.constexpr):
+    """A stretch's first image, the steps through all its positions, and how many these are."""
+    first, images = stretch_images(stretch, total, share)
+    return first, tl.cdiv(images * size, T), images * size
 
 
 @triton.jit
 @no_type_check
-def _onward(image, start, line, column, size, width, T: tl.constexpr):
-    """The next T positions, without the divisions that would cost as much as the products."""
-    column += T % width
-    over = column >= width
-    column = tl.where(over, column - width, column)
-    line += T // width + over.to(tl.int32)
-    ended = start + T >= size
-    line = tl.where(ended, tl.arange(0, T) // width, line)
-    column = tl.where(ended, tl.arange(0, T) % width, column)
-    return tl.where(ended, image + 1, image), tl.where(ended, 0, start + T), line, column
+def _origin(height, width, T: tl.constexpr):
+    """The images of the first T positions, their lines and columns."""
+    t = tl.arange(0, T)
+    place = t % (height * width)
+    return t // (height * width), place // width, place % width
+
+
+@triton.jit
+@no_type_check
+def _onward(image, line, column, height, width, T: tl.constexpr, steady: tl.constexpr):
+    """Those of the next T, without the divisions that would cost as much as the products."""
+    size = height * width
+    image += T // size
+    if not steady:
+        # T is added as a number with three digits: image, line and column.
+        column, over = _digit(column + T % width, width)
+        line, over = _digit(line + T % size // width + over, height)
+        image += over
+    return image, line, column
+
+
+@triton.jit
+@no_type_check
+def _digit(number, base):
+    """What is left of a number below twice the base, and what goes over to the next digit."""
+    over = number >= base
+    return tl.where(over, number - base, number), over.to(tl.int32)
 
 
 @triton.jit
