@@ -41,7 +41,8 @@ def _measured(
 ) -> tuple[Tensor, Tensor]:
     """The squared norms, and the sums over positions of |a| |b|."""
     positions = g.numel() // max(1, examples * (g.shape[-1 if geometry.is_linear else 1]))
-    if on_gpu.takes(x, geometry) and (positions > 1 or not on_gpu.is_matrix(weight, geometry)):
+    several = positions > 1 or not on_gpu.is_matrix(x, weight, geometry)
+    if on_gpu.takes(x, geometry) and several:
         return on_gpu.measured(x, g, weight, geometry, examples)
     if geometry.is_linear:
         grams = [_gram_of_rows(t.reshape(examples, -1, t.shape[-1])) for t in (x, g)]

@@ -47,7 +47,7 @@ def measured(
     x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
 ) -> tuple[Tensor, Tensor]:
     """Squared norms of the gradients, and the sums over positions of |a| |b|."""
-    if is_matrix(weight, geometry):
+    if is_matrix(x, weight, geometry):
         from sfumato.ghost.kernels.ghost import ghost_norm
 
         pair = (x_rows(x, g, weight, geometry), g_rows(g, geometry))
@@ -63,7 +63,7 @@ def gradients(
     x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
 ) -> Float[Tensor, "n ..."]:
     """The per-example gradients, in the shape of the weight."""
-    if is_matrix(weight, geometry):
+    if is_matrix(x, weight, geometry):
         pair = (g_rows(g, geometry), x_rows(x, g, weight, geometry))
         b, a = (t.reshape(examples, -1, t.shape[-1]) for t in pair)
         return _like_weight(_product(torch.bmm, b.mT, a), weight)
@@ -82,7 +82,7 @@ def weighted_gradient(
     from sfumato.ghost.kernels.ghost import scaled
 
     # The factors go to the smaller of the two, which is the cheaper copy.
-    if is_matrix(weight, geometry):
+    if is_matrix(x, weight, geometry):
         a, b = x_rows(x, g, weight, geometry).flatten(0, 1), g_rows(g, geometry).flatten(0, 1)
         a, b = (scaled(a, factors), b) if a.shape[1] < b.shape[1] else (a, scaled(b, factors))
         return _like_weight(_product(torch.mm, b.mT, a)[None], weight)[0]
@@ -93,13 +93,16 @@ def weighted_gradient(
     return conv_total(a.movedim(-1, 1), b.movedim(-1, 1), *settings(weight, geometry))
 
 
-def is_matrix(weight: Tensor, geometry: Geometry) -> bool:
-    """Whether the layer is a matrix on what is there already, or on a mere rearrangement of it."""
+def is_matrix(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+    """Whether the layer is a matrix on what is there already, or on a mere rearrangement of it.
+
+    So it is if every pixel is seen once: in patches that do not overlap, or in one that is all.
+    """
     if geometry.is_linear:
         return True
-    kernel = tuple(weight.shape[2:])
-    apart = kernel == geometry.stride and set(geometry.dilation) == {1}
-    return apart and not any(geometry.padding) and geometry.groups == 1
+    apart = tuple(weight.shape[2:]) in (geometry.stride, tuple(x.shape[2:]))
+    near = set(geometry.dilation) == {1} and not any(geometry.padding)
+    return apart and near and geometry.groups == 1
 
 
 def x_rows(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -> Rows:

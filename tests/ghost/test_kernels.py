@@ -314,12 +314,24 @@ def test_on_a_gpu_layers_store_what_is_smaller_than_their_gram_matrices(
 
 
 def test_layers_that_are_matrices_are_told_from_those_that_are_not():
-    linear, patch, wide = torch.empty(8, 4), torch.empty(8, 4, 2, 2), torch.empty(8, 4, 3, 3)
-    assert on_gpu.is_matrix(linear, LINEAR)
-    assert on_gpu.is_matrix(patch, Geometry((2, 2), (0, 0), (1, 1)))
+    x, linear, patch = torch.empty(2, 4, 6, 6), torch.empty(8, 4), torch.empty(8, 4, 2, 2)
+    assert on_gpu.is_matrix(x[:, 0], linear, LINEAR)
+    assert on_gpu.is_matrix(x, patch, Geometry((2, 2), (0, 0), (1, 1)))
     for geometry in (((1, 1), (0, 0), (1, 1)), ((2, 2), (1, 1), (1, 1)), ((2, 2), (0, 0), (2, 2))):
-        assert not on_gpu.is_matrix(patch, Geometry(*geometry))
-    assert not on_gpu.is_matrix(wide, Geometry((3, 3), (0, 0), (1, 1), groups=2))
+        assert not on_gpu.is_matrix(x, patch, Geometry(*geometry))
+    wide, whole = torch.empty(8, 2, 3, 3), torch.empty(8, 4, 6, 6)
+    assert not on_gpu.is_matrix(x, wide, Geometry((3, 3), (0, 0), (1, 1), groups=2))
+    assert on_gpu.is_matrix(x, whole, Geometry((1, 1), (0, 0), (1, 1)))
+    assert not on_gpu.is_matrix(x, whole, Geometry((1, 1), (1, 1), (1, 1)))
+
+
+def test_a_kernel_as_large_as_the_image_is_a_matrix_on_it():
+    x, g, factors = torch.randn(3, 4, 5, 6), torch.randn(3, 7, 1, 1), torch.rand(3)
+    weight, geometry = torch.empty(7, 4, 5, 6), Geometry((2, 2), (0, 0), (1, 1), False, (0, 0))
+    wanted = torch.einsum("n,np,nchw->npchw", torch.ones(3), g.flatten(1), x)
+    torch.testing.assert_close(on_gpu.gradients(x, g, weight, geometry, 3), wanted)
+    total = on_gpu.weighted_gradient(x, g, factors, weight, geometry)
+    torch.testing.assert_close(total, torch.einsum("n,n...->...", factors, wanted))
 
 
 @pytest.mark.parametrize("channels", [4, 16])

@@ -57,12 +57,15 @@ def conv_total(
     shares = PROGRAMS // tiles if 2 * tiles <= PROGRAMS else 3
     shares = max(1, min(shares, g.numel() // g.shape[1] // SHARE))
     share = triton.cdiv(x.shape[0], shares)
-    return _sums(x, g, share, kernel, stride, padding, dilation, groups).sum(dim=0)
+    found = _sums(x, g, share, kernel, stride, padding, dilation, groups)
+    if len(found) == 1:
+        return found[0]
+    return torch.sum(found, dim=0, out=_new_sums(x, 1, g.shape[1], kernel, groups)[0])
 
 
 @conv_total.register_fake
 def _(x, g, kernel, stride, padding, dilation, groups):  # pyright: ignore
-    return _new_sums(x, 1, g.shape[1], kernel, groups).sum(dim=0)
+    return _new_sums(x, 1, g.shape[1], kernel, groups)[0]
 
 
 def channels_last(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
