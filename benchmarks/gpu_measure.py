@@ -22,7 +22,7 @@ from sfumato.train.replay import WARM
 
 ROUNDS, IN_A_ROW = 5, 3
 """Turns of each method, and steps in a turn: a loop does not wait for the GPU after every step."""
-LARGEST = 2**16
+LARGEST, IDLE = 2**16, "nothing: the GPU waits"
 Record = dict[str, Any]
 
 
@@ -180,17 +180,17 @@ def fits_in(method: str, case: Case, way: Way, device: torch.device) -> Callable
 def measure_kernels(
     case: Case, way: Way, methods: Sequence[str], device: torch.device
 ) -> Iterator[Record]:
-    """Milliseconds of a step by kind of kernel, and its longest kernels."""
+    """Milliseconds of a step by kind of kernel, its longest kernels, and when none runs."""
     for method in methods:
         try:
             step, _ = new_step(method, case, way, device, case.batch)
             for _ in range(WARM + 1):
                 step()
-            times, counts = kernel_times(step, device)
+            times, counts, idle = kernel_times(step, device)
         except Exception as problem:
             yield {"kind": "kernels", "method": method, "error": in_few_words(problem)}
             continue
-        kinds: Counter[str] = Counter()
+        kinds: Counter[str] = Counter({IDLE: idle})
         for name, ms in times.items():
             kinds[kind_of(name)] += ms  # pyright: ignore
         top = [(name[:120], ms, counts[name]) for name, ms in times.most_common(25)]
@@ -200,23 +200,37 @@ def measure_kernels(
         release()
 
 
-def kernel_times(step: Step, device: torch.device) -> tuple[Counter[str], Counter[str]]:
-    """Milliseconds and launches by name; without a GPU those of operations."""
+def kernel_times(step: Step, device: torch.device) -> tuple[Counter[str], Counter[str], float]:
+    """Milliseconds and launches of a step by name, and milliseconds in which nothing runs.
+
+    On a GPU of a few steps in a row; without one those of operations.
+    """
     on_gpu = device.type == "cuda"
-    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     wait(device)
-    with profile(activities=kinds) as seen:
-        step()
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
+        for _ in range(IN_A_ROW):
+            step()
         wait(device)
-    times, counts = Counter(), Counter()
+    times, counts, spans = Counter(), Counter(), []
     for event in seen.events() or ():
         if getattr(event, "is_user_annotation", False):
             continue
         if on_gpu and event.device_type.name != "CUDA":
             continue
-        times[event.name] += (event.device_time if on_gpu else event.self_cpu_time_total) / 1000
+        spent = event.device_time if on_gpu else event.self_cpu_time_total
+        times[event.name] += spent / 1000 / IN_A_ROW
         counts[event.name] += 1
-    return times, counts
+        spans.append((event.time_range.start, event.time_range.end))
+    each = Counter({name: round(count / IN_A_ROW) for name, count in counts.items()})
+    return times, each, gaps(spans) / 1000 / IN_A_ROW if on_gpu else 0.0
+
+
+def gaps(spans: list[tuple[float, float]]) -> float:
+    """How much between the first and the last of some spans is in none of them."""
+    empty, reached = 0.0, min((start for start, _ in spans), default=0.0)
+    for start, end in sorted(spans):
+        empty, reached = empty + max(0.0, start - reached), max(reached, end)
+    return empty
 
 
 def kind_of(kernel: str) -> str:

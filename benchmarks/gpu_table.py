@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import inf
 
 from gpu_cases import CASES, TINY, WAYS
-from gpu_measure import IN_A_ROW, KINDS, ROUNDS, Record
+from gpu_measure import IDLE, IN_A_ROW, KINDS, ROUNDS, Record
 from gpu_steps import METHODS, PEERS
 
 Key = tuple[str, str, str]
@@ -177,7 +177,9 @@ def check_table(found: dict[Key, Record], collinear: dict[Key, Record]) -> str:
 def kernel_table(head: str, found: Sequence[Record]) -> str:
     """Milliseconds by kind of kernel, the methods side by side."""
     found = [r for r in found if "kinds" in r]
-    kinds = [kind for kind in ("ours", *KINDS, "rest") if any(kind in r["kinds"] for r in found)]
+    kinds = [
+        kind for kind in ("ours", *KINDS, "rest", IDLE) if any(kind in r["kinds"] for r in found)
+    ]
     rows = [[kind, *(f"{r['kinds'].get(kind, 0):.2f}" for r in found)] for kind in kinds]
     rows.append(["all", *(f"{sum(r['kinds'].values()):.2f}" for r in found)])
     rows.append(["launches", *(str(r["launches"]) for r in found)])
