@@ -201,10 +201,7 @@ def measure_kernels(
 
 
 def kernel_times(step: Step, device: torch.device) -> tuple[Counter[str], Counter[str], float]:
-    """Milliseconds and launches of a step by name, and milliseconds in which nothing runs.
-
-    On a GPU of a few steps in a row; without one those of operations.
-    """
+    """Milliseconds and launches of a step by name (without a GPU, of operations), and idle ms."""
     on_gpu = device.type == "cuda"
     wait(device)
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
@@ -213,9 +210,8 @@ def kernel_times(step: Step, device: torch.device) -> tuple[Counter[str], Counte
         wait(device)
     times, counts, spans = Counter(), Counter(), []
     for event in seen.events() or ():
-        if getattr(event, "is_user_annotation", False):
-            continue
-        if on_gpu and event.device_type.name != "CUDA":
+        elsewhere = on_gpu and event.device_type.name != "CUDA"
+        if elsewhere or getattr(event, "is_user_annotation", False):
             continue
         spent = event.device_time if on_gpu else event.self_cpu_time_total
         times[event.name] += spent / 1000 / IN_A_ROW
