@@ -215,10 +215,11 @@ def cifar10_eps2() -> Config:
 
 
 def cifar10_eps2_public() -> Config:
-    """The same without a generator, in as many steps, its images changed more: 75.8 -> ?."""
+    """The same without a generator, in as many steps, its images changed more: 75.8 -> 82.4."""
     return replace(
-        cifar10_eps2(), number=0, warm_epochs=1040.0, augmult=8, warm_colour=0.5, warm_affine=0.2
-    )
+        cifar10_eps2(), number=0, warm_epochs=1040.0, augmult=8, lr=1.0, warm_colour=0.5,
+        warm_affine=0.2,
+    )  # fmt: skip
 
 
 def fashion_eps2() -> Config:
