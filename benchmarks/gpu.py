@@ -1,6 +1,7 @@
 """What a private step costs on a GPU, against plain training and other libraries, in one run.
 
     python benchmarks/gpu.py --cases vit-b vgg19 --out gpu.jsonl     time and memory
+    python benchmarks/gpu.py --chunks 8 --out gpu.jsonl              eight physical batches a step
     python benchmarks/gpu.py --max-batch --cases vgg19 --out gpu.jsonl
     python benchmarks/gpu.py --check --out gpu.jsonl                 norms, sums and the bound
     python benchmarks/gpu.py --profile --cases vit-b --out gpu.jsonl   where the time goes
@@ -59,6 +60,7 @@ def read_words() -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=PLAIN_WAYS)
     parser.add_argument("--methods", nargs="+", choices=METHODS)
     parser.add_argument("--graphs", action="store_true", help="each way with CUDA graphs as well")
+    parser.add_argument("--chunks", type=int, default=1, help="physical batches of a step")
     parser.add_argument("--max-batch", action="store_true", help="the largest batch that fits")
     parser.add_argument("--gib", type=float, default=24.0, help="memory that --max-batch allows")
     parser.add_argument("--check", action="store_true", help="norms, sums and the bound")
@@ -178,7 +180,7 @@ def findings(
     if words.layers:
         return measure_layers(case, way, device)
     methods = [method for method in words.methods if runs_in(method, way)]
-    ask: Any = partial(measure_times, limit=words.limit, gate=words.gate)
+    ask: Any = partial(measure_times, limit=words.limit, gate=words.gate, chunks=words.chunks)
     if words.max_batch:
         ask = partial(measure_largest, gib=words.gib)
     elif words.profile:

@@ -54,9 +54,9 @@ def one_at_a_time(gate: Path | None) -> Iterator[None]:
 
 def measure_times(
     case: Case, way: Way, methods: Sequence[str], device: torch.device, limit: int,
-    gate: Path | None = None,
+    gate: Path | None = None, chunks: int = 1,
 ) -> Iterator[Record]:  # fmt: skip
-    """Peak memory of each method as it is made, then the time of all of them, in turns."""
+    """Peak memory of each method as it is made, then times of a physical batch, in turns."""
     steps: dict[str, Step] = {}
     found: dict[str, Record] = {}
     touch(device)
@@ -64,7 +64,7 @@ def measure_times(
         release()
         try:
             with limited(limit):
-                steps[method], found[method] = first_steps(method, case, way, device)
+                steps[method], found[method] = first_steps(method, case, way, device, chunks)
         except Exception as problem:  # a method that fails is a cell of the table
             found[method] = {"error": in_few_words(problem)}
     times: dict[str, list[float]] = {method: [] for method in steps}
@@ -74,12 +74,13 @@ def measure_times(
                 times[method].append(time_of(step, device))
     for method, record in found.items():
         if method in times:
-            record["ms"] = 1000 * statistics.median(times[method])
-        yield {"kind": "time", "method": method, "batch": case.batch, **record}
+            record["ms"] = 1000 * statistics.median(times[method]) / chunks
+        kind = "time" if chunks == 1 else f"time, one of {chunks}"
+        yield {"kind": kind, "method": method, "batch": case.batch, **record}
 
 
 def first_steps(
-    method: str, case: Case, way: Way, device: torch.device
+    method: str, case: Case, way: Way, device: torch.device, chunks: int
 ) -> tuple[Step, dict[str, Any]]:
     """A step that has been taken a few times; what it took, above what was there before it.
 
@@ -87,7 +88,7 @@ def first_steps(
     recorded in the last of these steps, which is where its memory is asked for.
     """
     before, start = allocated(device), time.perf_counter()
-    step, trained = new_step(method, case, way, device, case.batch)
+    step, trained = new_step(method, case, way, device, case.batch, chunks)
     for _ in range(WARM):
         step()
     release()

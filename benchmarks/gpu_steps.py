@@ -2,7 +2,8 @@
 
 A step is forward, backward, clip, noise and SGD; a plain one has no clip and no noise. All make
 their gradient first and end with the same optimizer. Where a way records CUDA graphs, the gradient
-is recorded, of plain and private by the same code, and the rest is not.
+is recorded, of plain and private by the same code, and the rest is not. A step may have several
+physical batches: their gradients are added up before the rest is done.
 """
 
 import itertools
@@ -21,6 +22,7 @@ from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.compiled import Compiled
 from sfumato.ghost.factors import Clipping
 from sfumato.privacy.budget import Plan
+from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Secret
@@ -44,22 +46,25 @@ def private_clip(
 
 
 def new_step(
-    method: str, case: Case, way: Way, device: torch.device, batch: int
+    method: str, case: Case, way: Way, device: torch.device, batch: int, chunks: int = 1
 ) -> tuple[Step, float]:
-    """A step, ready to be called, and the share of the parameters that it trains."""
+    """A step of so many physical batches, ready to be called; what share of the model it trains."""
     model, inputs = case.model(device, way), case.inputs(batch, device, way)
     losses = case.losses(device, low=way.low)
     if method in PEERS:
+        if chunks > 1:
+            raise NotImplementedError("is measured with one physical batch a step")
         step = peer_step(method, model, inputs, case.views)
     elif method == "plain":
-        step = plain_step(model, losses, inputs, way)
+        step = plain_step(model, losses, inputs, way, chunks)
     else:
-        step = private_step(model, losses, inputs, way, secure=method == "private, secure")
+        secure = method == "private, secure"
+        step = private_step(model, losses, inputs, way, chunks, secure=secure)
     counts = [(p.numel(), p.requires_grad) for p in model.parameters()]
     return step, sum(n for n, learns in counts if learns) / sum(n for n, _ in counts)
 
 
-def plain_step(model: nn.Module, losses: Losses, inputs: Inputs, way: Way) -> Step:
+def plain_step(model: nn.Module, losses: Losses, inputs: Inputs, way: Way, chunks: int = 1) -> Step:
     """Ordinary training: the gradient of the mean loss."""
     parameters = [p for p in model.parameters() if p.requires_grad]
 
@@ -67,25 +72,38 @@ def plain_step(model: nn.Module, losses: Losses, inputs: Inputs, way: Way) -> St
         return losses(model, x, y).mean()
 
     loss = torch.compile(mean_loss) if way.compiled else mean_loss
-    gradient = recorded(lambda: torch.autograd.grad(loss(*inputs), parameters), inputs, way)
+    one = recorded(lambda: torch.autograd.grad(loss(*inputs), parameters), inputs, way)
+
+    def gradient() -> Sequence[Tensor]:
+        if chunks == 1:
+            return one()
+        total = [part.clone() for part in one()]
+        for _ in range(chunks - 1):
+            torch._foreach_add_(total, one())  # pyright: ignore
+        return total
+
     return with_optimizer(parameters, gradient)
 
 
 def private_step(
-    model: nn.Module, losses: Losses, inputs: Inputs, way: Way, *, secure: bool
+    model: nn.Module, losses: Losses, inputs: Inputs, way: Way, chunks: int = 1, *, secure: bool
 ) -> Step:
     """Ours: clipped sum, noise and ledger, then the same optimizer."""
     examples, secret = len(inputs[1]), Secret.draw()
     noise = "chacha20" if secure else "philox"
     ledger = Ledger(Header(data="noise", delta=1e-5, noise=noise, secret=secret.commitment))
-    plan = Plan(noise_multiplier=1.0, expected_batch=examples, rate=0.01, steps=10**6)
+    plan = Plan(noise_multiplier=1.0, expected_batch=chunks * examples, rate=0.01, steps=10**6)
     ghost, clip = private_clip(model, losses, inputs, way, plan.max_norm)
     named, numbers = ghost.parameters, itertools.count()
-    total = recorded(lambda: clip(losses, inputs, examples).total, inputs, way)
+    one = recorded(lambda: clip(losses, inputs, examples).total, inputs, way)
 
     def gradient() -> list[Tensor]:
-        step = next(numbers)
-        noisy = privatize(total(), plan, ledger, secret, step=step, stage="train")
+        total = one()
+        if chunks > 1:
+            total = Sums.of(total)
+            for _ in range(chunks - 1):
+                total.add(one())
+        noisy = privatize(total, plan, ledger, secret, step=next(numbers), stage="train")
         return [noisy[name] for name in named]
 
     return with_optimizer(list(named.values()), gradient)

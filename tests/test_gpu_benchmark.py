@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import gpu_checks
 import gpu_layers
 import gpu_measure
+import gpu_steps
 import gpu_table
 from gpu_cases import TINY, WAYS
 
@@ -127,6 +128,33 @@ def test_a_method_that_fails_does_not_stop_the_others(monkeypatch):
     )
     assert plain["ms"] >= 0
     assert private["error"] == "out of memory (196.00 GiB asked)"
+
+
+@pytest.mark.parametrize("method", ["plain", "private"])
+def test_a_step_of_three_physical_batches_has_three_times_the_gradient(method, monkeypatch):
+    seen = []
+
+    def keep(parameters, gradient):
+        return lambda: seen.append([part.clone() for part in gradient()])
+
+    def exact(total, *_, **__):
+        return {name: part.clone() for name, part in total.items()}
+
+    monkeypatch.setattr(gpu_steps, "with_optimizer", keep)
+    monkeypatch.setattr(gpu_steps, "privatize", exact)
+    for chunks in (1, 3):
+        step, _ = gpu_steps.new_step(method, TINY["tiny-wrn"], WAYS["tf32"], CPU, 4, chunks)
+        step()
+        step()
+    for one, other, three, more in zip(*seen, strict=True):
+        torch.testing.assert_close(three, 3 * one)
+        assert torch.equal(one, other)
+        assert torch.equal(three, more)
+
+
+def test_what_no_kernel_fills_is_counted_once():
+    assert gpu_measure.gaps([(5, 9), (0, 1), (2, 4), (3, 5), (6, 7)]) == 1
+    assert gpu_measure.gaps([]) == 0
 
 
 @pytest.mark.parametrize(
