@@ -85,7 +85,7 @@ def main() -> None:
         took = milliseconds(work, device, words.repeats)
         copy = copy or took
         print(f"| {name} | {took:.3f} | {took / copy:.1f} |", flush=True)
-        sums.zero()
+        sums.flats[0].zero_()
 
 
 if __name__ == "__main__":

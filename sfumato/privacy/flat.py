@@ -29,6 +29,41 @@ class Place:
         return flat.as_strided(self.shape, self.strides, flat.storage_offset() + self.start)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where tensors lie in flat vectors: one for each type and device, of so many numbers."""
+
+    places: Mapping[str, Place]
+    kinds: Mapping[tuple[torch.dtype, torch.device], int]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
+        """That of sums of such tensors: in float32, or float64 for those who compute in it."""
+        places, kinds = {}, {}
+        for name, tensor in tensors.items():
+            dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+            kind = (dtype, tensor.device)
+            start = kinds.setdefault(kind, 0)
+            dense = torch.empty_like(tensor, device="meta").stride()
+            places[name] = Place(list(kinds).index(kind), start, tuple(tensor.shape), dense)
+            kinds[kind] = start + tensor.numel()
+        return cls(places, kinds)
+
+    def zeros(self) -> "Sums":
+        """New sums that lie so. To make many of them, keep the layout: it takes no memory."""
+        flats = [torch.zeros(size, dtype=d, device=v) for (d, v), size in self.kinds.items()]
+        return Sums(self, flats)
+
+    @cached_property
+    def description(self) -> bytes:
+        """Names, types, shapes and where they lie: all but the content.
+
+        Noise of a GPU is other noise than a CPU's, so the kind of device belongs to it too.
+        """
+        kinds = [(str(dtype), device.type) for dtype, device in self.kinds]
+        return json.dumps([kinds, [(n, astuple(p)) for n, p in self.places.items()]]).encode()
+
+
 class Sums(Mapping[str, Tensor]):
     """Tensors by name, each a view of a flat vector, in the order they were named.
 
@@ -37,15 +72,14 @@ class Sums(Mapping[str, Tensor]):
     channels_last; only tensors with gaps are laid out densely.
     """
 
-    def __init__(self, places: Mapping[str, Place], flats: Sequence[Tensor]) -> None:
-        self.places, self.flats = places, tuple(flats)
-        self._views = views(places, flats)
+    def __init__(self, layout: Layout, flats: Sequence[Tensor]) -> None:
+        self.layout, self.flats = layout, tuple(flats)
+        self._views = {name: place.view(flats) for name, place in layout.places.items()}
 
     @classmethod
     def zeros(cls, like: Mapping[str, Tensor]) -> "Sums":
-        """Zeros for sums of such tensors: in float32, or float64 for those who compute in it."""
-        places, kinds = _places(like)
-        return cls(places, [torch.zeros(size, dtype=d, device=v) for (d, v), size in kinds.items()])
+        """Zeros for sums of such tensors."""
+        return Layout.of(like).zeros()
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Sums":
@@ -67,20 +101,6 @@ class Sums(Mapping[str, Tensor]):
         for name in parts.keys() - set(alike):
             self[name].add_(parts[name])
 
-    def zero(self) -> None:
-        """Begin again."""
-        for flat in self.flats:
-            flat.zero_()
-
-    @cached_property
-    def description(self) -> bytes:
-        """Names, types, shapes and where they lie: all but the content.
-
-        Noise of a GPU is other noise than a CPU's, so the kind of device belongs to it too.
-        """
-        kinds = [(str(flat.dtype), flat.device.type) for flat in self.flats]
-        return json.dumps([kinds, [(n, astuple(p)) for n, p in self.places.items()]]).encode()
-
     def __getitem__(self, name: str) -> Tensor:
         return self._views[name]
 
@@ -89,26 +109,6 @@ class Sums(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._views)
-
-
-def views(places: Mapping[str, Place], flats: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The tensors by name in these flat vectors."""
-    return {name: place.view(flats) for name, place in places.items()}
-
-
-def _places(
-    tensors: Mapping[str, Tensor],
-) -> tuple[dict[str, Place], dict[tuple[torch.dtype, torch.device], int]]:
-    """Where each tensor goes; and of each type and device, how many numbers there are."""
-    places, kinds = {}, {}
-    for name, tensor in tensors.items():
-        dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        kind = (dtype, tensor.device)
-        start = kinds.setdefault(kind, 0)
-        dense = torch.empty_like(tensor, device="meta").stride()
-        places[name] = Place(list(kinds).index(kind), start, tuple(tensor.shape), dense)
-        kinds[kind] = start + tensor.numel()
-    return places, kinds
 
 
 def _lies_like(one: Tensor, other: Tensor) -> bool:

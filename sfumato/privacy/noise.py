@@ -52,8 +52,9 @@ def privatize(
     to the last bit, as in some GPU kernels, a repeated step is another release, and pays.) With a
     fixed seed, which is never for release, the noise depends on stage, step and place alone.
 
-    `Sums` are overwritten where they lie: of what was exact nothing is left. Tensors that lie apart
-    stay as they are, and are copied into a flat vector first.
+    `Sums` are overwritten where they lie: of what was exact nothing is left. The result is theirs,
+    so add up the next step in others. Tensors that lie apart stay as they are, and are copied into
+    a flat vector first.
     """
     _check(total, plan, ledger, secret)
     sums = Sums.of(total)
@@ -125,7 +126,7 @@ def fingerprint(total: Mapping[str, Tensor], secret: Secret, place: Sequence[str
     """
     sums = Sums.of(total)
     tag = hashlib.blake2b(key=secret.derive(("tag", *place), 32), digest_size=12)
-    tag.update(sums.description)
+    tag.update(sums.layout.description)
     for number, flat in enumerate(sums.flats):
         tag.update(_content(flat, secret, ("digest", number, *place)))
     return tag.hexdigest()

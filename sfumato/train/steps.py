@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sfumato.ghost.admit import check_contributions
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.flat import Sums
+from sfumato.privacy.flat import Layout
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import fingerprint, privatize
 from sfumato.privacy.sampling import Batch, Secret
@@ -52,10 +52,12 @@ def private_step(
     # places move when somebody joins, which is covered only while nobody knows what is drawn.
     reading = replace(reading, seed=secret.seed(("views", *book, "train")))
 
-    total = Sums.zeros(ghost.parameters)
+    layout = Layout.of(ghost.parameters)
 
     def step(batch: Batch) -> dict[str, float]:
-        total.zero()
+        # Not where the last sums were: what it released lies there, and whoever kept a gradient
+        # would see the sums of this step before they have their noise.
+        total = layout.zeros()
         numbers = torch.zeros(3, device=reading.device)
         max_norm = plan.at(batch.step).max_norm
         if ghost.clipping.max_norm != max_norm:
@@ -82,7 +84,7 @@ def private_step(
             for parameter in ghost.parameters.values():
                 parameter.grad = None
             return averages
-        noisy = Sums.zeros(ghost.parameters) if not world.leads else privatize(
+        noisy = layout.zeros() if not world.leads else privatize(
             total, plan, ledger, secret, step=batch.step, stage="train"
         )  # fmt: skip
         world.hand_round(noisy)

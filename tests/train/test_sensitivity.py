@@ -98,6 +98,32 @@ def test_a_step_releases_its_own_batch_and_nothing_of_the_ones_before():
             assert parameter.grad.stride() == parameter.stride(), "optimizers ask for that"
 
 
+def test_a_gradient_that_is_kept_never_shows_the_exact_sums_of_a_later_step():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
+    ghost = Ghost(model, clipping=Clipping(max_norm=1.0))
+    plan = Plan(noise_multiplier=1.0, expected_batch=12.0, steps=4)
+    secret = Secret.draw()
+    book = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
+    left = iter(range(2))
+
+    def clip(*given):
+        if next(left, None) is None:
+            raise MemoryError("the second part of the second batch")
+        return ghost.clip(*given)
+
+    step = private_step(ghost, reading(), plan, book, secret, clip=clip)
+    parts = tuple(Chunk(torch.tensor([n]), torch.ones(1, dtype=torch.bool)) for n in range(3))
+    step(Batch(0, parts[:1]))
+    kept = {name: parameter.grad for name, parameter in model.named_parameters()}
+    released = {name: gradient.clone() for name, gradient in kept.items()}
+    with pytest.raises(MemoryError):
+        step(Batch(1, parts[1:]))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(kept[name], released[name])
+        assert torch.equal(parameter.grad, released[name])
+
+
 def test_views_come_from_the_secret_and_not_from_a_seed_that_is_public():
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
     ghost = Ghost(model, clipping=Clipping(max_norm=1.0))
