@@ -31,7 +31,11 @@ def ghost_norm(
     by at most u times the sum over positions of |a| |b|, so much longer is the second.
     """
     squares, lengths = _measured(x, g, weight, geometry, examples)
-    rounding = on_gpu.rounding(x)
+    return _with_room(squares, lengths, on_gpu.rounding(x))
+
+
+def _with_room(squares: Tensor, lengths: Tensor, rounding: float) -> Float[Tensor, "2 n"]:
+    """Squared norms, and those of what is longer by so much of the sums of |a| |b|."""
     above = squares if rounding == 0 else (squares.sqrt() + rounding * lengths).square()
     return torch.stack([squares, above])
 
@@ -58,21 +62,22 @@ def _measured(
 def standardised_ghost_norm(
     x: Tensor, g: Tensor, y: Tensor, scale: Float[Tensor, " p"], weight: Tensor,
     bias: Tensor | None, geometry: Geometry, examples: int,
-) -> Float[Tensor, " n"]:  # fmt: skip
-    """Squared norms for a parameter whose standardised rows are the weight.
+) -> Float[Tensor, "2 n"]:  # fmt: skip
+    """Squared norms, as of `ghost_norm`, for a parameter whose standardised rows are the weight.
 
     Row r of the parameter's gradient is that of the weight, times `scale`, without its parts along
     1 and along the weight w_r. The products with them are sums over positions: of b_r with the sum
     of the columns, and of b_r with the layer's own output y, from which the bias is taken.
     """
-    rounded = y.dtype != contract.sum_type(y)
+    rounding = on_gpu.rounding(x)
+    rounded = rounding > 0 or y.dtype != contract.sum_type(y)
     x, g, y, weight = (t.to(contract.sum_type(t)) for t in (x, g, y, weight))
     size = weight[0].numel()
     g = g * scale.reshape(-1, *[1] * (g.ndim - 2))
-    whole, _ = _measured(x, g, weight, geometry, examples)
+    whole, lengths = _measured(x, g, weight, geometry, examples)
     if rounded:
         # What a rounded output says of the part to be removed may be too much: remove nothing.
-        return whole
+        return _with_room(whole, lengths, rounding)
     sums = contract.apply(
         x.sum(dim=1, keepdim=True), torch.ones_like(weight[:1, :1]), None, geometry
     )
@@ -85,7 +90,8 @@ def standardised_ghost_norm(
     lost = along_1.square() / size + along_w.square() * (2 - length)
     # The difference of large numbers: never below what rounding could hide.
     floor = 8 * torch.finfo(g.dtype).eps * whole
-    return (whole - lost.sum(dim=1)).clamp(min=0) + floor
+    left = (whole - lost.sum(dim=1)).clamp(min=0) + floor
+    return _with_room(left, lengths, rounding)
 
 
 def slides(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> bool:

@@ -65,7 +65,7 @@ class Contraction(torch.autograd.Function):
             elif standardised:
                 scale, y, bias = standardised
                 settings = (weight, bias, geometry, examples)
-                squares = grams.standardised_ghost_norm(x, g, y, scale, *settings).expand(2, -1)
+                squares = grams.standardised_ghost_norm(x, g, y, scale, *settings)
             elif plan.method == "ghost":
                 squares = grams.ghost_norm(x, g, weight, geometry, examples)
             if squares is not None and plan.keeps_factors:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from oracle import norm_of
 from torch import nn
 
-from sfumato.ghost import contract, grams
+from sfumato.ghost import contract, grams, on_gpu
 from sfumato.ghost.admit import one_at_a_time
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
@@ -92,6 +92,18 @@ def test_standardised_weights_in_bf16_stay_within_the_bound():
         ghost = Ghost(model, "ghost", clipping=Clipping(max_norm=0.1))
         total = ghost.clip(loss, (x[i : i + 1],), 1).total
         assert torch.sqrt(sum(t.double().square().sum() for t in total.values())) <= 0.1
+
+
+def test_standardised_weights_leave_room_for_the_rounding_of_a_later_precision(monkeypatch):
+    # The way of a layer is chosen at the first batch; the next one may be in bf16, on a GPU.
+    torch.manual_seed(0)
+    model, x = StandardisedConv2d(4, 6, 3, padding=1, bias=False), torch.randn(5, 4, 7, 6)
+    ghost = Ghost(model, "ghost", clipping=Clipping(max_norm=0.1))
+    ghost.clip(loss_of, (x,), 5)
+    monkeypatch.setattr(on_gpu, "rounding", lambda _: 2.0**-8)
+    found = ghost.clip(loss_of, (x,), 5)
+    assert [part.method for (part, *_) in ghost.layouts.values()] == ["ghost"]
+    assert (found.factors[0] * found.norms <= 0.1 / (1 + 2.0**-8)).all()
 
 
 def test_standardised_layers_are_clipped_each_on_its_own():
