@@ -223,7 +223,10 @@ def kernel_times(step: Step, device: torch.device) -> tuple[Counter[str], Counte
 
 
 def gaps(spans: list[tuple[float, float]]) -> float:
-    """How much between the first and the last of some spans is in none of them."""
+    """How much between the first and the last of some spans is in none of them.
+
+    (Before the first step nothing is counted, so a wait between steps comes out a little short.)
+    """
     empty, reached = 0.0, min((start for start, _ in spans), default=0.0)
     for start, end in sorted(spans):
         empty, reached = empty + max(0.0, start - reached), max(reached, end)

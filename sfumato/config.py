@@ -109,7 +109,10 @@ def _read_dataclass(kind: Any, data: Any, name: str) -> Any:
         known = ", ".join(names)
         raise ConfigError(f'unknown setting "{prefix}{min(unknown)}". There are: {known}.')
     if missing:
-        raise ConfigError(f'setting "{prefix}{min(missing)}" is missing.')
+        raise ConfigError(
+            f'setting "{prefix}{min(missing)}" is missing: another version of sfumato, which did not '
+            "know it, wrote these settings. Go on with that version, or begin anew."
+        )
     return kind(**{key: _read(hints[key], data[key], prefix + key) for key in names})
 
 
