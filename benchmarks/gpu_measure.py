@@ -22,7 +22,7 @@ from sfumato.train.replay import WARM
 
 ROUNDS, IN_A_ROW = 5, 3
 """Turns of each method, and steps in a turn: a loop does not wait for the GPU after every step."""
-LARGEST, IDLE = 2**16, "nothing: the GPU waits"
+LARGEST, IDLE = 2**16, "nothing: the GPU waits (before the first step it is not counted)"
 Record = dict[str, Any]
 
 
@@ -223,10 +223,7 @@ def kernel_times(step: Step, device: torch.device) -> tuple[Counter[str], Counte
 
 
 def gaps(spans: list[tuple[float, float]]) -> float:
-    """How much between the first and the last of some spans is in none of them.
-
-    (Before the first step nothing is counted, so a wait between steps comes out a little short.)
-    """
+    """How much between the first and the last of some spans is in none of them."""
     empty, reached = 0.0, min((start for start, _ in spans), default=0.0)
     for start, end in sorted(spans):
         empty, reached = empty + max(0.0, start - reached), max(reached, end)

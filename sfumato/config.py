@@ -110,8 +110,8 @@ def _read_dataclass(kind: Any, data: Any, name: str) -> Any:
         raise ConfigError(f'unknown setting "{prefix}{min(unknown)}". There are: {known}.')
     if missing:
         raise ConfigError(
-            f'setting "{prefix}{min(missing)}" is missing: another version of sfumato, which did not '
-            "know it, wrote these settings. Go on with that version, or begin anew."
+            f'setting "{prefix}{min(missing)}" is missing: another version of sfumato wrote these '
+            "settings, which did not know it. Go on with that version, or begin anew."
         )
     return kind(**{key: _read(hints[key], data[key], prefix + key) for key in names})
 
