@@ -22,7 +22,7 @@ from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.compiled import Compiled
 from sfumato.ghost.factors import Clipping
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.flat import Sums
+from sfumato.privacy.flat import Layout
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Secret
@@ -97,12 +97,12 @@ def private_step(
     named, numbers = ghost.parameters, itertools.count()
     one = recorded(lambda: clip(losses, inputs, examples).total, inputs, way)
 
+    layout = Layout.of(named)
+
     def gradient() -> list[Tensor]:
-        total = one()
-        if chunks > 1:
-            total = Sums.of(total)
-            for _ in range(chunks - 1):
-                total.add(one())
+        total = layout.zeros()
+        for _ in range(chunks):
+            total.add(one())
         noisy = privatize(total, plan, ledger, secret, step=next(numbers), stage="train")
         return [noisy[name] for name in named]
 
