@@ -38,8 +38,8 @@ def recorded(ghost: Ghost, clip: Clip, reading: Reading) -> Clip:
     """The same, replayed where the shapes have come before.
 
     It is to be called with the losses of this reading, which are in the recording. Nothing may wait
-    for the GPU while it is recorded, so whether all gradients are finite is seen afterwards. If one
-    is not, which is rare, the examples are clipped once more, with care.
+    for the GPU while it is recorded, so whether all gradients are finite is seen afterwards: by the
+    caller, if not `careful`. If one is not, which is rare, the examples are clipped once more.
     """
 
     def work(mask: Tensor, *inputs: Tensor) -> Clipped:
@@ -48,10 +48,11 @@ def recorded(ghost: Ghost, clip: Clip, reading: Reading) -> Clip:
     replayed = Recorded(work, reading.device)
 
     def quick(
-        loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int, mask: Tensor
-    ) -> Clipped:
+        loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int, mask: Tensor,
+        careful: bool = True,
+    ) -> Clipped:  # fmt: skip
         found = replayed((ghost.clipping, ghost.model.training), mask, *inputs)
-        if bool(found.norms.isfinite().all()):
+        if not careful or bool(found.norms.isfinite().all()):
             return found
         return ghost.clip(loss_fn, inputs, examples, mask)
 

@@ -18,6 +18,7 @@ from sfumato.data.augment import Augmentation
 from sfumato.data.dice import Dice
 from sfumato.data.images import Images
 from sfumato.data.people import People
+from sfumato.privacy.kernels import to_device
 from sfumato.privacy.sampling import Chunk
 
 Losses = Callable[..., Tensor]
@@ -59,12 +60,12 @@ class Reading:
         places = self.places(chunk, step)
         pixels = self.scale(places).repeat_interleave(self.views, dim=0)
         views = self.augmentation(pixels, self.dice(places, step))
-        labels = self.images.labels[places].to(self.device)
+        labels = to_device(self.images.labels[places], self.device)
         return self.normalise(views), labels, *self.numbers(chunk.indices)
 
     def dice(self, places: Tensor, step: int, *more: int) -> Dice:
         """What is drawn for each row in a step; `more` names a stream of its own."""
-        images = places.repeat_interleave(self.views).to(self.device)
+        images = to_device(places.repeat_interleave(self.views), self.device)
         row = torch.arange(len(images), device=self.device) % self.rows
         return Dice.of(self.seed, step, images, row, *more)
 
@@ -78,13 +79,13 @@ class Reading:
         """The number of each unit's canary, -1 for one that is none; nothing without canaries."""
         if not self.canaries:
             return ()
-        return ((units - len(self) + self.canaries).clamp(min=-1).to(self.device),)
+        return (to_device((units - len(self) + self.canaries).clamp(min=-1), self.device),)
 
     def scale(self, places: Tensor | slice) -> Tensor:
         """Pixels at these places, between 0 and 1, on the device."""
         if isinstance(places, Tensor):
-            places = places.to(self.images.pixels.device)
-        return self.images.pixels[places].to(self.device).float() / 255
+            places = to_device(places, self.images.pixels.device)
+        return to_device(self.images.pixels[places], self.device).float() / 255
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Pixels between 0 and 1, centred and scaled by fixed, public numbers."""

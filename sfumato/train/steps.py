@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from sfumato.ghost.admit import check_contributions
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.flat import Layout
+from sfumato.privacy.flat import Layout, Sums
+from sfumato.privacy.kernels import to_device
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import fingerprint, privatize
 from sfumato.privacy.sampling import Batch, Secret
@@ -54,32 +55,40 @@ def private_step(
 
     layout = Layout.of(ghost.parameters)
 
-    def step(batch: Batch) -> dict[str, float]:
+    def gather(batch: Batch, *, careful: bool) -> tuple[Sums, list[float]]:
+        """Sums over a batch: of clipped gradients; of losses, of what was clipped, of examples, and
+        of chunks in which an example is not finite. Nothing waits for the GPU before the end."""
         # Not where the last sums were: what it released lies there, and whoever kept a gradient
         # would see the sums of this step before they have their noise.
-        total = layout.zeros()
-        numbers = torch.zeros(3, device=reading.device)
-        max_norm = plan.at(batch.step).max_norm
-        if ghost.clipping.max_norm != max_norm:
-            ghost.clipping = replace(ghost.clipping, max_norm=max_norm)
+        total, numbers = layout.zeros(), torch.zeros(4, device=reading.device)
         for place, chunk in world.share(batch.chunks):
             inputs = reading.inputs(chunk, batch.step)
             seed = secret.seed(("dropout", *book, "train", batch.step, place))
             torch.manual_seed(seed)
-            mask = chunk.mask.to(reading.device)
-            if check_every and batch.step % check_every == 0 and place < world.size:
+            mask = to_device(chunk.mask, reading.device)
+            wanted = check_every and batch.step % check_every == 0 and place < world.size
+            if wanted and not careful:
                 # Before: what a recorded clip gives is overwritten by its next call.
                 check_contributions(ghost, reading.losses, inputs, len(mask), clip=clip)
                 torch.manual_seed(seed)
-            found = clip(reading.losses, inputs, len(mask), mask)
+            found = clip(reading.losses, inputs, len(mask), mask, careful=careful)
             total.add(found.total)
-            # Not by indexing, which would wait for the mask.
-            clipped = ((found.factors[0] < 1) & mask).sum()
-            numbers += torch.stack([found.losses.where(mask, 0.0).sum(), clipped, mask.sum()])
+            losses, clipped = found.losses.where(mask, 0.0), (found.factors[0] < 1) & mask
+            broken = ~found.norms.isfinite().all()
+            numbers += torch.stack([losses.sum(), clipped.sum(), mask.sum(), broken])
             del found  # as large as the sums, and memory is short where noise is added
         world.add_up({**total, "": numbers})
         # Read here: later it would be a wait for the noise, before the optimizer may begin.
-        averages = _averages(*numbers.tolist())
+        return total, numbers.tolist()
+
+    def step(batch: Batch) -> dict[str, float]:
+        max_norm = plan.at(batch.step).max_norm
+        if ghost.clipping.max_norm != max_norm:
+            ghost.clipping = replace(ghost.clipping, max_norm=max_norm)
+        total, (*numbers, broken) = gather(batch, careful=False)
+        if broken:  # it has spoilt the sums, which is rare: once more, without it
+            total, (*numbers, _) = gather(batch, careful=True)
+        averages = _averages(*numbers)
         if world.agree(world.leads and is_lost(total, ledger, secret, batch.step)):
             for parameter in ghost.parameters.values():
                 parameter.grad = None

@@ -98,6 +98,44 @@ def test_a_step_releases_its_own_batch_and_nothing_of_the_ones_before():
             assert parameter.grad.stride() == parameter.stride(), "optimizers ask for that"
 
 
+@pytest.mark.parametrize("two_pass", [False, True])
+def test_an_example_that_is_not_finite_is_left_out_of_a_step_and_spoils_nothing(two_pass):
+    class Odd(nn.Module):
+        """Image 1 is divided by zero."""
+
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(144, 3)
+
+        def forward(self, x):
+            one = read.inputs(Chunk(torch.tensor([1]), torch.ones(1, dtype=torch.bool)), 0)[0]
+            return self.last(x.flatten(1) / (x.flatten(1) != one.flatten(1)).any(dim=1)[:, None])
+
+    torch.manual_seed(0)
+    read, model, ways = reading(), Odd(), []
+    ghost = Ghost(model, two_pass=two_pass, clipping=Clipping(max_norm=0.1))
+    plan = Plan(noise_multiplier=0.0, expected_batch=5.0, steps=4, max_norm=0.1)
+    secret = Secret.from_seed(0)
+    header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
+
+    def clip(*given, careful):
+        ways.append(careful)
+        return ghost.clip(*given, careful=careful)
+
+    step = private_step(ghost, read, plan, Ledger(header), secret, clip=clip)
+    found = []
+    for number, there in enumerate((True, False)):
+        masks = (torch.tensor([True, there, True]), torch.tensor([True, True]))
+        chunks = map(Chunk, (torch.tensor([0, 1 if there else 0, 2]), torch.tensor([5, 6])), masks)
+        numbers = step(Batch(number, tuple(chunks)))
+        assert numbers["batch"] == 4 + there
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert ways == [False, False, True, True, False, False]
+    for one, other in zip(*found, strict=True):
+        assert other.any()
+        torch.testing.assert_close(one, other)
+
+
 def test_a_gradient_that_is_kept_never_shows_the_exact_sums_of_a_later_step():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
@@ -107,10 +145,10 @@ def test_a_gradient_that_is_kept_never_shows_the_exact_sums_of_a_later_step():
     book = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
     left = iter(range(2))
 
-    def clip(*given):
+    def clip(*given, **how):
         if next(left, None) is None:
             raise MemoryError("the second part of the second batch")
-        return ghost.clip(*given)
+        return ghost.clip(*given, **how)
 
     step = private_step(ghost, reading(), plan, book, secret, clip=clip)
     parts = tuple(Chunk(torch.tensor([n]), torch.ones(1, dtype=torch.bool)) for n in range(3))

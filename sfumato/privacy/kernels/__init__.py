@@ -6,8 +6,9 @@ from torch import Tensor
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor there, without a wait for what a GPU is doing."""
-    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
-    return pinned.to(device, non_blocking=True)
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def require_flat(total: Tensor) -> None:
