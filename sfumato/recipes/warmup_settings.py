@@ -183,6 +183,8 @@ class Config(train_settings.Config):
             raise ConfigError("--train-only and --freeze: all of a private generator learns.")
         if self.guide_weight:
             raise ConfigError("a guide learns from public images, and --private has none.")
+        if self.warm_repeats > 1:
+            raise ConfigError("--warm-repeats shows public images again, and --private has none.")
         if self.extender != "none" or self.controls:
             word = "--controls" if self.controls else "--extender"
             raise ConfigError(f"{word} is for the stage train, which --private does not have.")

@@ -76,6 +76,8 @@ def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing(device):
         x, y = reading.trial(4)
         if turn % 2:
             x[2] = torch.inf
+        spoilt = clip(reading.losses, (x, y), 4, mask, careful=False)
+        assert bool(spoilt.norms.isfinite().all()) == (turn % 2 == 0), "callers look at the norms"
         found = clip(reading.losses, (x, y), 4, mask)
         assert all(total.isfinite().all() for total in found.total.values())
         kept = mask if turn % 2 == 0 else torch.tensor([True, True, False, True]).to(device)

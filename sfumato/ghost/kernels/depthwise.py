@@ -1,9 +1,9 @@
 """Sums over positions of output gradient times input of a depthwise convolution.
 
 As in `tiles`, but each output has one channel only: there is no matrix product, and the time goes
-into reading. So a program has all taps (of usual kernels) of some channels. The lines of taps lie
-side by side in its tiles; the taps of a line move along the lines of the image, each to where the
-next one was, so that an input is read once for all of them.
+into reading. So a program has several lines of taps, half of them in usual kernels, for some
+channels. They lie side by side in its tiles; the taps of a line move along the lines of the image,
+each to where the next one was, so that an input is read once for all taps of a line.
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false
