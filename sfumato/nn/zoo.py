@@ -122,10 +122,7 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
     """Load a state dict; returns the names left as they were: those of a head for other classes."""
     if not path.exists():
         raise ConfigError(f"there is no file {path}.")
-    try:
-        found = read_state(path)
-    except Exception as problem:
-        raise ConfigError(f"{path} holds no state dict of plain tensors: {problem}.") from problem
+    found = read_state(path)
     own = model.state_dict()
     fits = {k: v for k, v in found.items() if k in own and own[k].shape == v.shape}
     missing = [key for key in own if key not in fits]
@@ -142,12 +139,19 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
 
 def read_state(path: Path) -> Mapping[str, Tensor]:
     """The tensors in a .safetensors file, or in a .pt file that holds nothing else."""
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
 
-        return load_file(path)
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    return state.get("state_dict", state)
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        return state.get("state_dict", state)
+    except Exception as problem:
+        # Not in torch's words: they say how to read a file that runs what it holds.
+        raise ConfigError(
+            f"{path} holds no state dict of plain tensors: it is damaged, or has more in it. Save "
+            "model.state_dict() alone, best as .safetensors."
+        ) from problem
 
 
 def _build(name: str, classes: int, channels: int, pretrained: bool) -> nn.Module:

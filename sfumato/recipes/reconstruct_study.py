@@ -153,7 +153,4 @@ def tensors_in(path: Path) -> "Mapping[str, Tensor]":
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.exists():
         raise ConfigError(f"there is no head in {path}: give a run of sfumato train, or a file.")
-    try:
-        return read_state(file)
-    except Exception as problem:
-        raise ConfigError(f"{file} holds no state dict of plain tensors: {problem}.") from problem
+    return read_state(file)

@@ -1,5 +1,7 @@
 """The networks of model inversion: of the published size, and fit for private training."""
 
+import pickle
+
 import pytest
 import torch
 from oracle import compare
@@ -145,3 +147,15 @@ def test_the_vgg_passes_the_test_before_private_training():
         (torch.randn(2, 1, 32, 32), torch.arange(2)),
         2,
     )
+
+
+CONTENTS = {"rubbish": b"rubbish", "code": pickle.dumps({"w": print}), "a list": pickle.dumps([1])}
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_a_file_that_holds_no_weights_is_refused_in_our_own_words(tmp_path, content):
+    file = tmp_path / "weights.pt"
+    file.write_bytes(CONTENTS[content])
+    with pytest.raises(ConfigError, match="no state dict of plain tensors") as found:
+        load_weights(nn.Linear(2, 3), file)
+    assert "weights_only" not in str(found.value), "nobody is told how to run what is in a file"
