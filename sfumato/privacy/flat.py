@@ -6,7 +6,7 @@ each, however many parameters there are.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 
@@ -51,8 +51,7 @@ class Layout:
 
     def zeros(self) -> "Sums":
         """New sums that lie so. To make many of them, keep the layout: it takes no memory."""
-        flats = [torch.zeros(size, dtype=d, device=v) for (d, v), size in self.kinds.items()]
-        return Sums(self, flats)
+        return Sums(self)
 
     @cached_property
     def description(self) -> bytes:
@@ -72,9 +71,17 @@ class Sums(Mapping[str, Tensor]):
     channels_last; only tensors with gaps are laid out densely.
     """
 
-    def __init__(self, layout: Layout, flats: Sequence[Tensor]) -> None:
-        self.layout, self.flats = layout, tuple(flats)
-        self._views = {name: place.view(flats) for name, place in layout.places.items()}
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    @cached_property
+    def flats(self) -> tuple[Tensor, ...]:
+        """The flat vectors: zero, until something is added."""
+        return self._new(torch.zeros)
+
+    @cached_property
+    def _views(self) -> dict[str, Tensor]:
+        return {name: place.view(self.flats) for name, place in self.layout.places.items()}
 
     @classmethod
     def zeros(cls, like: Mapping[str, Tensor]) -> "Sums":
@@ -87,28 +94,37 @@ class Sums(Mapping[str, Tensor]):
         if isinstance(tensors, Sums):
             return tensors
         found = cls.zeros(tensors)
-        if tensors:
-            given = [tensor.detach() for tensor in tensors.values()]
-            torch._foreach_copy_(list(found.values()), given)  # pyright: ignore
+        found.add(tensors)
         return found
 
+    @torch.no_grad()
     def add(self, parts: Mapping[str, Tensor]) -> None:
-        """Add parts to the sums of the same names, in one operation for all that lie alike."""
+        """Add parts to the sums of the same names, in one operation for all that lie alike.
+
+        The first are copied: nothing was there to add them to.
+        """
+        first = "flats" not in self.__dict__ and parts.keys() == self.layout.places.keys()
+        if first:
+            self.flats = self._new(torch.empty)
         alike = [n for n, part in parts.items() if _lies_like(part, self[n])]
         if alike:
-            pairs = ([self[n] for n in alike], [parts[n] for n in alike])
-            torch._foreach_add_(*pairs)  # pyright: ignore
+            together = torch._foreach_copy_ if first else torch._foreach_add_  # pyright: ignore
+            together([self[n] for n in alike], [parts[n] for n in alike])
         for name in parts.keys() - set(alike):
-            self[name].add_(parts[name])
+            (self[name].copy_ if first else self[name].add_)(parts[name])
+
+    def _new(self, make: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        kinds = self.layout.kinds.items()
+        return tuple(make(size, dtype=dtype, device=device) for (dtype, device), size in kinds)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._views[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
+        return iter(self.layout.places)
 
     def __len__(self) -> int:
-        return len(self._views)
+        return len(self.layout.places)
 
 
 def _lies_like(one: Tensor, other: Tensor) -> bool:

@@ -50,7 +50,7 @@ class Work(NamedTuple):
             total = torch.where(mask, losses(model, *inputs), 0.0).sum()
             return torch.autograd.grad(total, learning, allow_unused=True)
 
-        return cls(gradient, gradient)
+        return cls(gradient, gradient, recorded=True)
 
 
 def fitting_batch(

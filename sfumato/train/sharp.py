@@ -27,22 +27,22 @@ def of_length(rho: float, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The direction of a gradient, `rho` long over all tensors together; zero if that is zero."""
     length = get_total_norm(list(gradient.values()))
     scale = torch.where(length > 0, rho / length, 0.0)
-    return {name: part * scale for name, part in gradient.items()}
+    parts = torch._foreach_mul(list(gradient.values()), scale)  # pyright: ignore
+    return dict(zip(gradient, parts, strict=True))
 
 
 @contextmanager
 def moved(named: Mapping[str, nn.Parameter], by: Mapping[str, Tensor]) -> Iterator[None]:
     """Parameters moved by so much inside; afterwards, whatever happens, as they were to the bit."""
-    before = {name: named[name].detach().clone() for name in by}
+    moving = [named[name] for name in by]
+    before = [parameter.detach().clone() for parameter in moving]
     try:
         with torch.no_grad():
-            for name, part in by.items():
-                named[name].add_(part)
+            torch._foreach_add_(moving, list(by.values()))  # pyright: ignore
         yield
     finally:
         with torch.no_grad():
-            for name, value in before.items():
-                named[name].copy_(value)
+            torch._foreach_copy_(moving, before)  # pyright: ignore
 
 
 def sharp_step(

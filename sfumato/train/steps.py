@@ -21,6 +21,7 @@ from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import fingerprint, privatize
 from sfumato.privacy.sampling import Batch, Secret
 from sfumato.train.reading import Reading
+from sfumato.train.replay import Recorded
 from sfumato.train.world import World
 
 Step = Callable[[Batch], dict[str, float]]
@@ -118,35 +119,45 @@ def is_lost(total: Mapping[str, Tensor], ledger: Ledger, secret: Secret, step: i
 
 
 def plain_step(model: nn.Module, reading: Reading, *, world: World | None = None) -> Step:
-    """A step that leaves the ordinary mean gradient: no clipping, no noise, no promise."""
+    """A step that leaves the ordinary mean gradient: no clipping, no noise, no promise.
+
+    On a GPU passes of one shape are recorded and replayed, as those of the private way are.
+    """
     world = World() if world is None else world
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    layout = Layout.of(named)
+
+    def work(mask: Tensor, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum of the losses, and its gradient: zero where no example reached a parameter."""
+        loss = torch.where(mask, reading.losses(model, *inputs), 0.0).sum()
+        found = torch.autograd.grad(
+            loss, list(named.values()), allow_unused=True, materialize_grads=True
+        )
+        return loss.detach(), dict(zip(named, found, strict=True))
+
+    recorded = Recorded(work, reading.device)
 
     def step(batch: Batch) -> dict[str, float]:
-        model.zero_grad(set_to_none=True)
-        size = max(1, len(batch.indices))
-        loss = torch.zeros((), device=reading.device)
+        total, loss = layout.zeros(), torch.zeros((), device=reading.device)
         for place, chunk in world.share(batch.chunks):
             inputs = reading.inputs(chunk, batch.step)
+            mask = to_device(chunk.mask, reading.device)
             torch.manual_seed(hash((reading.seed, batch.step, place)))
-            losses = reading.losses(model, *inputs)
-            kept = torch.where(chunk.mask.to(reading.device), losses, 0.0)
-            (kept.sum() / size).backward()
-            loss += kept.detach().sum()
-        world.add_up({**_gradients(model), "": loss})
+            if reading.change is None:
+                found, gradient = recorded(model.training, mask, *inputs)
+            else:  # it may change from step to step
+                found, gradient = work(mask, *inputs)
+            total.add(gradient)
+            loss += found
+        world.add_up({**total, "": loss})
+        size = max(1, len(batch.indices))
+        for flat in total.flats:
+            flat /= size
+        for name, parameter in named.items():
+            parameter.grad = total[name]
         return _averages(float(loss), 0.0, size)
 
     return step
-
-
-def _gradients(model: nn.Module) -> Mapping[str, Tensor]:
-    """The gradient of every trainable parameter; zero where no example reached it."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            found[name] = parameter.grad
-    return found
 
 
 def _averages(loss: float, clipped: float, count: float) -> dict[str, float]:

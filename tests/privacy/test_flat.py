@@ -77,6 +77,15 @@ def test_parts_are_added_however_they_lie(dtype):
     assert sums["row"].any(), "they lie elsewhere"
 
 
+def test_what_is_not_among_the_first_parts_begins_at_zero():
+    given = some()
+    sums = Sums.zeros(given)
+    sums.add({"row": given["row"]})
+    sums.add(given)
+    for name, tensor in given.items():
+        torch.testing.assert_close(sums[name], (2 if name == "row" else 1) * tensor)
+
+
 def test_sums_of_narrow_numbers_are_taken_in_float32():
     sums = Sums.zeros({"w": torch.ones(3, dtype=torch.bfloat16)})
     assert sums["w"].dtype == torch.float32

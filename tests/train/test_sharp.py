@@ -11,10 +11,14 @@ from torch import nn
 
 from sfumato.data.augment import Augmentation
 from sfumato.ghost.clip import Ghost
+from sfumato.privacy.sampling import Batch
 from sfumato.runs import Run
 from sfumato.train.plain import train_plainly
+from sfumato.train.replay import WARM
 from sfumato.train.sharp import LastGradient, learning, moved, of_length, sharp_step, step_uphill
 from sfumato.train.steps import plain_step, private_step
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def weights(model):
@@ -46,6 +50,35 @@ def test_a_sharp_step_leaves_the_gradient_of_a_place_uphill():
         torch.testing.assert_close(part, there[name])
         assert not torch.allclose(part, here[name], rtol=1e-3)
     assert numbers == plain_step(model, PUBLIC)(batch_of(places)), "the loss is that at w"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_open_step_stays_that_of_autograd_when_it_is_recorded(device):
+    """Several chunks, weights that move, a layer that no example reaches, chance that repeats."""
+    device = torch.device(device)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 20), nn.Dropout(0.3), nn.Linear(20, 3))
+    model.register_parameter("spare", nn.Parameter(torch.ones(2)))
+    model.to(device)
+    reading = replace(PUBLIC, images=PUBLIC.images.to(device), device=device)
+    step = plain_step(model, reading)
+    for turn in range(WARM + 3):
+        chunks = [batch_of(places, padding=1).chunks[0] for places in ([turn, 9], [11, 40, 41])]
+        batch = Batch(turn, tuple(chunks))
+        numbers = step(batch)
+        found, loss = gradients(model), 0.0
+        model.zero_grad()
+        for place, chunk in enumerate(batch.chunks):
+            inputs = reading.inputs(chunk, turn)
+            torch.manual_seed(hash((reading.seed, turn, place)))
+            part = torch.where(chunk.mask.to(device), reading.losses(model, *inputs), 0).sum()
+            (part / 5).backward()
+            loss += float(part.detach()) / 5
+        assert numbers["loss"] == pytest.approx(loss, rel=1e-4)
+        for name, parameter in model.named_parameters():
+            wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            torch.testing.assert_close(found[name], wanted, rtol=1e-3, atol=1e-5)
+            with torch.no_grad():
+                parameter -= 0.1 * found[name]
 
 
 def test_statistics_that_layers_keep_are_counted_once():
