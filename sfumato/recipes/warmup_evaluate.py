@@ -42,15 +42,14 @@ def evaluate(scene: Scene, stage: Run) -> None:
     }
     if scene.config.controls:
         accuracies |= controls(scene, stage) | sizes(scene, stage)
-    scores = {**accuracies, "test_images": len(scene.test)}
-    if scene.config.number:
-        scores["fidelity"] = fidelity(scene, extractor)
-    scene.run.write_json("private/scores.json", scores)
     # On the screen only: whoever runs this owns the images, and nothing else may keep the scores.
     told = ", ".join(f"{name} {value:.3f}" for name, value in accuracies.items())
     scene.run.say(f"test accuracy, for your eyes: {told}")
-    if "fidelity" in scores:
+    scores = {**accuracies, "test_images": len(scene.test)}
+    if scene.config.number:
+        scores["fidelity"] = fidelity(scene, extractor)
         scene.run.say(f"images, for your eyes: {tell_fidelity(scores['fidelity'])}")
+    scene.run.write_json("private/scores.json", scores)
     stage.finish({"controls": sorted(accuracies.keys() - {"warmup", "dp"})})
 
 
