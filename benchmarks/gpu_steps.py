@@ -8,6 +8,7 @@ physical batches: their gradients are added up before the rest is done.
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.compiled import Compiled
 from sfumato.ghost.factors import Clipping
+from sfumato.ghost.quick_norms import QuickNorms
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout
 from sfumato.privacy.ledger import Header, Ledger
@@ -65,14 +67,24 @@ def new_step(
 
 
 def plain_step(model: nn.Module, losses: Losses, inputs: Inputs, way: Way, chunks: int = 1) -> Step:
-    """Ordinary training: the gradient of the mean loss."""
+    """Ordinary training: the gradient of the mean loss.
+
+    Recorded and uncompiled it has our GroupNorm, as in `sfumato train`; eager, it is torch's own.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
 
     def mean_loss(x: Tensor, y: Tensor) -> Tensor:
         return losses(model, x, y).mean()
 
     loss = torch.compile(mean_loss) if way.compiled else mean_loss
-    one = recorded(lambda: torch.autograd.grad(loss(*inputs), parameters), inputs, way)
+    quick = way.graphs and not way.compiled
+
+    def pass_once() -> Sequence[Tensor]:
+        with QuickNorms() if quick else nullcontext():
+            found = loss(*inputs)
+        return torch.autograd.grad(found, parameters)
+
+    one = recorded(pass_once, inputs, way)
 
     def gradient() -> Sequence[Tensor]:
         if chunks == 1:

@@ -93,7 +93,7 @@ class GroupNormed(torch.autograd.Function):
         """The ordinary forward pass."""
         rows, channels = x.shape[:2]
         sizes = (rows, channels, x.shape[2:].numel(), groups)
-        if has_kernel(x) and gives_float32(x) and channels_last(x):
+        if takes_groups(x):
             from sfumato.ghost.kernels.group_norm import group_norm
 
             find = _by_kernel
@@ -247,6 +247,11 @@ def _by_expressions(
 def has_kernel(x: Tensor) -> bool:
     """Whether our kernels read it: on a GPU, and no compiler is looking."""
     return x.is_cuda and x.dtype in NARROW and not torch.compiler.is_compiling()
+
+
+def takes_groups(x: Tensor) -> bool:
+    """Whether our kernels normalise groups of its channels."""
+    return has_kernel(x) and gives_float32(x) and channels_last(x)
 
 
 def gives_float32(x: Tensor) -> bool:

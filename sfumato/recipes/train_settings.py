@@ -104,7 +104,7 @@ class Config(ImageSource):
     precision: Literal["float32", "bf16"] = "float32"
     """Precision of activations; sums and noise are always float32."""
     compile: bool = False
-    """Compile the private step: a minute once, then faster."""
+    """Compile the step: a minute once, then faster."""
     device: str = "auto"
     """cpu, cuda, or auto."""
     secure: bool = False

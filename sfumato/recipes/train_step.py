@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from sfumato.errors import ConfigError, DataError
@@ -125,9 +126,8 @@ def open_step(config: Config, learner: "Learner", reading: "Reading", world: "Wo
     from sfumato.train.sharp import sharp_step
     from sfumato.train.steps import plain_step
 
-    if config.sharpness:
-        return sharp_step(learner.model, reading, config.sharpness, world=world)
-    return plain_step(learner.model, reading, world=world)
+    kind = partial(sharp_step, rho=config.sharpness) if config.sharpness else plain_step
+    return kind(learner.model, reading, world=world, compiled=config.compile)
 
 
 def new_extender(

@@ -1,6 +1,7 @@
 """The stages of `sfumato warmup` that make a classifier: warmup and train."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,11 +55,8 @@ def warm_model(scene: Scene, images: "Images", stage: Run, *, epochs: float) -> 
         affine=config.warm_affine,
     )  # fmt: skip
     reading = replace(reading, augmentation=moves, views=1, precision=scene.precision)
-    if config.compile:
-        learner.model.compile()
-    step = plain_step(learner.model, reading)
-    if config.warm_rho:
-        step = sharp_step(learner.model, reading, config.warm_rho)
+    kind = partial(sharp_step, rho=config.warm_rho) if config.warm_rho else plain_step
+    step = kind(learner.model, reading, compiled=config.compile)
     model = train_plainly(
         learner.model, len(images), step, stage, epochs=epochs, lr=config.warm_lr,
         batch_size=config.warm_batch, weight_decay=5e-4, seed=config.seed, optimizer="sgd",

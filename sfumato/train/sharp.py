@@ -46,14 +46,15 @@ def moved(named: Mapping[str, nn.Parameter], by: Mapping[str, Tensor]) -> Iterat
 
 
 def sharp_step(
-    model: nn.Module, reading: Reading, rho: float, *, world: World | None = None
-) -> Step:
+    model: nn.Module, reading: Reading, rho: float, *, world: World | None = None,
+    compiled: bool = False,
+) -> Step:  # fmt: skip
     """A plain step that leaves the mean gradient at w + rho g / |g|, where g is that at w (SAM).
 
     Both passes see the same views and the same dropout. Weights, and statistics that layers keep,
     are afterwards those of the first pass. No clipping, no noise, no promise.
     """
-    plain = plain_step(model, reading, world=world)
+    plain = plain_step(model, reading, world=world, compiled=compiled)
 
     def step(batch: Batch) -> dict[str, float]:
         numbers = plain(batch)

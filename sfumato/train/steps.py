@@ -6,6 +6,7 @@ ledger; the plain one averages, and is what the private one is compared with.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from sfumato.ghost.admit import check_contributions
 from sfumato.ghost.clip import Clipped, Ghost
+from sfumato.ghost.quick_norms import QuickNorms
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout, Sums
 from sfumato.privacy.kernels import to_device
@@ -118,18 +120,25 @@ def is_lost(total: Mapping[str, Tensor], ledger: Ledger, secret: Secret, step: i
     return bool(tags) and fingerprint(total, secret, (ledger.header.id, "train", step)) not in tags
 
 
-def plain_step(model: nn.Module, reading: Reading, *, world: World | None = None) -> Step:
+def plain_step(
+    model: nn.Module, reading: Reading, *, world: World | None = None, compiled: bool = False
+) -> Step:
     """A step that leaves the ordinary mean gradient: no clipping, no noise, no promise.
 
-    On a GPU passes of one shape are recorded and replayed, as those of the private way are.
+    On a GPU passes of one shape are recorded and replayed, as those of the private way are, with
+    the same GroupNorm.
     """
     world = World() if world is None else world
+    if compiled:
+        model.compile()
+    quick = reading.device.type == "cuda" and not compiled
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     layout = Layout.of(named)
 
     def work(mask: Tensor, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of the losses, and its gradient: zero where no example reached a parameter."""
-        loss = torch.where(mask, reading.losses(model, *inputs), 0.0).sum()
+        with QuickNorms() if quick else nullcontext():
+            loss = torch.where(mask, reading.losses(model, *inputs), 0.0).sum()
         found = torch.autograd.grad(
             loss, list(named.values()), allow_unused=True, materialize_grads=True
         )

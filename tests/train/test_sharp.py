@@ -1,6 +1,7 @@
 """Steps taken uphill: against the formula by hand, and weights that come back to the bit."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -79,6 +80,17 @@ def test_an_open_step_stays_that_of_autograd_when_it_is_recorded(device):
             torch.testing.assert_close(found[name], wanted, rtol=1e-3, atol=1e-5)
             with torch.no_grad():
                 parameter -= 0.1 * found[name]
+
+
+@pytest.mark.parametrize("kind", [plain_step, partial(sharp_step, rho=0.1)])
+def test_an_open_step_is_compiled_if_asked(kind, monkeypatch):
+    asked = []
+    monkeypatch.setattr(nn.Module, "compile", lambda model: asked.append(model))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
+    kind(model, PUBLIC)
+    assert not asked
+    kind(model, PUBLIC, compiled=True)
+    assert asked == [model]
 
 
 def test_statistics_that_layers_keep_are_counted_once():
