@@ -130,15 +130,29 @@ def sample(
     plan: Plan, size: int, secret: Secret, place: tuple[str | int, ...]
 ) -> Int[np.ndarray, " examples"]:
     """The examples of one step, named by its place, as ascending indices."""
-    # The coin is an integer comparison: a float32 uniform would round rates by up to 2^-24.
-    words = secret.words(("batch", *place), size)
-    threshold = np.uint64(min(round(plan.rate * 2**64), 2**64 - 1))
-    chosen = np.flatnonzero(words < threshold) if plan.rate < 1 else np.arange(size)
+    chosen = toss(plan.rate, size, secret, ("batch", *place)) if plan.rate < 1 else np.arange(size)
     if plan.max_batch is not None and len(chosen) > plan.max_batch:
         # Ties among 64-bit words are a chance of n^2/2^65: nothing beside delta.
         order = np.argsort(secret.words(("truncate", *place), len(chosen)))
         chosen = np.sort(chosen[order[: plan.max_batch]])
     return chosen.astype(np.int64)
+
+
+def toss(
+    rate: float, size: int, secret: Secret, purpose: tuple[str | int, ...]
+) -> Int[np.ndarray, " heads"]:
+    """The numbers of the coins, of `size`, that fall on their side of chance `rate`.
+
+    A coin is a whole number of 64 bits, compared with the rate (in float32 it would be off by up to
+    2^-24). The first byte decides nearly all of them; only for a tie are the other seven drawn.
+    """
+    first_of_rate, rest_of_rate = divmod(min(round(rate * 2**64), 2**64 - 1), 2**56)
+    first = np.frombuffer(secret.derive(purpose, size), dtype=np.uint8)
+    tied = np.flatnonzero(first == first_of_rate)
+    rest = secret.words((*purpose, "ties"), len(tied)) >> np.uint64(8)
+    heads = first < first_of_rate
+    heads[tied] = rest < np.uint64(rest_of_rate)
+    return np.flatnonzero(heads)
 
 
 def _chunk(indices: Int[Tensor, " part"], most: int, multiple: int) -> Chunk:

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from scipy.stats import binomtest, chisquare
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.sampling import Secret, poisson_batches, sample
+from sfumato.privacy.sampling import Secret, poisson_batches, sample, toss
 
 BOOK = Ledger(Header(data="faces", delta=1e-5))
 
@@ -73,6 +75,17 @@ def test_every_example_joins_with_the_stated_chance():
     assert binomtest(len(drawn), size * steps, rate).pvalue > 1e-4
     assert binomtest(len(drawn), size * steps, rate * 1.05).pvalue < 1e-4
     assert chisquare(np.bincount(drawn, minlength=size)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("rate", [0.0011, 1 / 256, 0.0052, 0.997])
+def test_coins_that_tie_in_their_first_byte_are_tossed_to_the_end(rate):
+    # By chance it fails once in 10^4 seeds. Ties that all fell on one side would shift the rate to
+    # a whole number of 256ths; those around it must be noticed, and so must a tenth of a 256th.
+    heads = sum(len(toss(rate, 10**6, Secret.from_seed(seed), ("a",))) for seed in range(2))
+    assert binomtest(heads, 2 * 10**6, rate).pvalue > 1e-4
+    for wrong in (math.floor(rate * 256) / 256, math.ceil(rate * 256) / 256, rate + 0.1 / 256):
+        if wrong != rate:
+            assert binomtest(heads, 2 * 10**6, min(wrong, 1)).pvalue < 1e-4
 
 
 def test_batch_sizes_vary_as_a_binomial_does():
