@@ -146,7 +146,7 @@ def _contribution(
     """The norm of what example i adds, all others masked."""
     mask = torch.arange(examples, device=inputs[0].device) == i
     total = clip(loss_fn, inputs, examples, mask).total
-    return float(torch.stack([g.double().square().sum() for g in total.values()]).sum().sqrt())
+    return float(sum(g.double().square().sum() for g in total.values())) ** 0.5
 
 
 def _check_buffers(

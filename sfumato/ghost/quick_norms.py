@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sfumato.ghost import normalised
@@ -29,6 +29,11 @@ class QuickNorms(TorchFunctionMode):
         """Any other function is called as it is."""
         func = quick_group_norm if func is F.group_norm else func
         return func(*args, **(kwargs or {}))
+
+
+def has_groups(model: nn.Module) -> bool:
+    """Whether there is a GroupNorm in the model: to look at every operation costs time too."""
+    return any(isinstance(module, nn.GroupNorm) for module in model.modules())
 
 
 def quick_group_norm(

@@ -13,6 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from sfumato.errors import PrivacyError
+
 
 @dataclass(frozen=True)
 class Place:
@@ -101,8 +103,15 @@ class Sums(Mapping[str, Tensor]):
     def add(self, parts: Mapping[str, Tensor]) -> None:
         """Add parts to the sums of the same names, in one operation for all that lie alike.
 
-        The first are copied: nothing was there to add them to.
+        The first are copied: nothing was there to add them to. A part of another shape is refused,
+        for broadcast it would count several times.
         """
+        for name, part in parts.items():
+            if tuple(part.shape) != self.layout.places[name].shape:
+                raise PrivacyError(
+                    f'"{name}" is a sum of shape {self.layout.places[name].shape}, and would be '
+                    f"given a part of shape {tuple(part.shape)}."
+                )
         first = "flats" not in self.__dict__ and parts.keys() == self.layout.places.keys()
         if first:
             self.flats = self._new(torch.empty)

@@ -223,7 +223,7 @@ def learn(
     tell = progress(
         plan.steps, learner.step, price_list(plan, ledger, "train"), run.say if run else None
     )
-    with advised(ghost, reading, size):
+    with advised(ghost, reading, size, work):
         fit(learner, batches, step, run, world=world, tell=tell)
 
 

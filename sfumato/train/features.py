@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data.augment import Augmentation
+from sfumato.privacy.kernels import to_device
 from sfumato.privacy.sampling import Chunk
 from sfumato.train.memory import free_bytes
 from sfumato.train.reading import Reading
@@ -28,8 +29,9 @@ class FeatureReading(Reading):
         """Features of the units' images, and their labels."""
         assert self.features is not None
         places = self.places(chunk, step)
-        found = self.features[places.to(self.features.device)].to(self.device)
-        return found, self.images.labels[places].to(self.device), *self.numbers(chunk.indices)
+        found = to_device(self.features[to_device(places, self.features.device)], self.device)
+        labels = to_device(self.images.labels[places], self.device)
+        return found, labels, *self.numbers(chunk.indices)
 
     def trial(self, units: int = 3) -> tuple[Tensor, ...]:
         """Noise of the right shape."""

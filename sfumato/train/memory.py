@@ -184,10 +184,10 @@ def out_of_memory(problem: BaseException) -> bool:
     return isinstance(problem, torch.OutOfMemoryError) or any(w in str(problem) for w in words)
 
 
-def advise(ghost: Ghost, reading: Reading, tried: int) -> ConfigError:
+def advise(ghost: Ghost, reading: Reading, tried: int, work: Work | None) -> ConfigError:
     """The error that says which physical batch size fits."""
     release()
-    fits = largest_batch(ghost, reading, max(1, tried // 2))
+    fits = largest_batch(ghost, reading, max(1, tried // 2), work)
     if tried > 1:
         advice = f"{fits} fit: repeat the command with --physical-batch-size {fits} (or auto)."
     else:
@@ -221,7 +221,9 @@ def _power_of_two(number: int) -> int:
 
 
 @contextmanager
-def advised(ghost: Ghost, reading: Reading, size: int) -> Iterator[None]:
+def advised(
+    ghost: Ghost, reading: Reading, size: int, work: Work | None = None
+) -> Iterator[None]:
     """Say out of memory in words that help, for what is done inside with `size` examples."""
     try:
         yield
@@ -229,4 +231,4 @@ def advised(ghost: Ghost, reading: Reading, size: int) -> Iterator[None]:
     except (torch.OutOfMemoryError, RuntimeError) as problem:
         if not out_of_memory(problem):
             raise
-    raise advise(ghost, reading, size)
+    raise advise(ghost, reading, size, work)

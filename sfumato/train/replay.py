@@ -91,7 +91,7 @@ class Recorded:
         self.device = device
         self.calls: dict[Any, int] = {}
         self.recordings: dict[Any, Recording | None] = {}
-        """None for what cannot be recorded, or is one too many."""
+        """None for what cannot be recorded."""
         self.most = RECORDINGS
 
     def __call__(self, name: Any, *inputs: Tensor) -> Any:
@@ -101,9 +101,7 @@ class Recorded:
         key = (name, *((tuple(x.shape), x.stride(), x.dtype) for x in inputs))
         self.calls[key] = self.calls.get(key, 0) + 1
         if key not in self.recordings and self.calls[key] == WARM + 1:
-            self.recordings[key] = (
-                self._record(inputs) if len(self.recordings) < self.most else None
-            )
+            self.recordings[key] = self._record(inputs) if self.most else None
         made = self.recordings.get(key)
         if made is None:
             return self.work(*inputs)
@@ -113,6 +111,9 @@ class Recorded:
         return made.given
 
     def _record(self, inputs: tuple[Tensor, ...]) -> Recording | None:
+        if len(self.recordings) >= self.most:  # the oldest goes: what comes now is what is done now
+            torch.cuda.synchronize(self.device)
+            del self.recordings[next(iter(self.recordings))]
         # What the calls before held, the recording needs for itself. And graphs of theirs that are
         # only not collected yet would tie it to the stream that they ran on.
         gc.collect()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sfumato.ghost.admit import check_contributions
 from sfumato.ghost.clip import Clipped, Ghost
-from sfumato.ghost.quick_norms import QuickNorms
+from sfumato.ghost.quick_norms import QuickNorms, has_groups
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout, Sums
 from sfumato.privacy.kernels import to_device
@@ -89,7 +89,7 @@ def private_step(
         if ghost.clipping.max_norm != max_norm:
             ghost.clipping = replace(ghost.clipping, max_norm=max_norm)
         total, (*numbers, broken) = gather(batch, careful=False)
-        if broken:  # it has spoilt the sums, which is rare: once more, without it
+        if broken and not ghost.two_pass:  # it has spoilt the sums: rare; once more, without it
             total, (*numbers, _) = gather(batch, careful=True)
         averages = _averages(*numbers)
         if world.agree(world.leads and is_lost(total, ledger, secret, batch.step)):
@@ -129,16 +129,16 @@ def plain_step(
     the same GroupNorm.
     """
     world = World() if world is None else world
-    if compiled:
-        model.compile()
-    quick = reading.device.type == "cuda" and not compiled
+    # Sizes are few, and each is worth a program of its own.
+    answer = torch.compile(model, dynamic=False) if compiled else model
+    quick = reading.device.type == "cuda" and not compiled and has_groups(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     layout = Layout.of(named)
 
     def work(mask: Tensor, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of the losses, and its gradient: zero where no example reached a parameter."""
         with QuickNorms() if quick else nullcontext():
-            loss = torch.where(mask, reading.losses(model, *inputs), 0.0).sum()
+            loss = torch.where(mask, reading.losses(answer, *inputs), 0.0).sum()
         found = torch.autograd.grad(
             loss, list(named.values()), allow_unused=True, materialize_grads=True
         )

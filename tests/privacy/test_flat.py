@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from sfumato.errors import PrivacyError
 from sfumato.privacy.flat import Sums
 
 
@@ -84,6 +85,19 @@ def test_what_is_not_among_the_first_parts_begins_at_zero():
     sums.add(given)
     for name, tensor in given.items():
         torch.testing.assert_close(sums[name], (2 if name == "row" else 1) * tensor)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_part_of_another_shape_is_refused_and_leaves_the_sums_as_they_were(before):
+    given = some()
+    sums = Sums.zeros(given)
+    for _ in range(before):
+        sums.add(given)
+    wrong = given | {"row": given["row"].new_ones(1)}
+    with pytest.raises(PrivacyError, match=r'"row" is a sum of shape \(9,\), .* of shape \(1,\)'):
+        sums.add(wrong)
+    for name, tensor in given.items():
+        assert torch.equal(sums[name], before * tensor)
 
 
 def test_sums_of_narrow_numbers_are_taken_in_float32():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sfumato.train.replay import WARM, Recorded, Replay
+from sfumato.train.replay import RECORDINGS, WARM, Recorded, Replay
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -51,6 +51,18 @@ def test_a_recorded_function_is_the_function_for_each_shape_and_name(device):
         total, whole = double("name", x, x + 1)
         torch.testing.assert_close(total, factor * x + x + 1)
         torch.testing.assert_close(whole, x.sum())
+
+
+@pytest.mark.gpu
+def test_of_many_recordings_the_oldest_go():
+    device = torch.device("cuda")
+    double = Recorded(lambda x: 2 * x, device)
+    for name in range(RECORDINGS + 2):
+        for turn in range(WARM + 3):
+            x = torch.arange(4.0, device=device) + name + turn
+            torch.testing.assert_close(double(name, x), 2 * x)
+    assert [key[0] for key in double.recordings] == list(range(2, RECORDINGS + 2))
+    torch.testing.assert_close(double(0, x), 2 * x)
 
 
 @pytest.mark.gpu

@@ -85,12 +85,17 @@ def test_an_open_step_stays_that_of_autograd_when_it_is_recorded(device):
 @pytest.mark.parametrize("kind", [plain_step, partial(sharp_step, rho=0.1)])
 def test_an_open_step_is_compiled_if_asked(kind, monkeypatch):
     asked = []
-    monkeypatch.setattr(nn.Module, "compile", lambda model: asked.append(model))
+
+    def compiler(model, **settings):
+        asked.append(settings)
+        return model
+
+    monkeypatch.setattr(torch, "compile", compiler)
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
     kind(model, PUBLIC)
     assert not asked
     kind(model, PUBLIC, compiled=True)
-    assert asked == [model]
+    assert asked == [{"dynamic": False}], "each size has its own program"
 
 
 def test_statistics_that_layers_keep_are_counted_once():
