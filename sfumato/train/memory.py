@@ -221,9 +221,7 @@ def _power_of_two(number: int) -> int:
 
 
 @contextmanager
-def advised(
-    ghost: Ghost, reading: Reading, size: int, work: Work | None = None
-) -> Iterator[None]:
+def advised(ghost: Ghost, reading: Reading, size: int, work: Work | None = None) -> Iterator[None]:
     """Say out of memory in words that help, for what is done inside with `size` examples."""
     try:
         yield

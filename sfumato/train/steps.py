@@ -8,6 +8,7 @@ ledger; the plain one averages, and is what the private one is compared with.
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -130,7 +131,7 @@ def plain_step(
     """
     world = World() if world is None else world
     # Sizes are few, and each is worth a program of its own.
-    answer = torch.compile(model, dynamic=False) if compiled else model
+    answer: Any = torch.compile(model, dynamic=False) if compiled else model
     quick = reading.device.type == "cuda" and not compiled and has_groups(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     layout = Layout.of(named)
