@@ -137,14 +137,18 @@ def per_example_gradient(a: A, b: B) -> Float[Tensor, "n g p d"]:
     return b @ a.mT
 
 
-def instantiated_norm(a: A, b: B) -> Float[Tensor, " n"]:
+def instantiated_norm(
+    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
+) -> Float[Tensor, " n"]:
     """Squared norms from gradients that are formed a few examples at a time and dropped."""
-    size = max(1, CHUNK // max(1, a.shape[1] * a.shape[2] * b.shape[2]))
-    parts = [
-        square_norm(per_example_gradient(some_a, some_b))
-        for some_a, some_b in zip(a.split(size), b.split(size), strict=True)
-    ]
-    return torch.cat(parts) if parts else a.new_zeros(0)
+    size = max(1, CHUNK // max(1, weight.numel()))
+    norms = []
+    for first in range(0, examples, size):
+        count = min(size, examples - first)
+        some_x, some_g = (t.unflatten(0, (examples, -1))[first : first + count] for t in (x, g))
+        some_x, some_g = some_x.flatten(0, 1), some_g.flatten(0, 1)
+        norms.append(square_norm(gradients(some_x, some_g, weight, geometry, count)))
+    return torch.cat(norms) if norms else g.new_zeros(0, dtype=sum_type(g))
 
 
 def square_norm(gradient: Float[Tensor, "n ..."]) -> Float[Tensor, " n"]:

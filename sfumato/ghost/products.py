@@ -60,8 +60,8 @@ class Contraction(torch.autograd.Function):
             if plan.method == "store":
                 keeps.append(contract.gradients(x, g, weight, geometry, examples))
             elif plan.method == "square":
-                columns = contract.columns(x, g, weight, geometry, examples)
-                squares = contract.instantiated_norm(*columns).expand(2, -1)
+                squares = contract.instantiated_norm(x, g, weight, geometry, examples)
+                squares = squares.expand(2, -1)
             elif standardised:
                 scale, y, bias = standardised
                 settings = (weight, bias, geometry, examples)

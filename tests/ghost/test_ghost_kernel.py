@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton is for Linux")
 
 from sfumato.ghost import grams, on_gpu
 from sfumato.ghost.geometry import LINEAR
-from sfumato.ghost.kernels.ghost import ghost_norm
+from sfumato.ghost.kernels.ghost import ghost_norm, scaled
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [
@@ -101,6 +101,39 @@ def test_what_is_summed_after_rounding_stays_below_the_second_norm(cancels, monk
     assert cancels or (above <= 1.1 * squares).all()
 
 
-def test_the_kernel_is_known_to_the_compiler():
+@pytest.mark.filterwarnings("ignore:invalid value")  # of the interpreter's numpy
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("whose", [0, 1])
+def test_an_example_that_is_not_finite_has_no_finite_norm_and_others_keep_theirs(odd, whose):
+    pair = draw(3, 70, 12, 9)
+    wanted, _ = ghost_norm(*pair)
+    pair[whose][1, 66, 5] = odd
+    squares, _ = ghost_norm(*pair)
+    assert squares.isfinite().tolist() == [True, False, True]
+    assert torch.equal(squares[::2], wanted[::2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("each", [1, 37, 128, 4099, 9000])
+def test_numbers_are_scaled_by_the_factor_of_their_example(each, dtype):
+    factors = torch.tensor([1.0, 0.0, 0.3, 1e-20], device=DEVICE)
+    (rows,) = draw(4, 2, each, dtype=dtype)
+    found = scaled(rows.flatten(0, 1), factors)
+    assert found.dtype == dtype
+    wanted = rows.double() * factors.double()[:, None, None]
+    # The interpreter cuts bits of bfloat16 off, where a GPU rounds.
+    close = {"rtol": 2**-7 if dtype == torch.bfloat16 else 1e-6, "atol": 0.0}
+    torch.testing.assert_close(found.double(), wanted.flatten(0, 1), **close)
+
+
+def test_numbers_that_lie_apart_are_scaled_too():
+    (rows,) = draw(3, 8, 5)
+    factors = torch.rand(3, device=DEVICE)
+    torch.testing.assert_close(scaled(rows.mT, factors), rows.mT * factors[:, None, None])
+
+
+def test_the_kernels_are_known_to_the_compiler():
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(ghost_norm, tuple(draw(2, 5, 8, 4)), test_utils=checks)
+    rows = draw(4, 3, 5, dtype=torch.bfloat16)
+    torch.library.opcheck(scaled, (*rows, torch.rand(2, device=DEVICE)), test_utils=checks)

@@ -29,6 +29,13 @@ NARROW = 16
 
 @triton.jit
 @no_type_check
+def above_zero(x):
+    """At least zero; what is no number stays none, or an example with it would seem short."""
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+@no_type_check
 def _read(rows, positions, depth, step, t, k, on_gpu: tl.constexpr):
     """The numbers k of the positions t."""
     inside = (t < positions)[:, None] & (k < depth)[None, :]
@@ -104,7 +111,7 @@ def _stretch(
     tl.store(at, signed)
     tl.store(at + 1, absolute)
     if diagonal:
-        own = tl.where(t[:, None] == s[None, :], tl.sqrt(tl.maximum(a0 * b0, 0.0)), 0.0)
+        own = tl.where(t[:, None] == s[None, :], tl.sqrt(above_zero(a0 * b0)), 0.0)
         tl.store(at + 2, tl.sum(tl.sum(own, axis=1), axis=0))
     else:
         tl.store(at + 2, 0.0)
@@ -232,7 +239,7 @@ def _finish(tiles, out, examples, count, rounding, E: tl.constexpr):
         absolute += tl.load(at + 1, mask=inside, other=0.0)
         lengths += tl.load(at + 2, mask=inside, other=0.0)
         at += 3
-    tl.store(out + example, tl.maximum(signed, 0.0) + rounding * absolute, mask=inside)
+    tl.store(out + example, above_zero(signed) + rounding * absolute, mask=inside)
     tl.store(out + examples + example, lengths, mask=inside)
 
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sfumato.ghost.kernels.convolution import channels_last, product_precision, tile_side, unit_of
-from sfumato.ghost.kernels.ghost import finished
+from sfumato.ghost.kernels.ghost import above_zero, finished
 from sfumato.ghost.kernels.tiles import take
 
 SIDE = 128
@@ -81,7 +81,7 @@ def pair_tile(
     products = inputs * gradients
     if E > 1:
         products = tl.where((s // positions)[:, None] == (s // positions)[None, :], products, 0.0)
-    lengths = tl.where(s[:, None] == t[None, :], tl.sqrt(tl.maximum(products, 0.0)), 0.0)
+    lengths = tl.where(s[:, None] == t[None, :], tl.sqrt(above_zero(products)), 0.0)
     if E > 1:
         e = tl.arange(0, S)
         out += ((example + e) * groups + group) * 3
