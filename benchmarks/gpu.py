@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py --cases vit-b vgg19 --out gpu.jsonl     time and memory
     python benchmarks/gpu.py --chunks 8 --out gpu.jsonl              eight physical batches a step
+    python benchmarks/gpu.py --ways bf16+graphs --methods plain private "plain loop" "private loop"
     python benchmarks/gpu.py --max-batch --cases vgg19 --out gpu.jsonl
     python benchmarks/gpu.py --check --out gpu.jsonl                 norms, sums and the bound
     python benchmarks/gpu.py --profile --cases vit-b --out gpu.jsonl   where the time goes

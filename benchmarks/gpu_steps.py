@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from cpu import opacus_step
 from gpu_cases import Case, Losses, Way
+from gpu_loop import loop_step
 from torch import Tensor, nn
 
 from sfumato.ghost.clip import Clipped, Ghost
@@ -51,6 +52,9 @@ def new_step(
     method: str, case: Case, way: Way, device: torch.device, batch: int, chunks: int = 1
 ) -> tuple[Step, float]:
     """A step of so many physical batches, ready to be called; what share of the model it trains."""
+    if method in LOOPS:
+        model, step = loop_step(method, case, way, device, batch, chunks)
+        return step, trained_share(model)
     model, inputs = case.model(device, way), case.inputs(batch, device, way)
     losses = case.losses(device, low=way.low)
     if method in PEERS:
@@ -62,8 +66,13 @@ def new_step(
     else:
         secure = method == "private, secure"
         step = private_step(model, losses, inputs, way, chunks, secure=secure)
+    return step, trained_share(model)
+
+
+def trained_share(model: nn.Module) -> float:
+    """The share of a model's numbers that learn."""
     counts = [(p.numel(), p.requires_grad) for p in model.parameters()]
-    return step, sum(n for n, learns in counts if learns) / sum(n for n, _ in counts)
+    return sum(n for n, learns in counts if learns) / sum(n for n, _ in counts)
 
 
 def plain_step(model: nn.Module, losses: Losses, inputs: Inputs, way: Way, chunks: int = 1) -> Step:
@@ -250,4 +259,6 @@ PEERS: dict[str, tuple[str, Callable[[nn.Module, Inputs], Step]]] = {
     "private_vision": ("private_vision", _private_vision_step),
 }
 """Other libraries: the package, and how a step is made. They run in float32 with TF32."""
-METHODS = ("plain", "private", "private, secure", *PEERS)
+LOOPS = ("plain loop", "private loop")
+"""The steps of `sfumato train` itself, reading included."""
+METHODS = ("plain", "private", "private, secure", *LOOPS, *PEERS)

@@ -14,12 +14,16 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import gpu_checks
 import gpu_layers
+import gpu_loop
 import gpu_measure
 import gpu_steps
 import gpu_table
 from gpu_cases import TINY, WAYS
 
 from sfumato.ghost import contract, sums
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping
+from sfumato.privacy.sampling import Chunk
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CPU, SCRIPT = torch.device("cpu"), Path(gpu_table.__file__).with_name("gpu.py")
@@ -252,3 +256,28 @@ def test_the_layers_stand_beside_the_steps_they_explain():
     table = gpu_table.tables([*records, {**layers, "batch": 8, "groups": []}], "")
     assert "## Layers of ViT-B/16, 224, bf16" in table
     assert table.endswith("The whole step, bf16: 12.5 ms above 36.0 ms.")
+
+
+@pytest.mark.parametrize("way", ["tf32+graphs", "bf16+graphs"])
+def test_the_steps_of_training_leave_the_gradient_that_the_others_make(way, monkeypatch):
+    def exact(total, plan, *_, **__):
+        return {name: part / plan.expected_batch for name, part in total.items()}
+
+    monkeypatch.setattr("sfumato.train.steps.privatize", exact)
+    monkeypatch.setattr(torch.optim.SGD, "zero_grad", lambda _: None)
+    case, way = TINY["tiny-wrn"], WAYS[way]
+    reading = gpu_loop.random_reading(case, way, CPU, 4)
+    chunk = Chunk(torch.arange(4), torch.ones(4, dtype=torch.bool))
+    for method in gpu_steps.LOOPS:
+        model, step = gpu_loop.loop_step(method, case, way, CPU, 4, 2)
+        step()
+        found = [p.grad for p in model.parameters()]
+        if method == "plain loop":
+            losses = reading.losses(model, *reading.inputs(chunk, 0))
+            wanted = torch.autograd.grad(losses.mean(), list(model.parameters()))
+        else:
+            ghost = Ghost(model, clipping=Clipping(max_norm=1.0))
+            total = ghost.clip(reading.losses, reading.inputs(chunk, 0), 4).total
+            wanted = [total[name] / 4 for name, _ in model.named_parameters()]
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-2 if way.low else 1e-4, atol=1e-5)

@@ -1,0 +1,68 @@
+"""The steps of `sfumato train` itself, for `benchmarks/gpu.py`: "plain loop", "private loop".
+
+The other methods make a gradient of inputs that lie there. These read images, make views, look
+whether all is finite and read the losses, as training does: what is left out of a benchmark is what
+it flatters. A GPU records them in any case, so they belong to the ways with graphs.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from gpu_cases import Case, Way
+
+from sfumato.data.images import Images
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping
+from sfumato.privacy.budget import Plan
+from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.sampling import Batch, Chunk, Secret
+from sfumato.train.quick import quick_clip
+from sfumato.train.reading import Reading
+from sfumato.train.steps import Step, plain_step, private_step
+
+
+def loop_step(
+    method: str, case: Case, way: Way, device: torch.device, batch: int, chunks: int
+) -> tuple[torch.nn.Module, Callable[[], object]]:
+    """The model, and a step of so many physical batches of it, with fused SGD."""
+    model, reading = case.model(device, way), random_reading(case, way, device, batch)
+    if method == "plain loop":
+        step = plain_step(model, reading, compiled=way.compiled)
+    else:
+        step = noisy_step(model, reading, way, chunks * batch)
+    # A rate of zero: as much work as any other, and the model stays what it is.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
+    chunk = Chunk(torch.arange(batch), torch.ones(batch, dtype=torch.bool))
+    numbers = itertools.count()
+
+    def go() -> None:
+        step(Batch(next(numbers), (chunk,) * chunks))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, go
+
+
+def random_reading(case: Case, way: Way, device: torch.device, count: int) -> Reading:
+    """So many images of noise on the device, read in the precision of the way."""
+    torch.manual_seed(1)
+    images = Images(
+        pixels=torch.randint(0, 256, (count, 3, case.size, case.size), dtype=torch.uint8),
+        labels=torch.arange(count) % case.classes, classes=tuple(map(str, range(case.classes))),
+        name="noise", private=False,
+    ).to(device)  # fmt: skip
+    precision = torch.bfloat16 if way.low else torch.float32
+    middle = (0.5,) * 3
+    return Reading(images, device, middle, middle, views=case.views, precision=precision)
+
+
+def noisy_step(model: torch.nn.Module, reading: Reading, way: Way, expected: int) -> Step:
+    """The private step of training, with its secret and its ledger in memory."""
+    secret = Secret.draw()
+    ledger = Ledger(Header(data="noise", delta=1e-5, secret=secret.commitment))
+    plan = Plan(noise_multiplier=1.0, expected_batch=expected, rate=0.01, steps=10**6)
+    ghost = Ghost(model, clipping=Clipping(max_norm=plan.max_norm))
+    ghost.clip(reading.losses, reading.trial(), 3)  # it examines the model
+    clip = quick_clip(ghost, reading, compiled=way.compiled)
+    return private_step(ghost, reading, plan, ledger, secret, clip=clip)
