@@ -34,8 +34,12 @@ Guide = Callable[[State, float, Labels | None], State | None]
 What it says of an image must not depend on the others of the batch."""
 
 
+SIGMA_MAX = 80.0
+"""So much noise that nothing is left of an image."""
+
+
 def noise_schedule(
-    steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0
+    steps: int, sigma_min: float = 0.002, sigma_max: float = SIGMA_MAX, rho: float = 7.0
 ) -> list[float]:
     """Sigmas for so many steps: from `sigma_max` down to `sigma_min`, and then 0.
 
@@ -124,6 +128,8 @@ def draw_images(
     *,
     solver: str = "heun",
     steps: int = 18,
+    base: UInt8[Tensor, "n c h w"] | None = None,
+    sigma: float = SIGMA_MAX,
     guide: Guide | None = None,
     guide_weight: float = 1.0,
     batch_size: int = 256,
@@ -131,7 +137,10 @@ def draw_images(
 ) -> UInt8[Tensor, "n c h w"]:
     """One image of `shape` (channels, height, width) for each seed; image i is of class labels[i].
 
-    Guarantee: an image is a function of its own seed and label, whatever else is drawn and on
+    It begins as noise of deviation `sigma`; or, with a `base`, as base[i] under that noise: larger
+    features stay, and smaller ones are drawn anew (Meng et al. 2022).
+
+    Guarantee: an image is a function of its own seed, label and base, whatever else is drawn and on
     whatever device, as far as the network's answers are. The path is kept in float64; the network
     sees float32, under autocast if `precision` is lower. It is in evaluation mode meanwhile, since
     dropout would add noise that no seed names. Raises `SfumatoError` if an answer is not finite.
@@ -142,7 +151,12 @@ def draw_images(
         raise ConfigError(f"batch_size={batch_size} must be at least 1.")
     if labels is not None and len(labels) != len(seeds):
         raise ConfigError(f"{len(labels)} labels and {len(seeds)} seeds: each image needs both.")
-    sigmas = noise_schedule(steps)
+    if base is not None and base.shape != (len(seeds), *shape):
+        raise ConfigError(
+            f"{tuple(base.shape)} is the shape of the images to begin from, and must be "
+            f"{(len(seeds), *shape)}: one for each seed."
+        )
+    sigmas = noise_schedule(steps, sigma_max=sigma)
     device = next((p.device for p in denoiser.parameters()), torch.device("cpu"))
     size = min(batch_size, max(1, len(seeds)))
     pieces = [torch.empty(0, *shape, dtype=torch.uint8)]
@@ -151,7 +165,8 @@ def draw_images(
         # The last batch is filled up, so that a compiled network sees one shape alone.
         filled = places[torch.arange(size) % len(places)]
         y = None if labels is None else labels.cpu()[filled].to(device)
-        x = start_noise(seeds.cpu()[filled], shape).to(device) * sigmas[0]
+        x = start_noise(seeds.cpu()[filled], shape) * sigma
+        x = (x if base is None else x + from_pixels(base.cpu()[filled])).to(device)
         answers = _Answers(denoiser, y, precision, guide, guide_weight)
         with evaluating(denoiser), torch.no_grad():
             push = None if guide is None or guide_weight == 0 else answers.push

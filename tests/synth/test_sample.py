@@ -47,6 +47,26 @@ def test_a_schedule_that_cannot_be_is_refused(settings, words):
         noise_schedule(**settings)
 
 
+@pytest.mark.parametrize("solver", list(SOLVERS))
+def test_an_image_under_noise_is_followed_from_there_to_the_exact_solution(solver):
+    base = to_pixels(torch.rand(5, *SHAPE) * 2 - 1)
+    noisy = from_pixels(base).double() + 0.7 * start_noise(seeds(5), SHAPE)
+    found = draw_images(
+        Exact(), None, seeds(5), SHAPE, solver=solver, steps=200, base=base, sigma=0.7, batch_size=2
+    )
+    wanted = to_pixels(exact(noisy, 0.7, 0.0))
+    assert (found.int() - wanted.int()).abs().max() <= 1
+    assert len(found.unique()) > 20, "not all is cut off"
+
+
+@pytest.mark.parametrize("solver", list(SOLVERS))
+def test_little_noise_leaves_an_image_as_it_was(solver):
+    base = to_pixels(torch.rand(3, *SHAPE) * 2 - 1)
+    settings = {"solver": solver, "steps": 4, "base": base, "sigma": 0.003}
+    found = draw_images(Exact(), None, seeds(3), SHAPE, **settings)
+    assert (found.int() - base.int()).abs().max() <= 2
+
+
 @pytest.mark.parametrize("solver", [heun, dpm_solver])
 def test_a_fixed_start_comes_to_the_exact_solution(solver):
     x = start()
@@ -189,6 +209,7 @@ def test_bytes_and_images_go_both_ways():
         (torch.zeros(3, dtype=torch.int64), {}, "3 labels and 2 seeds"),
         (None, {"solver": "euler"}, 'solver "euler" is not known: there are heun, dpm'),
         (None, {"batch_size": 0}, "batch_size=0 must be at least 1"),
+        (None, {"base": torch.zeros(2, 3, 5, 5).byte()}, r"must be \(2, 3, 4, 4\): one for each"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(labels, options, words):
