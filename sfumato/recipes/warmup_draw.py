@@ -70,8 +70,8 @@ def require_file(out: Path | None) -> Path:
 
 def require_meaning(config: Config) -> None:
     """Refuse settings of what the run has already."""
-    free = {*HEEDED, "run", "device", "compile"}
-    changed = differences(to_json(Config(stage="sample")), to_json(config))
+    free = {*HEEDED, "device", "compile"}
+    changed = differences(to_json(Config(stage="sample", run=config.run)), to_json(config))
     names = [line.partition(":")[0] for line in changed]
     other = [f"--{name.split('.')[-1].replace('_', '-')}" for name in names if name not in free]
     if other:

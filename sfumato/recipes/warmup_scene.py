@@ -74,6 +74,7 @@ def shares(images: "Images", config: Config) -> "tuple[Images, Images]":
     """What is public of the images, and the private rest."""
     if config.private:
         return replace(images.select([]), name="no image", private=False), images
+    assert config.public_share is not None, "the settings are checked"
     return images.public_share(config.public_share, config.seed)
 
 

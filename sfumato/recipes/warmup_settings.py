@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, PrivacyError
 from sfumato.recipes import train_settings
 from sfumato.synth.diffusion import Diffusion
 
@@ -38,8 +38,9 @@ class Config(train_settings.Config):
     """Stop after this stage (also as the first word: sfumato warmup generator ...)."""
     public: str | None = "drawn"
     """What an extender looks at: always the drawn images, here."""
-    public_share: float = 0.04
-    """The share of every class that is declared public: a decision about people."""
+    public_share: float | None = None
+    """The share of every class that is declared public, 0.04 as published: a decision about
+    people, for nothing is promised about them. So it has no default."""
     private: bool = False
     """The generator learns all images, privately; none is public. Settings of training are its own,
     and --augmult says how many draws of noise each image is seen under."""
@@ -127,11 +128,22 @@ class Config(train_settings.Config):
             raise ConfigError("an extender looks at the drawn images here: leave --public out.")
         if self.private:
             self._check_private()
+        self._check_decision()
         self._check_numbers()
 
-    def _check_numbers(self) -> None:
-        if not 0 < self.public_share < 1:
+    def _check_decision(self) -> None:
+        """Nobody becomes public by a default."""
+        decided = self.private or self.public_share is not None
+        if not (decided or self.explain or self.run is not None):
+            raise PrivacyError(
+                "which images are public? That is a decision about people, and nothing is promised "
+                "about those on them. Give --public-share SHARE (0.04: that much of every class), "
+                "or --private if no image is public."
+            )
+        if self.public_share is not None and not 0 < self.public_share < 1:
             raise ConfigError(f"public_share={self.public_share:g} must lie between 0 and 1.")
+
+    def _check_numbers(self) -> None:
         least = {"number": 0, "sample_steps": 2, "warm_batch": 1, "warm_repeats": 1}
         for name in least:
             if getattr(self, name) < least[name]:

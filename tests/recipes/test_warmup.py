@@ -121,6 +121,28 @@ def test_a_share_that_leaves_a_class_empty_is_refused(settings, tmp_path):
     assert not (tmp_path / "run/stages").exists()
 
 
+def test_nobody_is_public_by_default(settings, capsys):
+    with pytest.raises(PrivacyError, match=r"decision about people.*--public-share.*--private"):
+        replace(settings, public_share=None)
+    with pytest.raises(SystemExit) as stopped:
+        main(["warmup", "split", "--data", settings.data])
+    assert stopped.value.code == 2
+    assert "decision about people" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, float("nan")])
+def test_a_share_is_some_and_not_all(settings, share):
+    with pytest.raises(ConfigError, match="must lie between 0 and 1"):
+        replace(settings, public_share=share)
+
+
+@pytest.mark.parametrize("stage", ["split", "generator"])
+def test_stages_of_public_images_say_that_nothing_is_promised(finished, stage):
+    done = json.loads((finished / f"stages/{stage}/done.json").read_text())
+    told = warmup.show({**done, "stage": stage, "run": str(finished)})
+    assert "nothing is promised about the public images" in told
+
+
 def test_a_share_of_which_nothing_can_be_held_out_is_refused(settings, tmp_path):
     few = replace(settings, diffusion=replace(settings.diffusion, gen_held_out=0.001))
     with pytest.raises(DataError, match=r"--gen-held-out 0\.001.* Raise --public-share"):
