@@ -36,6 +36,8 @@ class Config(train_settings.Config):
         "all", "split", "generator", "guide", "sample", "warmup", "train", "evaluate"
     ] = "all"
     """Stop after this stage (also as the first word: sfumato warmup generator ...)."""
+    model: str = "wrn-16-4"
+    """The classifier: wrn-16-4, any timm name, torchvision:NAME, or module:function."""
     public: str | None = "drawn"
     """What an extender looks at: always the drawn images, here."""
     public_share: float | None = None
@@ -111,6 +113,12 @@ class Config(train_settings.Config):
         if self.private:
             return PRIVATE_STAGES
         return tuple(name for name in STAGES if self.number or name not in OF_DRAWING)
+
+    @property
+    def reached(self) -> tuple[str, ...]:
+        """Those up to the one that was asked for."""
+        last = self.stages[-1] if self.stage == "all" else self.stage
+        return self.stages[: self.stages.index(last) + 1]
 
     def _check_promise(self) -> None:
         if self.promises:

@@ -157,6 +157,24 @@ def test_whoever_wants_a_generator_alone_needs_no_epsilon(settings, tmp_path):
         replace(settings, epsilon=None)
 
 
+def test_a_network_is_built_when_a_stage_that_needs_it_is_asked_for(settings, tmp_path):
+    small = replace(settings, image_size=8, model="tanh-cnn", epsilon=None, stage="generator")
+    assert warm(small, tmp_path / "run")["images_seen"] == 96
+    for config in (replace(small, stage="warmup"), replace(small, stage="all", epsilon=8.0)):
+        with pytest.raises(ConfigError, match="does not take images"):
+            warm(config, tmp_path / "other")
+        assert not (tmp_path / "other/stages").exists()
+
+
+def test_a_later_stage_is_checked_though_an_earlier_one_is_there(settings, tmp_path):
+    small = replace(settings, image_size=8, model="tanh-cnn", epsilon=None, stage="split")
+    for stage in ("split", "generator"):
+        warm(replace(small, stage=stage), tmp_path / "run")
+    with pytest.raises(ConfigError, match="does not take images"):
+        warm(replace(small, stage="warmup"), tmp_path / "run")
+    assert not (tmp_path / "run/stages/sample").exists()
+
+
 def test_a_promise_about_people_takes_all_images_of_one_to_the_same_part(settings, tmp_path):
     with np.load(settings.data) as arrays:
         people = {
