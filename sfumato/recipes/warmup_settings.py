@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.recipes import train_settings
+from sfumato.recipes.warmup_checks import check_controls, check_nothing_drawn, check_private
 from sfumato.synth.diffusion import Diffusion
 
 STAGES = ("split", "generator", "guide", "sample", "warmup", "train", "evaluate")
@@ -135,7 +136,7 @@ class Config(train_settings.Config):
         if self.public != Config.public:
             raise ConfigError("an extender looks at the drawn images here: leave --public out.")
         if self.private:
-            self._check_private()
+            check_private(self)
         self._check_decision()
         self._check_numbers()
 
@@ -165,49 +166,8 @@ class Config(train_settings.Config):
                 words = "between 0 and 1" if most[name] == 1 else "0 or more, finite"
                 raise ConfigError(f"{name}={getattr(self, name):g} must be {words}.")
         if not self.number:
-            self._check_nothing_drawn()
-        self._check_controls()
-
-    def _check_nothing_drawn(self) -> None:
-        asked = {
-            "--private": self.private, "--extender": self.extender != "none",
-            "--guide-weight": self.guide_weight, "--control-widths": self.control_widths,
-            "--denoiser": self.denoiser, "--warm-repeats": self.warm_repeats > 1,
-            f"the stage {self.stage}": self.stage in OF_DRAWING,
-        }  # fmt: skip
-        if found := [name for name, given in asked.items() if given]:
-            raise ConfigError(
-                f"--number 0 draws no image, and {found[0]} needs some: leave one of them out."
-            )
-
-    def _check_controls(self) -> None:
-        if not self.control_widths:
-            return
-        if not self.controls:
-            raise ConfigError("--control-widths are controls: give --controls with them.")
-        if self.denoiser is not None:
-            raise ConfigError(
-                "--control-widths are widths of our own network, and --denoiser is another: leave "
-                "one of them out."
-            )
-
-    def _check_private(self) -> None:
-        if self.stage not in ("all", *PRIVATE_STAGES):
-            raise ConfigError(
-                f"a private generator has no stage {self.stage}: it learns all images, so none is "
-                f"left for it. There are: {', '.join(PRIVATE_STAGES)}."
-            )
-        if self.mode == "non-private":
-            raise ConfigError("--private keeps a promise, and --mode non-private none: leave one.")
-        if self.train_only != "all" or self.freeze:
-            raise ConfigError("--train-only and --freeze: all of a private generator learns.")
-        if self.guide_weight:
-            raise ConfigError("a guide learns from public images, and --private has none.")
-        if self.warm_repeats > 1:
-            raise ConfigError("--warm-repeats shows public images again, and --private has none.")
-        if self.extender != "none" or self.controls:
-            word = "--controls" if self.controls else "--extender"
-            raise ConfigError(f"{word} is for the stage train, which --private does not have.")
+            check_nothing_drawn(self)
+        check_controls(self)
 
 
 def digits_cpu() -> Config:

@@ -23,6 +23,7 @@ from sfumato.recipes.warmup_scene import set_scene
 from sfumato.recipes.warmup_settings import PRESETS, STAGES
 from sfumato.runs import Run, open_run
 from sfumato.synth import generator
+from sfumato.synth.diffusion import Diffusion
 
 settings, finished = fixtures(tiny, warm)
 
@@ -349,7 +350,10 @@ def test_settings_of_the_warm_up_are_checked_by_their_names(settings, change, wo
         ({"stage": "sample"}, "the stage sample"), ({"extender": "dope"}, "--extender"),
         ({"warm_repeats": 2}, "--warm-repeats"),
         ({"guide_weight": 1.0}, "--guide-weight"), ({"denoiser": "nets:small"}, "--denoiser"),
-        ({"private": True, "public_share": 0.04}, "--private"),
+        (
+            {"private": True, "public_share": None, "crop": 0, "diffusion": Diffusion()},
+            "--private",
+        ),
         ({"controls": True, "control_widths": (8,)}, "--control-widths"),
     ],
 )  # fmt: skip
