@@ -55,15 +55,10 @@ def set_scene(config: Config, run: Run | None, world: World | None = None) -> Sc
     public, private = shares(images, config)
     device, world = pick_device(config.device), World() if world is None else world
     scene = Scene(config, run, device, public, private, test, world)
-    ahead = [name for name in config.reached if not has_begun(run, name)]
+    ahead = [name for name in config.reached if run is None or not run.has_begun_stage(name)]
     for check in dict.fromkeys(check for name in ahead for check in checks(config, name)):
         check(scene)
     return scene
-
-
-def has_begun(run: Run | None, stage: str) -> bool:
-    """Whether the stage was entered before, and checked then."""
-    return run is not None and (run.path / "stages" / stage).exists()
 
 
 def shares(images: "Images", config: Config) -> "tuple[Images, Images]":

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.recipes import train_settings
+from sfumato.recipes.image_source import ImageSource
 from sfumato.recipes.warmup_checks import check_controls, check_nothing_drawn, check_private
 from sfumato.synth.diffusion import Diffusion
 
@@ -30,6 +31,21 @@ class Config(train_settings.Config):
         "extractor_weights",
     )  # fmt: skip
     """Settings that say how, not what: a run may go on with others."""
+    READ_FIRST: ClassVar = {
+        "split": (
+            *(item.name for item in fields(ImageSource)), "people", "public_share", "private",
+            "seed",
+        ),
+        "generator": ("diffusion", "denoiser"),
+        "guide": ("guide_weight", "guide_epochs"),
+        "sample": ("number", "solver", "sample_steps"),
+        "warmup": (
+            "model", "pretrained", "weights", "norm", "crop", "flip", "warm_epochs", "warm_batch",
+            "warm_lr", "warm_rho", "warm_cutout", "warm_colour", "warm_affine", "warm_repeats",
+        ),
+        "train": (),
+    }  # fmt: skip
+    """Stages, and the settings that each is the first to read; those of training besides."""
     PASSING: ClassVar = {"stage": "all"}
     """Settings of one command, which a run does not remember."""
 
@@ -120,6 +136,14 @@ class Config(train_settings.Config):
         """Those up to the one that was asked for."""
         last = self.stages[-1] if self.stage == "all" else self.stage
         return self.stages[: self.stages.index(last) + 1]
+
+    @property
+    def read_first(self) -> dict[str, tuple[str, ...]]:
+        """Stages, and the settings that each is the first to read: until then these may change."""
+        listed = {name for names in self.READ_FIRST.values() for name in names}
+        rest = [item.name for item in fields(train_settings.Config) if item.name not in listed]
+        learner = "generator" if self.private else "train"
+        return {**self.READ_FIRST, learner: (*self.READ_FIRST[learner], *rest)}
 
     def _check_promise(self) -> None:
         if self.promises:

@@ -11,7 +11,7 @@ from whole_runs import fixtures
 
 from sfumato.data.arrays import read_note
 from sfumato.data.load import load_images
-from sfumato.errors import ConfigError, PrivacyError
+from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import warmup, warmup_generator
@@ -70,6 +70,11 @@ def test_a_private_generator_that_was_cut_goes_on_and_pays_once(settings, finish
     assert (out / weights).read_bytes() == (finished / weights).read_bytes()
     ledger = Ledger.from_records(read_lines(out / "stages/generator/ledger.jsonl"))
     assert ledger.epsilon() <= 8.0
+
+
+def test_a_private_generator_keeps_the_settings_of_training(settings, finished):
+    with pytest.raises(RunError, match=r"config\.lr: .* \(the stage generator has used it\)"):
+        open_run(replace(settings, lr=0.1), verb="warmup", out=finished)
 
 
 def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path):
