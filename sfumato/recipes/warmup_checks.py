@@ -26,6 +26,21 @@ def check_nothing_drawn(config: "Config") -> None:
         )
 
 
+def check_samples(config: "Config") -> None:
+    """Refuse what is about drawing images, where they are brought."""
+    asked = {
+        "--private": config.private, "--number 0": not config.number,
+        "--guide-weight": config.guide_weight, "--control-widths": config.control_widths,
+        "--denoiser": config.denoiser,
+        f"the stage {config.stage}": config.stage not in ("all", *config.stages),
+    }  # fmt: skip
+    if found := [name for name, given in asked.items() if given]:
+        raise ConfigError(
+            f"--samples are there already, and {found[0]} is about drawing some: leave one of them "
+            "out."
+        )
+
+
 def check_controls(config: "Config") -> None:
     """Refuse widths that are no controls, or not of our network."""
     if not config.control_widths:
@@ -79,11 +94,9 @@ def check_unheeded(config: "Config") -> None:
         for name in vars(usual)
         if name not in OF_THE_NETWORK and getattr(config.diffusion, name) != getattr(usual, name)
     ]
-    names += ["public_share"] * (config.public_share is not None)
     if names:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
         raise ConfigError(
-            f"{flags}: without meaning beside --private. No image is public, and the generator "
-            "learns by the settings of training (--epsilon, --steps, --lr ...). Leave it out, and "
-            "a --preset that sets it."
+            f"{flags}: without meaning beside --private, whose generator learns by the settings "
+            "of training (--epsilon, --steps, --lr ...). Leave it out, and a --preset that sets it."
         )

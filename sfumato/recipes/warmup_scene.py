@@ -52,7 +52,7 @@ def set_scene(config: Config, run: Run | None, world: World | None = None) -> Sc
     from sfumato.train.setup import pick_device
 
     images, test = load_splits(config.data, people=config.people, **config.loading)
-    public, private = shares(images, config)
+    public, private = shares(config, images, test)
     device, world = pick_device(config.device), World() if world is None else world
     scene = Scene(config, run, device, public, private, test, world)
     ahead = [name for name in config.reached if run is None or not run.has_begun_stage(name)]
@@ -61,21 +61,27 @@ def set_scene(config: Config, run: Run | None, world: World | None = None) -> Sc
     return scene
 
 
-def shares(images: "Images", config: Config) -> "tuple[Images, Images]":
-    """What is public of the images, and the private rest."""
+def shares(config: Config, images: "Images", test: "Images") -> "tuple[Images, Images]":
+    """What is public, and what is private: of the images a share and the rest, or all."""
+    from sfumato.recipes.warmup_brought import own_public
+
     if config.private:
         return replace(images.select([]), name="no image", private=False), images
+    if config.public_images is not None:
+        return own_public(config, images, test), images
     assert config.public_share is not None, "the settings are checked"
     return images.public_share(config.public_share, config.seed)
 
 
 def checks(config: Config, stage: str) -> "tuple[Callable[[Scene], object], ...]":
     """What may be wrong with a stage: hours later it would be too late to say so."""
+    from sfumato.recipes.warmup_brought import read_samples
     from sfumato.recipes.warmup_evaluate import prepare_evaluation
 
     learnt = (check_plan,) if config.private else (check_parts,)
     found: dict[str, tuple[Callable[[Scene], object], ...]] = {
-        "generator": (*learnt, build_generator), "sample": (check_number,),
+        "generator": (*learnt, build_generator),
+        "sample": (check_number,) if config.samples is None else (read_samples,),
         "warmup": (build_classifier,), "train": (check_plan, build_classifier),
         "evaluate": (prepare_evaluation,),
     }  # fmt: skip
@@ -108,7 +114,8 @@ def check_parts(scene: Scene) -> None:
         raise DataError(
             f"{len(scene.public)} public images are too few: some are held out "
             f"(--gen-held-out {scene.config.diffusion.gen_held_out:g}) to see when the generator "
-            "should stop, and every class must be left to learn from. Raise --public-share."
+            "should stop, and every class must be left to learn from. Raise --public-share, or "
+            "bring more by --public-images."
         )
 
 

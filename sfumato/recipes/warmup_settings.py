@@ -9,13 +9,20 @@ from typing import ClassVar, Literal
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.recipes import train_settings
 from sfumato.recipes.image_source import ImageSource
-from sfumato.recipes.warmup_checks import check_controls, check_nothing_drawn, check_private
+from sfumato.recipes.warmup_checks import (
+    check_controls,
+    check_nothing_drawn,
+    check_private,
+    check_samples,
+)
 from sfumato.synth.diffusion import Diffusion
 
 STAGES = ("split", "generator", "guide", "sample", "warmup", "train", "evaluate")
 PRIVATE_STAGES = ("generator", "sample", "warmup", "evaluate")
 OF_DRAWING = ("generator", "guide", "sample")
 """Stages that are not there where nothing is drawn."""
+OF_A_GENERATOR = ("generator", "guide")
+"""Nor these, where samples are brought."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +40,12 @@ class Config(train_settings.Config):
     """Settings that say how, not what: a run may go on with others."""
     READ_FIRST: ClassVar = {
         "split": (
-            *(item.name for item in fields(ImageSource)), "people", "public_share", "private",
-            "seed",
+            *(item.name for item in fields(ImageSource)), "people", "public_share",
+            "public_images", "private", "seed",
         ),
         "generator": ("diffusion", "denoiser"),
         "guide": ("guide_weight", "guide_epochs"),
-        "sample": ("number", "solver", "sample_steps"),
+        "sample": ("number", "samples", "solver", "sample_steps"),
         "warmup": (
             "model", "pretrained", "weights", "norm", "crop", "flip", "warm_epochs", "warm_batch",
             "warm_lr", "warm_rho", "warm_cutout", "warm_colour", "warm_affine", "warm_repeats",
@@ -60,6 +67,9 @@ class Config(train_settings.Config):
     public_share: float | None = None
     """The share of every class that is declared public, 0.04 as published: a decision about
     people, for nothing is promised about them. So it has no default."""
+    public_images: str | None = None
+    """Instead: public images of your own, of the same classes; a name, file or folder as for data.
+    All of the data is private then."""
     private: bool = False
     """The generator learns all images, privately; none is public. Settings of training are its own,
     and --augmult says how many draws of noise each image is seen under."""
@@ -73,6 +83,8 @@ class Config(train_settings.Config):
     """With sample: draw from the generator of this run, into the file that --out names."""
     number: int = 50_000
     """Images to draw; 0 for no generator: the warm-up has the public images alone."""
+    samples: Path | None = None
+    """Labelled images made elsewhere, instead of drawn ones: an .npz file; all of it is taken."""
     solver: Literal["heun", "dpm"] = "heun"
     """How: Heun's method, or DPM-Solver++ (2M)."""
     sample_steps: int = 18
@@ -129,7 +141,10 @@ class Config(train_settings.Config):
         """Those that are taken: after a private generator there is nothing left to learn from."""
         if self.private:
             return PRIVATE_STAGES
-        return tuple(name for name in STAGES if self.number or name not in OF_DRAWING)
+        absent = () if self.number else OF_DRAWING
+        if self.samples is not None:
+            absent = OF_A_GENERATOR
+        return tuple(name for name in STAGES if name not in absent)
 
     @property
     def reached(self) -> tuple[str, ...]:
@@ -166,12 +181,22 @@ class Config(train_settings.Config):
 
     def _check_decision(self) -> None:
         """Nobody becomes public by a default."""
-        decided = self.private or self.public_share is not None
-        if not (decided or self.explain or self.run is not None):
+        ways = {
+            "--public-share": self.public_share is not None, "--private": self.private,
+            "--public-images": self.public_images is not None,
+        }  # fmt: skip
+        given = [flag for flag, found in ways.items() if found]
+        if len(given) > 1:
+            raise ConfigError(
+                f"{' and '.join(given)} are two answers to one question, which images are public: "
+                "leave one of them out (after a preset: --public-share None)."
+            )
+        if not (given or self.explain or self.run is not None):
             raise PrivacyError(
                 "which images are public? That is a decision about people, and nothing is promised "
                 "about those on them. Give --public-share SHARE (0.04: that much of every class), "
-                "or --private if no image is public."
+                "--public-images SOURCE (your own; all others are private), or --private if no "
+                "image is public."
             )
         if self.public_share is not None and not 0 < self.public_share < 1:
             raise ConfigError(f"public_share={self.public_share:g} must lie between 0 and 1.")
@@ -189,6 +214,8 @@ class Config(train_settings.Config):
             if not 0 <= getattr(self, name) <= most[name] or math.isinf(getattr(self, name)):
                 words = "between 0 and 1" if most[name] == 1 else "0 or more, finite"
                 raise ConfigError(f"{name}={getattr(self, name):g} must be {words}.")
+        if self.samples is not None:
+            check_samples(self)
         if not self.number:
             check_nothing_drawn(self)
         check_controls(self)

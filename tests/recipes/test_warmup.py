@@ -123,7 +123,7 @@ def test_a_share_that_leaves_a_class_empty_is_refused(settings, tmp_path):
 
 
 def test_nobody_is_public_by_default(settings, capsys):
-    with pytest.raises(PrivacyError, match=r"decision about people.*--public-share.*--private"):
+    with pytest.raises(PrivacyError, match=r"people.*--public-share.*--public-images.*--private"):
         replace(settings, public_share=None)
     with pytest.raises(SystemExit) as stopped:
         main(["warmup", "split", "--data", settings.data])

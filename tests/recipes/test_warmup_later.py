@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from cuts import cut_in
@@ -47,6 +48,8 @@ def test_a_generator_that_was_made_alone_serves_a_warm_up(settings, finished, tm
     ("change", "words"),
     [
         ({"public_share": 0.4}, r"config\.public_share: .* \(the stage split has used it\)"),
+        ({"public_images": "mnist", "public_share": None}, "the stage split has used it"),
+        ({"samples": Path("a.npz")}, r"config\.samples: .* \(the stage sample has used it\)"),
         ({"seed": 1}, r"config\.seed: .* \(the stage split has used it\)"),
         ({"denoiser": "nets:small"}, r"config\.denoiser: .* \(the stage generator has used it\)"),
         ({"guide_weight": 1.0}, r"config\.guide_weight: .* \(the stage guide has used it\)"),

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,7 +120,9 @@ def test_private_images_do_not_reach_the_public_generator(settings, tmp_path):
         ({"extender": "dope"}, "--extender is for the stage train"),
         ({"crop": 2}, r"would draw images cut and mirrored\. Give --crop 0 if a preset"),
         ({"crop": 2, "flip": True}, "Give --crop 0 --no-flip if a preset"),
-        ({"public_share": 0.04}, "^--public-share: without meaning beside --private"),
+        ({"public_share": 0.04}, "^--public-share and --private are two answers"),
+        ({"public_images": "digits"}, "^--private and --public-images are two answers"),
+        ({"samples": Path("a.npz")}, "^--samples are there already, and --private"),
         ({"diffusion": Diffusion(gen_images=9)}, "^--gen-images: without meaning"),
         ({"diffusion": Diffusion(gen_mirror=False, gen_lr=1.0)}, "^--gen-lr, --gen-mirror: with"),
         ({"epsilon": None}, "epsilon"),
