@@ -24,6 +24,8 @@ FIRST_WORDS = {stage: ("--stage", stage) for stage in STAGES}
 """A first word, and the flags it stands for."""
 AGAIN = "evaluate"
 """The stage that a finished run may take again, with other controls."""
+INSTEAD_OF_PRESET = "run"
+"""A run that is drawn from was made with settings of its own."""
 
 
 def needs_run(config: Config) -> bool:

@@ -1,5 +1,6 @@
 """What `sfumato warmup` refuses among its settings: things that mean nothing together."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sfumato.errors import ConfigError
@@ -10,6 +11,14 @@ if TYPE_CHECKING:
 
 OF_THE_NETWORK = ("gen_width", "gen_multipliers", "gen_blocks", "gen_dropout")
 """Settings of a generator that a private one has too: the others are about its training."""
+
+
+def require_all_classes(number: int, classes: Sequence[str]) -> None:
+    """Refuse to draw less than an image of each class."""
+    if number < len(classes):
+        raise ConfigError(
+            f"--number {number} is less than an image of each of {len(classes)} classes."
+        )
 
 
 def check_nothing_drawn(config: "Config") -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sfumato.config import differences, to_json
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import atomic, lock, read_json, read_lines
+from sfumato.recipes.warmup_checks import require_all_classes
 from sfumato.recipes.warmup_settings import Config
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def open_generator(folder: Path, config: Config) -> "tuple[Stored, dict[str, Any
             "with it."
         )
     stored = read_stored(place, bend if (bend / "done.json").exists() else None)
+    require_all_classes(config.number, stored.blueprint.classes)
     if config.guide_weight and stored.guide_weights is None:
         raise RunError(f"{folder} has no trained guide. Draw without: --guide-weight 0.")
     weights = {"generator": digest_of(place)}

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import DataError
 from sfumato.recipes.train_learner import group_by_person
+from sfumato.recipes.warmup_checks import require_all_classes
 from sfumato.recipes.warmup_settings import Config
 from sfumato.runs import Run
 from sfumato.train.world import World
@@ -98,10 +99,8 @@ def check_plan(scene: Scene) -> None:
 
 
 def check_number(scene: Scene) -> None:
-    """Refuse to draw less than an image of each class."""
-    number, classes = scene.config.number, len(scene.private.classes)
-    if number < classes:
-        raise ConfigError(f"--number {number} is less than an image of each of {classes} classes.")
+    """Refuse to draw too few images."""
+    require_all_classes(scene.config.number, scene.private.classes)
 
 
 def check_parts(scene: Scene) -> None:

@@ -119,6 +119,8 @@ def test_controls_are_scored_and_stay_private(settings, finished, tmp_path):
 def test_a_share_that_leaves_a_class_empty_is_refused(settings, tmp_path):
     with pytest.raises(DataError, match="Raise the share"):
         warm(replace(settings, public_share=0.005), tmp_path / "run")
+    with pytest.raises(DataError, match="Lower the share"):
+        warm(replace(settings, public_share=0.999), tmp_path / "run")
     assert not (tmp_path / "run/stages").exists()
 
 
@@ -312,7 +314,7 @@ def test_public_images_are_shown_as_often_and_changed_as_much_as_asked(
 ):
     seen = {}
 
-    def look(model, reading, rho):
+    def look(model, reading, rho, compiled):
         seen.update(images=reading.images, moves=reading.augmentation)
 
     monkeypatch.setattr(warmup_classifier, "drawn_images", lambda scene: scene.public.select([3]))
