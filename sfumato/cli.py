@@ -84,9 +84,20 @@ def _call(verb: str, words: list[str]) -> None:
         raise SfumatoError(f'there is no verb "{verb}".{hint}')
     recipe = import_module(f"sfumato.recipes.{verb}")
     order = _parse(recipe, verb, words)
+    _require_preset_means(recipe, order)
     summary = _execute(recipe, verb, order)
     if _leads():
         print(dumps(summary, indent=2) if order.json else recipe.show(summary))
+
+
+def _require_preset_means(recipe: Any, order: "Order[Any]") -> None:
+    """Refuse a preset by its name, not by all the flags that it stands for."""
+    name = getattr(recipe, "INSTEAD_OF_PRESET", None)
+    if name and order.preset is not None and getattr(order.config, name) is not None:
+        raise ConfigError(
+            f"--preset {order.preset}: without meaning beside --{name}, which has settings of its "
+            "own. Leave it out."
+        )
 
 
 def _leads() -> bool:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.config import differences, dumps, to_json
+from sfumato.config import dumps, to_json
 from sfumato.errors import RunError
 from sfumato.files import (
     append_line,
@@ -35,6 +35,8 @@ from sfumato.files import (
     sync_file,
     unpack,
 )
+from sfumato.settled import REPORT as REPORT
+from sfumato.settled import changes, contents, has_begun, settle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +68,7 @@ class Run:
 
     def forget(self) -> None:
         """Remove the directory that was made for an order which was refused before it began."""
-        if self._is_new and not _has_begun(self):
+        if self._is_new and not self.has_begun:
             shutil.rmtree(self.path)
 
     @property
@@ -75,6 +77,15 @@ class Run:
         folder = self.path / "private"
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was made in it with its settings."""
+        return has_begun(self.path)
+
+    def has_begun_stage(self, name: str) -> bool:
+        """The same of a stage, which need not be there."""
+        return has_begun(self.path / "stages" / name)
 
     @property
     def finished(self) -> bool:
@@ -228,7 +239,7 @@ def open_run(
     """Open the run of `config`: a new one, or the one that an earlier, equal command left.
 
     With `out` that is the directory; a different config in it is refused, field by field, except
-    for those that the config's class lists in MAY_CHANGE, which say how and not what. Without it,
+    for what may change (`sfumato.settled`), and is then what the directory says. Without it,
     an unfinished run of the same verb and config under `root` goes on, else a new directory is
     named after verb, label and time. Another process in the same directory is refused, unless both
     say that the directory is `shared`: then each must write files of its own.
@@ -239,7 +250,7 @@ def open_run(
     path = out or _unfinished(root, wanted, free) or _fresh(root, stem)
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file. Give a directory with --out.")
-    if path.exists() and not (path / "config.json").exists() and _contents(path):
+    if path.exists() and not (path / "config.json").exists() and contents(path):
         raise RunError(f"{path} is not empty and holds no run. Choose another --out.")
     is_new = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
@@ -247,59 +258,12 @@ def open_run(
     run._release = weakref.finalize(run, os.close, lock(path, shared=shared))
     try:
         run._tidy()
-        _agree(run, wanted, free)
+        if settle(path, wanted, free, getattr(config, "read_first", {})):
+            run.write_json("config.json", wanted)
     except BaseException:
         run.close()
         raise
     return run
-
-
-def _agree(run: Run, wanted: Any, free: Sequence[str]) -> None:
-    """Write the config, or check that it is the one the run was made with."""
-    record = run.path / "config.json"
-    has_begun = _has_begun(run)
-    changed = _changes(record, wanted, free) if record.exists() and has_begun else []
-    if changed:
-        raise RunError(
-            f"{run.path} was made with other settings:\n  " + "\n  ".join(changed) + "\n"
-            "Repeat the command as it was, or choose another --out."
-        )
-    if not has_begun:
-        for name in UNUSED:
-            (run.path / name).unlink(missing_ok=True)
-        run.write_json("config.json", wanted)
-
-
-REPORT = ("report.html", "report.md", "card.json")
-"""What `sfumato report` writes, here or, with what must not be shared, in `private/`."""
-UNUSED = (
-    "ledger.jsonl", "plan.json", "private/secret.key", "private/canaries.json",
-    "private/canary_start.json", "private/canary_steps.bin", *REPORT,
-    *(f"private/{name}" for name in REPORT),
-)  # fmt: skip
-"""What an order that was refused before its first step may leave: a ledger without an event, and
-a report on that."""
-
-
-def _has_begun(run: Run) -> bool:
-    """Whether anything was done in it that another config must not take over."""
-    if len(run.ledger_records()) > 1:
-        return True
-    private = {f"private/{name}" for name in _contents(run.path / "private")}
-    left = (_contents(run.path) - {"private"}) | private
-    return bool(left - {"config.json", "log.txt", *UNUSED})
-
-
-def _changes(record: Path, wanted: Any, free: Sequence[str]) -> list[str]:
-    """What is not as it was, apart from what may change."""
-    lines = differences(read_json(record), wanted)
-    return [line for line in lines if line.partition(":")[0] not in {f"config.{n}" for n in free}]
-
-
-def _contents(path: Path) -> set[str]:
-    """What is in a run directory, besides what a crash at the very start may leave."""
-    names = {item.name for item in path.iterdir()} if path.is_dir() else set()
-    return {name for name in names if name != ".lock" and not name.endswith(".draft")}
 
 
 def _unfinished(root: Path, wanted: Any, free: Sequence[str]) -> Path | None:
@@ -307,7 +271,7 @@ def _unfinished(root: Path, wanted: Any, free: Sequence[str]) -> Path | None:
     records = sorted(root.glob(f"{wanted['verb']}*/config.json"), key=lambda p: p.stat().st_mtime)
     for record in reversed(records):
         try:
-            if (record.parent / "done.json").exists() or _changes(record, wanted, free):
+            if (record.parent / "done.json").exists() or changes(record.parent, wanted, free):
                 continue
             os.close(lock(record.parent))
         except RunError:

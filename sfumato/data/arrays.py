@@ -1,4 +1,4 @@
-"""Images from an `.npz` file in the Keras layout: x_train, y_train, x_test, y_test.
+"""Images from an `.npz` file in the Keras layout: x_train, y_train, x_test, y_test; and samples.
 
 Images are n h w (grey) or n h w c with 1 or 3 channels; bytes, or floats between 0 and 1. Labels
 are whole numbers. An optional `classes` array names the classes; optional `people_train` and
@@ -14,9 +14,13 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from sfumato.data.classes import shown
 from sfumato.data.images import Images, keras_layout
 from sfumato.errors import DataError
 from sfumato.files import atomic
+
+LAYOUTS = (("x_train", "y_train"), ("samples", "label"), ("arr_0", "arr_1"))
+"""Where a file has samples and their labels: ours, EDM-G++'s, guided diffusion's."""
 
 
 def load_npz(path: Path, split: str, *, private: bool, name: str | None = None) -> Images:
@@ -42,6 +46,37 @@ def load_npz(path: Path, split: str, *, private: bool, name: str | None = None) 
         private=private,
         people=_people(arrays, split),
     )
+
+
+def load_samples(path: Path, like: Images) -> Images:
+    """Public images that a generator left in a file, for use beside those of `like`.
+
+    LAYOUTS has the arrays that hold them. A label is the place of its class in those of `like`, or
+    a row with its highest number there. Raises `DataError` if labels are missing, if size, colour
+    or classes are others, or if a class has no image.
+    """
+    arrays, there = _arrays(path, tuple(name for pair in LAYOUTS for name in (*pair, "classes")))
+    pair = next((pair for pair in LAYOUTS if pair[0] in arrays), None)
+    if pair is None or pair[1] not in arrays:
+        layouts = ", or ".join(" and ".join(names) for names in LAYOUTS)
+        raise DataError(
+            f"{path} has no {'images' if pair is None else 'labels'}: it holds "
+            f"{', '.join(there) or 'nothing'}, and {layouts} are wanted. Samples need labels: "
+            "draw them by a class-conditional generator, and keep what it was asked for."
+        )
+    pixels, labels = _pixels(arrays[pair[0]], f"{path}: {pair[0]}"), arrays[pair[1]]
+    labels = labels.argmax(1) if labels.ndim == 2 and labels.shape[1] > 1 else labels
+    labels = _labels(labels, f"{path}: {pair[1]}")
+    if pixels.shape[1:] != like.shape:
+        raise DataError(
+            f'{path} has images of {pixels.shape[1:]} (channels, height, width) and "{like.name}" '
+            f"of {like.shape}: they must be alike."
+        )
+    _require_classes(path, arrays.get("classes"), labels, like)
+    return Images(
+        pixels=torch.from_numpy(pixels), labels=torch.from_numpy(labels), classes=like.classes,
+        name=path.stem, private=False,
+    )  # fmt: skip
 
 
 def save_npz_pieces(
@@ -90,6 +125,27 @@ def read_note(path: Path) -> str | None:
         return None
 
 
+def _require_classes(
+    path: Path, names: np.ndarray | None, labels: np.ndarray, like: Images
+) -> None:
+    """Refuse samples of other classes than `like` has, or of only some of them."""
+    known = like.classes if names is None else tuple(map(str, names.ravel()))
+    if known != like.classes:
+        raise DataError(
+            f'the classes of {path} are {shown(known)}, and those of "{like.name}" '
+            f"{shown(like.classes)}: they must be the same, in one order."
+        )
+    found, wanted = set(labels.tolist()), set(range(len(like.classes)))
+    if found - wanted:
+        raise DataError(
+            f"{path} has a label {min(found - wanted)}, and the {len(wanted)} classes of "
+            f'"{like.name}" are numbered from 0.'
+        )
+    if wanted - found:
+        name = like.classes[min(wanted - found)]
+        raise DataError(f'{path} has no image of class "{name}". Every class needs some.')
+
+
 def _people(arrays: dict[str, np.ndarray], split: str) -> torch.Tensor | None:
     if f"people_{split}" not in arrays:
         return None
@@ -99,22 +155,25 @@ def _people(arrays: dict[str, np.ndarray], split: str) -> torch.Tensor | None:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     needed = ("x_train", "y_train", "x_test", "y_test")
+    arrays, there = _arrays(path, (*needed, "classes", "people_train", "people_test"))
+    missing = [key for key in needed if key not in arrays]
+    if missing:
+        raise DataError(
+            f"{path} has no array {missing[0]}; it holds {', '.join(there) or 'none'}."
+            f" The Keras layout needs {', '.join(needed)}."
+        )
+    return arrays
+
+
+def _arrays(path: Path, wanted: tuple[str, ...]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Those of the wanted arrays that are there, and the names of all."""
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            missing = [key for key in needed if key not in file]
-            if missing:
-                raise DataError(
-                    f"{path} has no array {missing[0]}; it holds {', '.join(file.files) or 'none'}."
-                    f" The Keras layout needs {', '.join(needed)}."
-                )
-            wanted = (*needed, "classes", "people_train", "people_test")
-            return {key: file[key] for key in wanted if key in file}
+            return {key: file[key] for key in wanted if key in file}, file.files
     except FileNotFoundError:
         raise DataError(f"{path} does not exist.") from None
     except PermissionError:
         raise DataError(f"{path} may not be read by you.") from None
-    except DataError:
-        raise
     except Exception as problem:  # a damaged file can break the reader anywhere
         if "Object arrays cannot be loaded" in str(problem):
             raise DataError(

@@ -28,7 +28,7 @@ def find_classes(listed: str, classes: Sequence[str], name: str) -> list[int]:
         found = [place for place, c in enumerate(classes) if c == item] or _count(item, numbers)
         if not found:
             hint = "" if named else f", or by place 0 to {len(classes) - 1}"
-            raise DataError(f'"{name}" has no class "{item}". There are: {_shown(classes)}{hint}.')
+            raise DataError(f'"{name}" has no class "{item}". There are: {shown(classes)}{hint}.')
         places += found
     return distinct(places, classes, name)
 
@@ -40,7 +40,7 @@ def distinct(places: Sequence[int], classes: Sequence[str], name: str) -> list[i
         if not 0 <= place < len(classes):
             raise DataError(
                 f'"{name}" has no class at place {place}. There are {len(classes)}, counted from '
-                f"0: {_shown(classes)}."
+                f"0: {shown(classes)}."
             )
         if place in seen:
             raise DataError(f'class "{classes[place]}" of "{name}" is listed twice. Once will do.')
@@ -59,6 +59,7 @@ def _count(item: str, numbers: dict[int, int]) -> list[int]:
     return sorted(between, key=lambda place: numbers[place])
 
 
-def _shown(classes: Sequence[str]) -> str:
+def shown(classes: Sequence[str]) -> str:
+    """The first names, and how many there are."""
     more = f", … ({len(classes)} in all)" if len(classes) > SHOWN else ""
     return ", ".join(classes[:SHOWN]) + more

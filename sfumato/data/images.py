@@ -129,15 +129,18 @@ class Images:
         """Declare `share` of every class public. Returns the public part and the private rest.
 
         This is a decision about people, not a computation: whoever calls it promises that these
-        images may be seen. The ledger of what follows speaks of the private rest alone.
+        images may be seen. The ledger of what follows speaks of the private rest alone. Raises
+        `DataError` if a class has no image in one of them.
         """
         public, rest = self.split(share, seed)
-        missing = [name for i, name in enumerate(self.classes) if not (public.labels == i).any()]
-        if missing:
-            raise DataError(
-                f'a public share of {share:g} of "{self.name}" leaves class "{missing[0]}" with no '
-                "image at all. Raise the share."
-            )
+        for part, kind, remedy in ((public, "public", "Raise"), (rest, "private", "Lower")):
+            missing = set(range(len(self.classes))) - set(part.labels.tolist())
+            if missing:
+                raise DataError(
+                    f'a public share of {share:g} of "{self.name}" leaves class '
+                    f'"{self.classes[min(missing)]}" with no {kind} image at all. {remedy} the '
+                    "share."
+                )
         percent = f"{100 * share:g}%"
         public = replace(public, name=f"{self.name}-public-{percent}", private=False)
         return public, replace(rest, name=f"{self.name}-without-{percent}")

@@ -16,4 +16,5 @@ and where it has use for them:
     asks_more    whether a finished run has something left to do for a config
     shares_run   whether several processes may work in one run directory
     AGAIN        a stage that a finished run may take again
+    INSTEAD_OF_PRESET  a setting that leaves a preset no meaning
 """

@@ -24,6 +24,8 @@ FIRST_WORDS = {stage: ("--stage", stage) for stage in STAGES}
 """A first word, and the flags it stands for."""
 AGAIN = "evaluate"
 """The stage that a finished run may take again, with other controls."""
+INSTEAD_OF_PRESET = "run"
+"""A run that is drawn from was made with settings of its own."""
 
 
 def needs_run(config: Config) -> bool:
@@ -55,14 +57,16 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         learnt = "generator" if config.private else "train"
         summary = {**run.stage(learnt).summary, **summary, "run": str(run.path)}
         told = {"public": scene.public.name, "public_images": len(scene.public)}
-        run.finish({**summary, **told, "drawn": config.number})
+        made = run.stage("sample").summary if config.number else {"drawn": 0}
+        told |= {name: made[name] for name in ("drawn", "samples") if name in made}
+        run.finish({**summary, **told})
     return run.summary if config.stage == "all" else {**summary, "stage": config.stage,
                                                      "run": str(run.path)}  # fmt: skip
 
 
 def stages(config: Config) -> dict[str, Callable[[Scene, Run], object]]:
     """What each stage does."""
-    from sfumato.recipes import warmup_private
+    from sfumato.recipes import warmup_brought, warmup_private
     from sfumato.recipes.warmup_classifier import privately, warm_up
     from sfumato.recipes.warmup_evaluate import evaluate
     from sfumato.recipes.warmup_generator import generator, guide, sample, split
@@ -71,6 +75,8 @@ def stages(config: Config) -> dict[str, Callable[[Scene, Run], object]]:
     works: dict[str, Callable[[Scene, Run], object]] = dict(zip(STAGES, made, strict=True))
     if config.private:
         works |= {"generator": warmup_private.generator, "evaluate": warmup_private.evaluate}
+    if config.samples is not None:
+        works["sample"] = warmup_brought.sample
     return {name: works[name] for name in config.stages}
 
 
@@ -94,7 +100,9 @@ def show(summary: Mapping[str, Any]) -> str:
             f"  public    {summary['public_images']} images of {summary['public']}: nothing is "
             "promised about them"
         )
-    if summary.get("drawn", True):  # runs of earlier versions do not say
+    if "samples" in summary:
+        lines.append(f"  samples   {summary['drawn']} images of {summary['samples']}")
+    elif summary.get("drawn", True):  # runs of earlier versions do not say
         lines.append(
             f"  drawn     {summary['run']}/stages/sample/images.npz; pictures in "
             "stages/generator/samples"

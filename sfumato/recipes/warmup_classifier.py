@@ -68,11 +68,13 @@ def warm_model(scene: Scene, images: "Images", stage: Run, *, epochs: float) -> 
 
 def privately(scene: Scene, stage: Run) -> None:
     """DP-SGD on the private rest, from the warm start."""
+    from sfumato.recipes.warmup_brought import declared
+
     warm = scene.run.stage("warmup").path / "model.safetensors"
     public = drawn_images(scene) if scene.config.extender != "none" else None
     train.run_on(
         from_weights(scene, warm), scene.private, scene.test, stage, public=public,
-        declared=f"{scene.public.name} ({len(scene.public)}, chosen by seed {scene.config.seed})",
+        declared=declared(scene),
     )  # fmt: skip
 
 

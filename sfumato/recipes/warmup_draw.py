@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sfumato.config import differences, to_json
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import atomic, lock, read_json, read_lines
+from sfumato.recipes.warmup_checks import require_all_classes
 from sfumato.recipes.warmup_settings import Config
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ def require_file(out: Path | None) -> Path:
 
 def require_meaning(config: Config) -> None:
     """Refuse settings of what the run has already."""
-    free = {*HEEDED, "run", "device", "compile"}
-    changed = differences(to_json(Config(stage="sample")), to_json(config))
+    free = {*HEEDED, "device", "compile"}
+    changed = differences(to_json(Config(stage="sample", run=config.run)), to_json(config))
     names = [line.partition(":")[0] for line in changed]
     other = [f"--{name.split('.')[-1].replace('_', '-')}" for name in names if name not in free]
     if other:
@@ -98,6 +99,7 @@ def open_generator(folder: Path, config: Config) -> "tuple[Stored, dict[str, Any
             "with it."
         )
     stored = read_stored(place, bend if (bend / "done.json").exists() else None)
+    require_all_classes(config.number, stored.blueprint.classes)
     if config.guide_weight and stored.guide_weights is None:
         raise RunError(f"{folder} has no trained guide. Draw without: --guide-weight 0.")
     weights = {"generator": digest_of(place)}

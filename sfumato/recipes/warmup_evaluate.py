@@ -71,7 +71,8 @@ def controls(scene: Scene, stage: Run) -> dict[str, float]:
     warm, place = scene.config.warm_epochs, own_place(stage, "public-alone")
     alone = place.path / "model.safetensors"
     if not place.finished:
-        shown = warm * (scene.config.number + scene.config.warm_repeats * len(scene.public))
+        drawn, public = len(drawn_images(scene)), len(scene.public)
+        shown = warm * (drawn + scene.config.warm_repeats * public)
         warm_model(scene, scene.public, place, epochs=shown / len(scene.public))
     return {
         "warmup_on_public_images_alone": score(scene, alone),

@@ -21,7 +21,8 @@ PIECE = 2000
 def split(scene: Scene, stage: Run) -> None:
     """Keep the public share: it is what all of this may be checked against."""
     scene.public.save_npz(stage.path / "public.npz")
-    stage.finish({"public": len(scene.public), "private": len(scene.private)})
+    counts = {"public": len(scene.public), "private": len(scene.private)}
+    stage.finish({**counts, "promise": "nothing is promised about the public images"})
 
 
 def album_of(scene: Scene) -> "Album":
@@ -63,6 +64,7 @@ def blueprint_of(scene: Scene) -> "Blueprint":
 
 def generator(scene: Scene, stage: Run | None) -> None:
     """A diffusion model of the public share, by all processes; the leader has the stage."""
+    from sfumato.recipes.warmup_draw import NOTHING
     from sfumato.synth.generator import new_painter, train_painter
 
     settings, album = scene.config.diffusion, album_of(scene)
@@ -76,7 +78,8 @@ def generator(scene: Scene, stage: Run | None) -> None:
         stage.save_tensors("model.safetensors", made.state_dict())
         blueprint_of(scene).keep(stage)
         best = min(painter.looks, key=lambda look: look["held_out_loss"])
-        stage.finish({"images_seen": painter.step * settings.gen_batch, **best})
+        seen = painter.step * settings.gen_batch
+        stage.finish({"images_seen": seen, **best, "promise": NOTHING})
 
 
 def show_samples(scene: Scene, stage: Run | None, seen: int, samples: "torch.Tensor") -> None:

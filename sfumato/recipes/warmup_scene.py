@@ -1,10 +1,12 @@
 """Who has what in `sfumato warmup`: the public share, the private rest, and the test images."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import DataError
 from sfumato.recipes.train_learner import group_by_person
+from sfumato.recipes.warmup_checks import require_all_classes
 from sfumato.recipes.warmup_settings import Config
 from sfumato.runs import Run
 from sfumato.train.world import World
@@ -48,33 +50,57 @@ class Scene:
 def set_scene(config: Config, run: Run | None, world: World | None = None) -> Scene:
     """Load images, declare a share of them public, and refuse at once what cannot work."""
     from sfumato.data.load import load_splits
-    from sfumato.recipes import train
     from sfumato.train.setup import pick_device
 
     images, test = load_splits(config.data, people=config.people, **config.loading)
-    public, private = shares(images, config)
+    public, private = shares(config, images, test)
     device, world = pick_device(config.device), World() if world is None else world
     scene = Scene(config, run, device, public, private, test, world)
-    if run is None or not (run.path / "stages" / config.stages[0]).exists():
-        if config.promises:
-            people = group_by_person(config.training, private)
-            train.plan_for(config.training, len(private) if people is None else len(people))
-        if 0 < config.number < len(private.classes):
-            raise ConfigError(
-                f"--number {config.number} is less than an image of each of "
-                f"{len(private.classes)} classes."
-            )
-        if config.number and not config.private:
-            check_parts(scene)
-        build_all(scene)
+    ahead = [name for name in config.reached if run is None or not run.has_begun_stage(name)]
+    for check in dict.fromkeys(check for name in ahead for check in checks(config, name)):
+        check(scene)
     return scene
 
 
-def shares(images: "Images", config: Config) -> "tuple[Images, Images]":
-    """What is public of the images, and the private rest."""
+def shares(config: Config, images: "Images", test: "Images") -> "tuple[Images, Images]":
+    """What is public, and what is private: of the images a share and the rest, or all."""
+    from sfumato.recipes.warmup_brought import own_public
+
     if config.private:
         return replace(images.select([]), name="no image", private=False), images
+    if config.public_images is not None:
+        return own_public(config, images, test), images
+    assert config.public_share is not None, "the settings are checked"
     return images.public_share(config.public_share, config.seed)
+
+
+def checks(config: Config, stage: str) -> "tuple[Callable[[Scene], object], ...]":
+    """What may be wrong with a stage: hours later it would be too late to say so."""
+    from sfumato.recipes.warmup_brought import read_samples
+    from sfumato.recipes.warmup_evaluate import prepare_evaluation
+
+    learnt = (check_plan,) if config.private else (check_parts,)
+    found: dict[str, tuple[Callable[[Scene], object], ...]] = {
+        "generator": (*learnt, build_generator),
+        "sample": (check_number,) if config.samples is None else (read_samples,),
+        "warmup": (build_classifier,), "train": (check_plan, build_classifier),
+        "evaluate": (prepare_evaluation,),
+    }  # fmt: skip
+    return found.get(stage, ())
+
+
+def check_plan(scene: Scene) -> None:
+    """Refuse a promise that cannot be kept."""
+    from sfumato.recipes import train
+
+    settings, private = scene.config.training, scene.private
+    people = group_by_person(settings, private)
+    train.plan_for(settings, len(private) if people is None else len(people))
+
+
+def check_number(scene: Scene) -> None:
+    """Refuse to draw too few images."""
+    require_all_classes(scene.config.number, scene.private.classes)
 
 
 def check_parts(scene: Scene) -> None:
@@ -87,19 +113,22 @@ def check_parts(scene: Scene) -> None:
         raise DataError(
             f"{len(scene.public)} public images are too few: some are held out "
             f"(--gen-held-out {scene.config.diffusion.gen_held_out:g}) to see when the generator "
-            "should stop, and every class must be left to learn from. Raise --public-share."
+            "should stop, and every class must be left to learn from. Raise --public-share, or "
+            "bring more by --public-images."
         )
 
 
-def build_all(scene: Scene) -> None:
-    """Make every network once: what cannot be built is refused before anything."""
+def build_generator(scene: Scene) -> None:
+    """Make its network once: what cannot be built is refused."""
+    from sfumato.recipes.warmup_generator import make_denoiser
+
+    make_denoiser(scene)
+
+
+def build_classifier(scene: Scene) -> None:
+    """The same for the classifier."""
     import torch
 
     from sfumato.recipes import train
-    from sfumato.recipes.warmup_evaluate import prepare_evaluation
-    from sfumato.recipes.warmup_generator import make_denoiser
 
-    if scene.config.number:
-        make_denoiser(scene)
-    prepare_evaluation(scene)
     train.prepare(scene.config.training, scene.private.select([0]), torch.device("cpu"))

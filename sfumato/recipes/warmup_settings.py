@@ -6,14 +6,23 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, PrivacyError
 from sfumato.recipes import train_settings
+from sfumato.recipes.image_source import ImageSource
+from sfumato.recipes.warmup_checks import (
+    check_controls,
+    check_nothing_drawn,
+    check_private,
+    check_samples,
+)
 from sfumato.synth.diffusion import Diffusion
 
 STAGES = ("split", "generator", "guide", "sample", "warmup", "train", "evaluate")
 PRIVATE_STAGES = ("generator", "sample", "warmup", "evaluate")
 OF_DRAWING = ("generator", "guide", "sample")
 """Stages that are not there where nothing is drawn."""
+OF_A_GENERATOR = ("generator", "guide")
+"""Nor these, where samples are brought."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +38,21 @@ class Config(train_settings.Config):
         "extractor_weights",
     )  # fmt: skip
     """Settings that say how, not what: a run may go on with others."""
+    READ_FIRST: ClassVar = {
+        "split": (
+            *(item.name for item in fields(ImageSource)), "people", "public_share",
+            "public_images", "private", "seed",
+        ),
+        "generator": ("diffusion", "denoiser"),
+        "guide": ("guide_weight", "guide_epochs"),
+        "sample": ("number", "samples", "solver", "sample_steps"),
+        "warmup": (
+            "model", "pretrained", "weights", "norm", "crop", "flip", "warm_epochs", "warm_batch",
+            "warm_lr", "warm_rho", "warm_cutout", "warm_colour", "warm_affine", "warm_repeats",
+        ),
+        "train": (),
+    }  # fmt: skip
+    """Stages, and the settings that each is the first to read; those of training besides."""
     PASSING: ClassVar = {"stage": "all"}
     """Settings of one command, which a run does not remember."""
 
@@ -36,10 +60,16 @@ class Config(train_settings.Config):
         "all", "split", "generator", "guide", "sample", "warmup", "train", "evaluate"
     ] = "all"
     """Stop after this stage (also as the first word: sfumato warmup generator ...)."""
+    model: str = "wrn-16-4"
+    """The classifier: wrn-16-4, any timm name, torchvision:NAME, or module:function."""
     public: str | None = "drawn"
     """What an extender looks at: always the drawn images, here."""
-    public_share: float = 0.04
-    """The share of every class that is declared public: a decision about people."""
+    public_share: float | None = None
+    """The share of every class that is declared public, 0.04 as published: a decision about
+    people, for nothing is promised about them. So it has no default."""
+    public_images: str | None = None
+    """Instead: public images of your own, of the same classes; a name, file or folder as for data.
+    All of the data is private then."""
     private: bool = False
     """The generator learns all images, privately; none is public. Settings of training are its own,
     and --augmult says how many draws of noise each image is seen under."""
@@ -53,6 +83,8 @@ class Config(train_settings.Config):
     """With sample: draw from the generator of this run, into the file that --out names."""
     number: int = 50_000
     """Images to draw; 0 for no generator: the warm-up has the public images alone."""
+    samples: Path | None = None
+    """Labelled images made elsewhere, instead of drawn ones: an .npz file; all of it is taken."""
     solver: Literal["heun", "dpm"] = "heun"
     """How: Heun's method, or DPM-Solver++ (2M)."""
     sample_steps: int = 18
@@ -109,7 +141,24 @@ class Config(train_settings.Config):
         """Those that are taken: after a private generator there is nothing left to learn from."""
         if self.private:
             return PRIVATE_STAGES
-        return tuple(name for name in STAGES if self.number or name not in OF_DRAWING)
+        absent = () if self.number else OF_DRAWING
+        if self.samples is not None:
+            absent = OF_A_GENERATOR
+        return tuple(name for name in STAGES if name not in absent)
+
+    @property
+    def reached(self) -> tuple[str, ...]:
+        """Those up to the one that was asked for."""
+        last = self.stages[-1] if self.stage == "all" else self.stage
+        return self.stages[: self.stages.index(last) + 1]
+
+    @property
+    def read_first(self) -> dict[str, tuple[str, ...]]:
+        """Stages, and the settings that each is the first to read: until then these may change."""
+        listed = {name for names in self.READ_FIRST.values() for name in names}
+        rest = [item.name for item in fields(train_settings.Config) if item.name not in listed]
+        learner = "generator" if self.private else "train"
+        return {**self.READ_FIRST, learner: (*self.READ_FIRST[learner], *rest)}
 
     def _check_promise(self) -> None:
         if self.promises:
@@ -126,12 +175,33 @@ class Config(train_settings.Config):
         if self.public != Config.public:
             raise ConfigError("an extender looks at the drawn images here: leave --public out.")
         if self.private:
-            self._check_private()
+            check_private(self)
+        self._check_decision()
         self._check_numbers()
 
-    def _check_numbers(self) -> None:
-        if not 0 < self.public_share < 1:
+    def _check_decision(self) -> None:
+        """Nobody becomes public by a default."""
+        ways = {
+            "--public-share": self.public_share is not None, "--private": self.private,
+            "--public-images": self.public_images is not None,
+        }  # fmt: skip
+        given = [flag for flag, found in ways.items() if found]
+        if len(given) > 1:
+            raise ConfigError(
+                f"{' and '.join(given)} are two answers to one question, which images are public: "
+                "leave one of them out (after a preset: --public-share None)."
+            )
+        if not (given or self.explain or self.run is not None):
+            raise PrivacyError(
+                "which images are public? That is a decision about people, and nothing is promised "
+                "about those on them. Give --public-share SHARE (0.04: that much of every class), "
+                "--public-images SOURCE (your own; all others are private), or --private if no "
+                "image is public."
+            )
+        if self.public_share is not None and not 0 < self.public_share < 1:
             raise ConfigError(f"public_share={self.public_share:g} must lie between 0 and 1.")
+
+    def _check_numbers(self) -> None:
         least = {"number": 0, "sample_steps": 2, "warm_batch": 1, "warm_repeats": 1}
         for name in least:
             if getattr(self, name) < least[name]:
@@ -144,50 +214,11 @@ class Config(train_settings.Config):
             if not 0 <= getattr(self, name) <= most[name] or math.isinf(getattr(self, name)):
                 words = "between 0 and 1" if most[name] == 1 else "0 or more, finite"
                 raise ConfigError(f"{name}={getattr(self, name):g} must be {words}.")
+        if self.samples is not None:
+            check_samples(self)
         if not self.number:
-            self._check_nothing_drawn()
-        self._check_controls()
-
-    def _check_nothing_drawn(self) -> None:
-        asked = {
-            "--private": self.private, "--extender": self.extender != "none",
-            "--guide-weight": self.guide_weight, "--control-widths": self.control_widths,
-            "--denoiser": self.denoiser, "--warm-repeats": self.warm_repeats > 1,
-            f"the stage {self.stage}": self.stage in OF_DRAWING,
-        }  # fmt: skip
-        if found := [name for name, given in asked.items() if given]:
-            raise ConfigError(
-                f"--number 0 draws no image, and {found[0]} needs some: leave one of them out."
-            )
-
-    def _check_controls(self) -> None:
-        if not self.control_widths:
-            return
-        if not self.controls:
-            raise ConfigError("--control-widths are controls: give --controls with them.")
-        if self.denoiser is not None:
-            raise ConfigError(
-                "--control-widths are widths of our own network, and --denoiser is another: leave "
-                "one of them out."
-            )
-
-    def _check_private(self) -> None:
-        if self.stage not in ("all", *PRIVATE_STAGES):
-            raise ConfigError(
-                f"a private generator has no stage {self.stage}: it learns all images, so none is "
-                f"left for it. There are: {', '.join(PRIVATE_STAGES)}."
-            )
-        if self.mode == "non-private":
-            raise ConfigError("--private keeps a promise, and --mode non-private none: leave one.")
-        if self.train_only != "all" or self.freeze:
-            raise ConfigError("--train-only and --freeze: all of a private generator learns.")
-        if self.guide_weight:
-            raise ConfigError("a guide learns from public images, and --private has none.")
-        if self.warm_repeats > 1:
-            raise ConfigError("--warm-repeats shows public images again, and --private has none.")
-        if self.extender != "none" or self.controls:
-            word = "--controls" if self.controls else "--extender"
-            raise ConfigError(f"{word} is for the stage train, which --private does not have.")
+            check_nothing_drawn(self)
+        check_controls(self)
 
 
 def digits_cpu() -> Config:

@@ -68,8 +68,10 @@ def test_a_public_share_is_public_and_its_rest_is_not():
 
 
 def test_a_public_share_that_leaves_a_class_empty_is_refused():
-    with pytest.raises(DataError, match='class "cat"'):
+    with pytest.raises(DataError, match=r'class "cat" with no public image .* Raise the share'):
         images([0] * 50 + [1] * 50 + [2] * 2).public_share(0.04)
+    with pytest.raises(DataError, match=r'class "cat" with no private image .* Lower the share'):
+        images([0] * 50 + [1] * 50 + [2] * 2).public_share(0.9)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])

@@ -23,6 +23,7 @@ from sfumato.recipes.warmup_scene import set_scene
 from sfumato.recipes.warmup_settings import PRESETS, STAGES
 from sfumato.runs import Run, open_run
 from sfumato.synth import generator
+from sfumato.synth.diffusion import Diffusion
 
 settings, finished = fixtures(tiny, warm)
 
@@ -118,7 +119,31 @@ def test_controls_are_scored_and_stay_private(settings, finished, tmp_path):
 def test_a_share_that_leaves_a_class_empty_is_refused(settings, tmp_path):
     with pytest.raises(DataError, match="Raise the share"):
         warm(replace(settings, public_share=0.005), tmp_path / "run")
+    with pytest.raises(DataError, match="Lower the share"):
+        warm(replace(settings, public_share=0.999), tmp_path / "run")
     assert not (tmp_path / "run/stages").exists()
+
+
+def test_nobody_is_public_by_default(settings, capsys):
+    with pytest.raises(PrivacyError, match=r"people.*--public-share.*--public-images.*--private"):
+        replace(settings, public_share=None)
+    with pytest.raises(SystemExit) as stopped:
+        main(["warmup", "split", "--data", settings.data])
+    assert stopped.value.code == 2
+    assert "decision about people" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, float("nan")])
+def test_a_share_is_some_and_not_all(settings, share):
+    with pytest.raises(ConfigError, match="must lie between 0 and 1"):
+        replace(settings, public_share=share)
+
+
+@pytest.mark.parametrize("stage", ["split", "generator"])
+def test_stages_of_public_images_say_that_nothing_is_promised(finished, stage):
+    done = json.loads((finished / f"stages/{stage}/done.json").read_text())
+    told = warmup.show({**done, "stage": stage, "run": str(finished)})
+    assert "nothing is promised about the public images" in told
 
 
 def test_a_share_of_which_nothing_can_be_held_out_is_refused(settings, tmp_path):
@@ -133,6 +158,24 @@ def test_whoever_wants_a_generator_alone_needs_no_epsilon(settings, tmp_path):
     assert (tmp_path / "run/stages/sample/images.npz").exists()
     with pytest.raises(ConfigError, match="neither of --epsilon"):
         replace(settings, epsilon=None)
+
+
+def test_a_network_is_built_when_a_stage_that_needs_it_is_asked_for(settings, tmp_path):
+    small = replace(settings, image_size=8, model="tanh-cnn", epsilon=None, stage="generator")
+    assert warm(small, tmp_path / "run")["images_seen"] == 96
+    for config in (replace(small, stage="warmup"), replace(small, stage="all", epsilon=8.0)):
+        with pytest.raises(ConfigError, match="does not take images"):
+            warm(config, tmp_path / "other")
+        assert not (tmp_path / "other/stages").exists()
+
+
+def test_a_later_stage_is_checked_though_an_earlier_one_is_there(settings, tmp_path):
+    small = replace(settings, image_size=8, model="tanh-cnn", epsilon=None, stage="split")
+    for stage in ("split", "generator"):
+        warm(replace(small, stage=stage), tmp_path / "run")
+    with pytest.raises(ConfigError, match="does not take images"):
+        warm(replace(small, stage="warmup"), tmp_path / "run")
+    assert not (tmp_path / "run/stages/sample").exists()
 
 
 def test_a_promise_about_people_takes_all_images_of_one_to_the_same_part(settings, tmp_path):
@@ -167,9 +210,6 @@ def test_an_extender_looks_at_drawn_images(settings, finished, tmp_path, extende
         shutil.rmtree(tmp_path / "run" / name)
     (tmp_path / "run/done.json").unlink()
     config = replace(settings, extender=extender)
-    settings_there = json.loads((tmp_path / "run/config.json").read_text())
-    settings_there["config"]["extender"] = extender
-    (tmp_path / "run/config.json").write_text(json.dumps(settings_there))
     warm(config, tmp_path / "run")
     equal = same(tmp_path / "run", finished)
     assert equal["stages/warmup/model.safetensors"]
@@ -274,7 +314,7 @@ def test_public_images_are_shown_as_often_and_changed_as_much_as_asked(
 ):
     seen = {}
 
-    def look(model, reading, rho):
+    def look(model, reading, rho, compiled):
         seen.update(images=reading.images, moves=reading.augmentation)
 
     monkeypatch.setattr(warmup_classifier, "drawn_images", lambda scene: scene.public.select([3]))
@@ -309,7 +349,10 @@ def test_settings_of_the_warm_up_are_checked_by_their_names(settings, change, wo
         ({"stage": "sample"}, "the stage sample"), ({"extender": "dope"}, "--extender"),
         ({"warm_repeats": 2}, "--warm-repeats"),
         ({"guide_weight": 1.0}, "--guide-weight"), ({"denoiser": "nets:small"}, "--denoiser"),
-        ({"private": True, "public_share": 0.04}, "--private"),
+        (
+            {"private": True, "public_share": None, "crop": 0, "diffusion": Diffusion()},
+            "--private",
+        ),
         ({"controls": True, "control_widths": (8,)}, "--control-widths"),
     ],
 )  # fmt: skip

@@ -223,7 +223,9 @@ def spoilt(folder, run, how):
             ("--data", "mnist", "--gen-width", 8),
             "--data, --gen-width: without meaning",
         ),
+        (None, "a.npz", ("--preset", "digits-cpu"), "--preset digits-cpu: without meaning beside"),
         (None, "a.npz", ("--sample-steps", 1), "at least 2"),
+        (None, "a.npz", ("--number", 2), "--number 2 is less than an image of each of 3 classes"),
         (None, "a.npz", ("--number", 0), "--number 0 draws no image"),
     ],
 )

@@ -2,28 +2,33 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from cuts import cut_in
-from warmups import TINY, scores_of, tiny, warm
+from warmups import scores_of, tiny, warm
 from whole_runs import fixtures
 
 from sfumato.data.arrays import read_note
 from sfumato.data.load import load_images
-from sfumato.errors import ConfigError, PrivacyError
+from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import warmup, warmup_generator
 from sfumato.recipes.warmup_scene import set_scene
 from sfumato.recipes.warmup_settings import PRIVATE_STAGES
 from sfumato.runs import open_run
+from sfumato.synth.diffusion import Diffusion
+
+NETWORK = Diffusion(gen_width=8, gen_multipliers=(1,), gen_blocks=1)
 
 
 def privately(folder, **changes):
     """Settings of a private generator that takes seconds."""
     private = {"private": True, "optimizer": "adam", "lr": 1e-3, "augmult": 2, "ema": 0.5}
-    return tiny(folder, **{**private, "diffusion": TINY, **changes})
+    own = {"public_share": None, "crop": 0, "diffusion": NETWORK}
+    return tiny(folder, **{**private, **own, **changes})
 
 
 settings, finished = fixtures(privately, warm)
@@ -68,6 +73,11 @@ def test_a_private_generator_that_was_cut_goes_on_and_pays_once(settings, finish
     assert ledger.epsilon() <= 8.0
 
 
+def test_a_private_generator_keeps_the_settings_of_training(settings, finished):
+    with pytest.raises(RunError, match=r"config\.lr: .* \(the stage generator has used it\)"):
+        open_run(replace(settings, lr=0.1), verb="warmup", out=finished)
+
+
 def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path):
     for name in PRIVATE_STAGES:
         assert warm(replace(settings, stage=name), tmp_path / "run")["stage"] == name
@@ -108,6 +118,13 @@ def test_private_images_do_not_reach_the_public_generator(settings, tmp_path):
         ({"warm_repeats": 2}, "--warm-repeats shows public images again"),
         ({"controls": True}, "--controls is for the stage train"),
         ({"extender": "dope"}, "--extender is for the stage train"),
+        ({"crop": 2}, r"would draw images cut and mirrored\. Give --crop 0 if a preset"),
+        ({"crop": 2, "flip": True}, "Give --crop 0 --no-flip if a preset"),
+        ({"public_share": 0.04}, "^--public-share and --private are two answers"),
+        ({"public_images": "digits"}, "^--private and --public-images are two answers"),
+        ({"samples": Path("a.npz")}, "^--samples are there already, and --private"),
+        ({"diffusion": Diffusion(gen_images=9)}, "^--gen-images: without meaning"),
+        ({"diffusion": Diffusion(gen_mirror=False, gen_lr=1.0)}, "^--gen-lr, --gen-mirror: with"),
         ({"epsilon": None}, "epsilon"),
         ({"epsilon": None, "stage": "generator"}, "epsilon"),
     ],
