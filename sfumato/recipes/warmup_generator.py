@@ -75,8 +75,9 @@ def generator(scene: Scene, stage: Run | None) -> None:
     if stage is not None:
         stage.save_tensors("model.safetensors", made.state_dict())
         blueprint_of(scene).keep(stage)
-        best = min(painter.looks, key=lambda look: look["held_out_loss"])
-        stage.finish({"images_seen": painter.step * settings.gen_batch, **best})
+        best = dict(painter.best_look)
+        at_best = {"images_at_best": best.pop("images"), **best}
+        stage.finish({"images_seen": painter.step * settings.gen_batch, **at_best})
 
 
 def show_samples(scene: Scene, stage: Run | None, seen: int, samples: "torch.Tensor") -> None:

@@ -74,6 +74,10 @@ def test_every_look_leaves_a_picture_and_a_line_of_numbers(finished):
     lines = read_lines(finished / "stages/generator/metrics.jsonl")
     assert [line["images"] for line in lines] == [32, 64, 96]
     assert all({"held_out_loss", "copies", "held_out_copies"} <= line.keys() for line in lines)
+    done = json.loads((finished / "stages/generator/done.json").read_text())
+    best = min(lines, key=lambda line: line["held_out_loss"])
+    assert (done["images_seen"], done["images_at_best"]) == (96, best["images"])
+    assert done["held_out_loss"] == best["held_out_loss"]
 
 
 def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
