@@ -26,7 +26,7 @@ from sfumato.synth.denoise import Denoiser, denoising_losses, draw_sigma
 from sfumato.synth.diffusion import Diffusion
 from sfumato.synth.geometry import Geometry
 from sfumato.train.loop import whole_steps
-from sfumato.train.progress import stale
+from sfumato.train.progress import progress, stale
 from sfumato.train.replay import Replay
 from sfumato.train.resume import load_optimizer
 from sfumato.train.world import World
@@ -131,6 +131,7 @@ def train_painter(
         painter.denoiser.compile()
     turn = new_turn(painter, album, settings, precision, world)
     every = math.ceil(settings.steps / settings.gen_looks)
+    tell = tell_progress(painter, settings, run)
     saved = time.monotonic()
     with whole_steps() as interrupted:
         while painter.step < settings.steps and not stale(painter.scores, settings.gen_patience):
@@ -150,10 +151,20 @@ def train_painter(
                 saved = time.monotonic()
             if cut:
                 raise KeyboardInterrupt
+            tell(painter.step, {"batch": settings.gen_batch})
     if run is not None:
         tell_end(painter, settings, run)
     painter.denoiser.load_state_dict(painter.best)
     return painter.denoiser.eval().requires_grad_(False)
+
+
+def tell_progress(
+    painter: Painter, settings: Diffusion, run: Run | None
+) -> Callable[[int, dict[str, float]], None]:
+    """Say where a run that was cut goes on; what then says every few seconds how far it is."""
+    if run is not None and painter.step:
+        run.log(f"going on after {painter.step * settings.gen_batch} images")
+    return progress(settings.steps, painter.step, None, run.say if run else None, unit="images")
 
 
 def look_at(

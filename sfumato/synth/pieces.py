@@ -14,6 +14,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from sfumato.files import atomic
+from sfumato.train.progress import progress
 from sfumato.train.world import World
 
 Draw = Callable[[int, int], UInt8[Tensor, "n c h w"]]
@@ -46,6 +47,10 @@ class Pieces:
         """
         missing = world.agree([start for start in self._starts if not self._path(start).exists()]
                               if self.folder else None)  # fmt: skip
+        there = self.count - sum(self._length(start) for start in missing)
+        if missing and there:
+            say(f"going on after {there} images")
+        tell = progress(self.count, there, None, say, unit="images", counted="image")
         for first in range(0, len(missing), world.size):
             turn = missing[first : first + world.size]
             # Processes that have nothing left to draw repeat a piece: all meet at each turn.
@@ -55,8 +60,10 @@ class Pieces:
             for start, pixels in zip(turn, world.collect(filled), strict=False):
                 with atomic(self._path(start)) as file:
                     np.save(file, pixels[: self.count - start].numpy())
-            left = len(missing) - first - len(turn)
-            say(f"{max(0, self.count - left * self.size)} of {self.count} images drawn")
+            new = sum(map(self._length, turn))
+            there += new
+            tell(there, {"batch": new})
+        say(f"{self.count} images drawn")
 
     def __iter__(self) -> Iterator[UInt8[Tensor, "n c h w"]]:
         for start in self._starts:
@@ -79,6 +86,9 @@ class Pieces:
     @property
     def _starts(self) -> range:
         return range(0, self.count, self.size)
+
+    def _length(self, start: int) -> int:
+        return min(self.size, self.count - start)
 
     def _path(self, start: int) -> Path:
         assert self.folder is not None, "another process has the pieces"

@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from sfumato.recipes.warmup_scene import set_scene
 from sfumato.recipes.warmup_settings import PRESETS, STAGES
 from sfumato.runs import Run, open_run
 from sfumato.synth import generator
+from sfumato.train import plain
+from sfumato.train.progress import progress
 
 settings, finished = fixtures(tiny, warm)
 
@@ -182,9 +185,13 @@ def test_an_extender_looks_at_drawn_images(settings, finished, tmp_path, extende
     assert "the images of drawn" in json.dumps(header)
 
 
-def test_guidance_bends_what_is_drawn(settings, finished, tmp_path):
-    config = replace(settings, guide_weight=2.0, guide_epochs=1.0, stage="sample")
-    warm(config, tmp_path / "run")
+def test_guidance_bends_what_is_drawn(settings, finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(plain, "progress", partial(progress, seconds=0.0))
+    config, told = replace(settings, guide_weight=2.0, guide_epochs=1.0, stage="sample"), []
+    with open_run(config, verb="warmup", out=tmp_path / "run", say=told.append) as run:
+        warmup.run(config, run)
+    after = told[told.index("stage guide") :]
+    assert any("step 1/1" in line for line in after), "the guide says how far it is"
     assert same(tmp_path / "run", finished, MADE[:3]) == {
         MADE[0]: True, MADE[1]: True, MADE[2]: False
     }  # fmt: skip

@@ -1,12 +1,18 @@
 """A generator stops when it brings nothing better, and weights that copy are not kept."""
 
+import re
+from functools import partial
+
 import pytest
 import torch
+from cuts import cut_in
 
 from sfumato.runs import Run
+from sfumato.synth import generator
 from sfumato.synth.album import SHOWN, Album, copies_too_much, look, worth
 from sfumato.synth.diffusion import Diffusion
 from sfumato.synth.generator import new_denoiser, new_painter, train_painter
+from sfumato.train.progress import progress
 
 CPU = torch.device("cpu")
 
@@ -45,9 +51,9 @@ def train(album, folder, **changes):
     )  # fmt: skip
     torch.manual_seed(0)
     painter = new_painter(new_denoiser(settings, (1, 8, 8), 2), settings, CPU)
-    made = train_painter(painter, album, settings, Run(folder, lambda _: None))
-    log = folder / "log.txt"
-    return painter, made, log.read_text() if log.exists() else ""
+    told = []
+    made = train_painter(painter, album, settings, Run(folder, told.append))
+    return painter, made, "\n".join(told)
 
 
 def losses(painter):
@@ -97,3 +103,12 @@ def test_what_copies_is_worth_less_than_what_does_not():
     order = [seen(0.5, 0.9), seen(0.1, 0.2), seen(0.9, 0.1), seen(0.8, 0.5, 0.45), seen(0.7, 0.0)]
     assert sorted(order, key=worth) == order
     assert [copies_too_much(found) for found in order] == [True, True, False, False, False]
+
+
+def test_it_says_how_far_it_is_and_where_it_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(generator, "progress", partial(progress, seconds=0.0))
+    with cut_in("sfumato.synth.generator:learn", 5):
+        train(ALL_BY_HEART, tmp_path, gen_looks=5)
+    _, _, told = train(ALL_BY_HEART, tmp_path, gen_looks=5)
+    assert told.startswith("going on after 64 images\n")
+    assert re.search(r"\nstep 5/20  \d\S* images/s  \d+ s left\n", told)
