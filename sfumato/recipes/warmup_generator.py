@@ -1,7 +1,7 @@
 """The stages of `sfumato warmup` that make images: split, generator, guide, sample."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sfumato.recipes.warmup_scene import Scene
 from sfumato.runs import Run
@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.synth.album import Album
     from sfumato.synth.denoise import Denoiser
+    from sfumato.synth.pieces import Draw, Pieces
     from sfumato.synth.stored import Blueprint, Stored
 
-PIECE = 2000
-"""Images that are drawn between two moments at which a run may be cut."""
+COUNTED = 2000
+"""Drawn images among which copies are counted."""
 
 
 def split(scene: Scene, stage: Run) -> None:
@@ -104,18 +105,18 @@ def guide(scene: Scene, stage: Run) -> None:
     import torch
 
     from sfumato.synth.guide import discriminator_step
-    from sfumato.synth.sample import draw_images
+    from sfumato.synth.pieces import Pieces, piece_size
     from sfumato.train.plain import train_plainly
+    from sfumato.train.world import World
 
     config = scene.config
     if not config.guide_weight:
         stage.finish({"guide": "none"})
         return
     _, real = parts_of(scene)
-    drawn = draw_images(
-        trained(scene).denoiser(scene.device), real.labels, -1 - torch.arange(len(real)),
-        real.shape, solver="dpm", steps=12, precision=scene.precision,
-    )  # fmt: skip
+    pieces = Pieces(stage.path, len(real), piece_size(scene.device))
+    pieces.draw(drawing_like(scene, real), World(), stage.say)
+    drawn = pieces.first(len(real))
     made = replace(real, pixels=drawn, name="drawn for the guide", people=None)
     torch.manual_seed(config.seed)
     discriminator = blueprint_of(scene).new_discriminator().to(scene.device)
@@ -127,39 +128,70 @@ def guide(scene: Scene, stage: Run) -> None:
         seed=config.seed, say=stage.say,
     )  # fmt: skip
     stage.save_tensors("model.safetensors", discriminator.state_dict())
+    pieces.remove()
     stage.finish({"guide": "discriminator", "images": len(real)})
+
+
+def drawing_like(scene: Scene, real: "Images") -> "Draw":
+    """How images under the labels of these are drawn, from seeds that no other image has."""
+    import torch
+
+    from sfumato.synth.sample import draw_images
+
+    denoiser = trained(scene).denoiser(scene.device)
+
+    def draw(first: int, last: int) -> "torch.Tensor":
+        return draw_images(
+            denoiser, real.labels[first:last], -1 - torch.arange(first, last), real.shape,
+            solver="dpm", steps=12, precision=scene.precision,
+        )  # fmt: skip
+
+    return draw
 
 
 def sample(scene: Scene, stage: Run | None) -> None:
     """Draw images of every class, in pieces; each is a function of its own number."""
+    from sfumato.recipes.warmup_classifier import drawn_images
+    from sfumato.synth.pieces import Pieces, piece_size
+
+    stored = scene.world.ask(lambda: trained(scene))
+    pieces = Pieces(stage and stage.path, scene.config.number, piece_size(scene.device))
+    if not scene.world.agree(stage is not None and (stage.path / "images.npz").exists()):
+        draw_stage(scene, stage, stored, pieces)
+    if stage is None:
+        return
+    pieces.remove()  # before the stage is finished: nobody would do it later
+    drawn = drawn_images(scene)
+    some = drawn.select(range(min(COUNTED, len(drawn))))
+    copies = say_copies(scene, some) if len(scene.public) else {}
+    stage.finish({"drawn": len(drawn), **copies, **promise_about(scene, stored)})
+
+
+def draw_stage(scene: Scene, stage: Run | None, stored: "Stored", pieces: "Pieces") -> None:
+    """Draw all pieces, and for the leader write the file from them."""
     import torch
 
     from sfumato.config import dumps
     from sfumato.data.arrays import save_npz_pieces
-    from sfumato.data.images import Images
-    from sfumato.recipes.warmup_draw import drawing, promise_of
-    from sfumato.synth.pieces import Pieces
+    from sfumato.recipes.warmup_draw import drawing
 
     config, images = scene.config, scene.private
-    stored = scene.world.ask(lambda: trained(scene))
-    pieces = Pieces(stage and stage.path, config.number, PIECE)
     say = stage.say if stage else lambda _: None
     pieces.draw(drawing(stored, config, scene.device), scene.world, say)
     if stage is None:
         return
     labels = torch.arange(config.number) % len(images.classes)
-    promise = promise_of(scene.run.path / "stages" / "generator", stored.blueprint.ledger)
     save_npz_pieces(
         stage.path / "images.npz", {"train": (labels, pieces)}, classes=images.classes,
-        shape=images.shape, note=dumps(promise),
+        shape=images.shape, note=dumps(promise_about(scene, stored)),
     )  # fmt: skip
-    some = pieces.first(2000)
-    looked_at = Images(
-        pixels=some, labels=labels[: len(some)], classes=images.classes, name="drawn", private=False
-    )
-    copies = say_copies(scene, looked_at) if len(scene.public) else {}
-    stage.finish({"drawn": config.number, **copies, **promise})
-    pieces.remove()
+
+
+def promise_about(scene: Scene, stored: "Stored") -> dict[str, Any]:
+    """What is promised about drawn images."""
+    from sfumato.recipes.warmup_draw import promise_of
+
+    return promise_of(scene.run.path / "stages" / "generator", stored.blueprint.ledger)
 
 
 def say_copies(scene: Scene, drawn: "Images") -> dict[str, float]:

@@ -23,7 +23,7 @@ from sfumato.recipes import train, warmup, warmup_classifier, warmup_generator
 from sfumato.recipes.warmup_scene import set_scene
 from sfumato.recipes.warmup_settings import PRESETS, STAGES
 from sfumato.runs import Run, open_run
-from sfumato.synth import generator
+from sfumato.synth import generator, pieces, sample
 from sfumato.train import plain
 from sfumato.train.progress import progress
 
@@ -105,11 +105,40 @@ def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
     ],
 )
 def test_a_run_that_was_cut_ends_the_same(settings, finished, tmp_path, monkeypatch, name, after):
-    monkeypatch.setattr(warmup_generator, "PIECE", 13)
+    monkeypatch.setattr(pieces, "piece_size", lambda _: 13)
     with cut_in(name, after):
         warm(settings, tmp_path / "run")
     warm(settings, tmp_path / "run")
     assert all(same(tmp_path / "run", finished).values())
+
+
+def test_a_guide_that_was_cut_draws_no_image_again(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "piece_size", lambda _: 13)
+    drawn, draw_images = [], sample.draw_images
+    monkeypatch.setattr(
+        sample, "draw_images", lambda *a, **k: drawn.append(len(a[2])) or draw_images(*a, **k)
+    )
+    config = replace(settings, guide_weight=2.0, guide_epochs=1.0, stage="guide")
+    with cut_in("sfumato.synth.guide:telling_loss", 0):
+        warm(config, tmp_path / "run")
+    assert drawn == [13] * 4, "43 public images are learnt"
+    warm(config, tmp_path / "run")
+    assert len(drawn) == 4
+    assert not list((tmp_path / "run/stages/guide").glob("piece-*"))
+
+
+def test_a_stage_killed_before_its_summary_draws_nothing_again(settings, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run/done.json").unlink()
+    (tmp_path / "run/stages/sample/done.json").unlink()
+    (tmp_path / "run/stages/sample/piece-0000000-0000009.npy").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample, "draw_images", None)
+        warm(replace(settings, stage="sample"), tmp_path / "run")
+    names = ("done.json", "images.npz")
+    assert {path.name for path in (tmp_path / "run/stages/sample").iterdir()} == set(names)
+    sampled = [f"stages/sample/{name}" for name in names]
+    assert all(same(tmp_path / "run", finished, sampled).values())
 
 
 def test_controls_are_scored_and_stay_private(settings, finished, tmp_path):
