@@ -163,7 +163,7 @@ def sample(scene: Scene, stage: Run | None) -> None:
     pieces.remove()  # before the stage is finished: nobody would do it later
     drawn = drawn_images(scene)
     some = drawn.select(range(min(COUNTED, len(drawn))))
-    copies = say_copies(scene, some) if len(scene.public) else {}
+    copies = say_copies(scene, stage, some) if len(scene.public) else {}
     stage.finish({"drawn": len(drawn), **copies, **promise_about(scene, stored)})
 
 
@@ -194,9 +194,17 @@ def promise_about(scene: Scene, stored: "Stored") -> dict[str, Any]:
     return promise_of(scene.run.path / "stages" / "generator", stored.blueprint.ledger)
 
 
-def say_copies(scene: Scene, drawn: "Images") -> dict[str, float]:
-    """How many drawn images are copies of public ones, and how many held-out ones."""
-    from sfumato.synth.copies import copy_rates
+def say_copies(scene: Scene, stage: Run, drawn: "Images") -> dict[str, float]:
+    """How many drawn images are copies of public ones, and how many held-out ones: said, too."""
+    from sfumato.synth.copies import MARGIN, copy_rates
 
     held_out, own = parts_of(scene)
-    return copy_rates(drawn, own, held_out)
+    rates = copy_rates(drawn, own, held_out)
+    made, by_chance = rates["copies"], rates["copies_among_held_out"]
+    told = (
+        f"copies among {len(drawn)} drawn images: {made:.1%} (of held-out images {by_chance:.1%})"
+    )
+    if made > by_chance + MARGIN:
+        told += ". WARNING: they replay public images, and so may whoever learns from them"
+    stage.log(told)
+    return rates

@@ -71,6 +71,26 @@ def test_drawn_images_keep_their_labels_and_every_class_has_its_share(finished):
     assert not list((finished / "stages/sample").glob("piece-*"))
 
 
+def test_copies_are_said_beside_those_of_held_out_images(finished):
+    (line,) = (finished / "stages/sample/log.txt").read_text().splitlines()
+    done = json.loads((finished / "stages/sample/done.json").read_text())
+    assert line.endswith(
+        f"copies among 30 drawn images: {done['copies']:.1%} (of held-out images "
+        f"{done['copies_among_held_out']:.1%})"
+    )
+
+
+def test_drawn_copies_are_said_aloud(settings, tmp_path):
+    said = []
+    with open_run(settings, verb="warmup", out=tmp_path / "run", say=said.append) as run:
+        scene = set_scene(settings, run)
+        _, learnt = warmup_generator.parts_of(scene)
+        found = warmup_generator.say_copies(scene, run.stage("sample"), learnt)
+    assert found["copies"] == 1
+    assert said[-1].startswith("copies among 43 drawn images: 100.0% (of held-out images ")
+    assert "WARNING: they replay public images" in said[-1]
+
+
 def test_every_look_leaves_a_picture_and_a_line_of_numbers(finished):
     pictures = sorted((finished / "stages/generator/samples").glob("*.png"))
     assert [path.stem.lstrip("0") for path in pictures] == ["32", "64", "96"]
@@ -135,9 +155,9 @@ def test_a_stage_killed_before_its_summary_draws_nothing_again(settings, finishe
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sample, "draw_images", None)
         warm(replace(settings, stage="sample"), tmp_path / "run")
-    names = ("done.json", "images.npz")
-    assert {path.name for path in (tmp_path / "run/stages/sample").iterdir()} == set(names)
-    sampled = [f"stages/sample/{name}" for name in names]
+    found = {path.name for path in (tmp_path / "run/stages/sample").iterdir()}
+    assert found == {"done.json", "images.npz", "log.txt"}
+    sampled = ("stages/sample/done.json", "stages/sample/images.npz")
     assert all(same(tmp_path / "run", finished, sampled).values())
 
 
