@@ -30,11 +30,7 @@ def album_of(scene: Scene) -> "Album":
     from sfumato.synth.album import Album
 
     held_out, own = parts_of(scene)
-    device = scene.device
-    return Album(
-        own.pixels.to(device), own.labels.to(device), held_out.pixels.to(device),
-        held_out.labels.to(device), len(scene.public.classes),
-    )  # fmt: skip
+    return Album(own, held_out, scene.device)
 
 
 def parts_of(scene: Scene) -> "tuple[Images, Images]":

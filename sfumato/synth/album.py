@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor, nn
 
+from sfumato.data.images import Images
+from sfumato.errors import DataError
 from sfumato.synth.copies import ENOUGH, MARGIN, find_copies
 from sfumato.synth.denoise import Denoiser, denoising_losses, draw_sigma
 from sfumato.synth.sample import draw_images
@@ -26,19 +28,55 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Album:
-    """Public images on the device: those to learn from, and those held out."""
+    """Public images on the device: those to learn from, and those held out.
 
-    pixels: UInt8[Tensor, "n c h w"]
-    labels: Int[Tensor, " n"]
-    held_out: UInt8[Tensor, "m c h w"]
-    held_out_labels: Int[Tensor, " m"]
-    classes: int
+    Nothing that looks at an album adds noise: private images are a `PrivacyError`.
+    """
+
+    learnt: Images
+    unseen: Images
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        for images in (self.learnt, self.unseen):
+            images.require_public("training a generator")
+            if not len(images):
+                raise DataError(f'"{images.name}" is empty: an album has images of both kinds.')
+        if (self.learnt.shape, self.learnt.classes) != (self.unseen.shape, self.unseen.classes):
+            raise DataError(
+                f'"{self.learnt.name}" and "{self.unseen.name}" differ in size or classes: images '
+                "that are held out must be like those that are learnt."
+            )
+
+    @cached_property
+    def pixels(self) -> UInt8[Tensor, "n c h w"]:
+        """What is learnt."""
+        return self.learnt.pixels.to(self.device)
+
+    @cached_property
+    def labels(self) -> Int[Tensor, " n"]:
+        """Its labels."""
+        return self.learnt.labels.to(self.device)
+
+    @cached_property
+    def held_out(self) -> UInt8[Tensor, "m c h w"]:
+        """What is not."""
+        return self.unseen.pixels.to(self.device)
+
+    @cached_property
+    def held_out_labels(self) -> Int[Tensor, " m"]:
+        """Its labels."""
+        return self.unseen.labels.to(self.device)
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.learnt.classes)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width."""
-        channels, height, width = self.pixels.shape[1:]
-        return channels, height, width
+        return self.learnt.shape
 
     @cached_property
     def held_out_copies(self) -> float:

@@ -1,12 +1,15 @@
 """A generator stops when it brings nothing better, and weights that copy are not kept."""
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from cuts import cut_in
 
+from sfumato.data.images import Images
+from sfumato.errors import DataError, PrivacyError
 from sfumato.runs import Run
 from sfumato.synth import generator
 from sfumato.synth.album import SHOWN, Album, copies_too_much, look, worth
@@ -24,10 +27,17 @@ def grey(values, spread=0.0, seed=0):
     return found.round().clamp(0, 255).to(torch.uint8)
 
 
+def images_of(pixels, labels, name="public", private=False):
+    return Images(
+        pixels=pixels, labels=torch.tensor(labels), classes=("dark", "bright"), name=name,
+        private=private,
+    )  # fmt: skip
+
+
 def album_of(dark, bright, held_out, held_out_labels):
     """Dark images under one label and bright ones under the other."""
-    labels = torch.tensor([0] * len(dark) + [1] * len(bright))
-    return Album(torch.cat([dark, bright]), labels, held_out, torch.tensor(held_out_labels), 2)
+    learnt = images_of(torch.cat([dark, bright]), [0] * len(dark) + [1] * len(bright))
+    return Album(learnt, images_of(held_out, held_out_labels), CPU)
 
 
 NEVER_BETTER = album_of(
@@ -94,6 +104,23 @@ def test_if_every_look_copies_the_fewest_copies_are_kept_and_that_is_said(tmp_pa
     assert "after 64 images" in log
     found, _ = look(made, ALL_BY_HEART, torch.float32)
     assert found["copies"] == min(copies)
+
+
+def test_private_images_are_in_no_album():
+    fine = images_of(grey([0, 255]), [0, 1])
+    secret = images_of(grey([0, 255]), [0, 1], "faces", private=True)
+    for learnt, unseen in ((secret, fine), (fine, secret)):
+        with pytest.raises(PrivacyError, match='training a generator would read "faces"'):
+            Album(learnt, unseen, CPU)
+
+
+def test_what_is_held_out_must_be_like_what_is_learnt():
+    fine = images_of(grey([0, 255]), [0, 1])
+    for other in (replace(fine, classes=("a", "b")), replace(fine, pixels=fine.pixels[..., :6])):
+        with pytest.raises(DataError, match="differ in size or classes"):
+            Album(fine, other, CPU)
+    with pytest.raises(DataError, match='"public" is empty'):
+        Album(fine, fine.select([]), CPU)
 
 
 def test_what_copies_is_worth_less_than_what_does_not():
