@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import torch
 
+from sfumato.data.images import Images
 from sfumato.synth.album import Album
 from sfumato.synth.diffusion import Diffusion
 from sfumato.synth.generator import new_denoiser, new_painter, new_turn
@@ -41,10 +42,11 @@ def measure(width: int, way: str, words: argparse.Namespace) -> str:
     device = torch.device(words.device)
     settings = replace(Diffusion(), gen_width=width, gen_batch=words.batch)
     shape = (3, words.size, words.size)
-    dice = torch.Generator(device).manual_seed(0)
-    pixels = torch.randint(256, (2000, *shape), generator=dice, device=device).to(torch.uint8)
-    labels = torch.arange(2000, device=device) % 10
-    album = Album(pixels, labels, pixels[:200], labels[:200], 10)
+    images = Images(
+        pixels=torch.randint(256, (2000, *shape), generator=torch.manual_seed(0)).to(torch.uint8),
+        labels=torch.arange(2000) % 10, classes=tuple("0123456789"), name="noise", private=False,
+    )  # fmt: skip
+    labels, album = images.labels, Album(images, images.select(range(200)), device)
     torch.manual_seed(0)
     painter = new_painter(new_denoiser(settings, shape, 10), settings, device)
     if way == "compiled":

@@ -55,6 +55,8 @@ class Run:
     _release: Callable[[], object] = field(default=lambda: None, repr=False)
     _is_new: bool = False
     """Whether the directory was made for this order."""
+    _is_shared: bool = False
+    """Whether other processes may be at work in it."""
 
     def __enter__(self) -> "Run":
         return self
@@ -101,7 +103,7 @@ class Run:
         """The sub-run of that name: a directory of its own, skipped when it is finished."""
         folder = self.path / "stages" / name
         folder.mkdir(parents=True, exist_ok=True)
-        stage = Run(folder, self.say)
+        stage = Run(folder, self.say, _is_shared=self._is_shared)
         stage._tidy()
         return stage
 
@@ -216,14 +218,15 @@ class Run:
 
     def _tidy(self) -> None:
         """Remove drafts that a crash left, and of a finished run what only a running one needs."""
-        for folder in (self.path, self.path / "private"):
-            for draft in folder.glob(".*.draft"):
+        # Where others work, what lies deeper may be a draft of theirs.
+        for place in (".*.draft", "private/.*.draft") if self._is_shared else ("**/.*.draft",):
+            for draft in self.path.glob(place):
                 draft.unlink(missing_ok=True)
         if self.finished:
             (self.path / "private" / "secret.key").unlink(missing_ok=True)
             (self.path / "private" / "checkpoint.safetensors").unlink(missing_ok=True)
             for stage in (self.path / "stages").glob("*"):
-                Run(stage)._tidy()
+                Run(stage, _is_shared=self._is_shared)._tidy()
 
 
 def open_run(
@@ -254,7 +257,7 @@ def open_run(
         raise RunError(f"{path} is not empty and holds no run. Choose another --out.")
     is_new = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    run = Run(path, say, _is_new=is_new)
+    run = Run(path, say, _is_new=is_new, _is_shared=shared)
     run._release = weakref.finalize(run, os.close, lock(path, shared=shared))
     try:
         run._tidy()

@@ -10,6 +10,8 @@ import random
 import signal
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,28 +88,37 @@ def train(out: Path) -> None:
     run.finish({"epsilon": ledger.epsilon()})
 
 
-def start(out: Path) -> int:
+def start(work: Callable[[], object]) -> int:
     child = os.fork()
     if child == 0:
-        train(out)
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
         os._exit(0)
     return child
+
+
+def kill_over_and_over(work: Callable[[], object], kills: int, seed: int, longest: float) -> int:
+    """Kill work at random instants, then let it finish; how often it was killed before its end."""
+    chance = random.Random(seed)
+    killed = 0
+    for _ in range(kills):
+        child = start(work)
+        time.sleep(chance.uniform(0.0, longest))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        killed += os.WIFSIGNALED(status)
+    _, status = os.waitpid(start(work), 0)
+    assert status == 0
+    return killed
 
 
 def main() -> None:
     out, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
-    chance = random.Random(seed)
-    killed = 0
-    for _ in range(kills):
-        child = start(out)
-        time.sleep(chance.uniform(0.0, 0.12))
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        killed += os.WIFSIGNALED(status)
-    _, status = os.waitpid(start(out), 0)
-    assert status == 0
-    print(killed)
+    print(kill_over_and_over(lambda: train(out), kills, seed, 0.12))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from sfumato.files import read_lines
 FILES = ("model.safetensors", "metrics.jsonl", "done.json")
 
 
-def train(out: Path, kills: int, seed: int = 0) -> int:
-    script = Path(__file__).with_name("killed.py")
-    command = [sys.executable, str(script), str(out), str(kills), str(seed)]
+def train(out: Path, kills: int, seed: int = 0, script: str = "killed.py") -> int:
+    path = Path(__file__).with_name(script)
+    command = [sys.executable, str(path), str(out), str(kills), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
@@ -43,3 +43,16 @@ def test_a_run_killed_many_times_ends_like_an_undisturbed_one(tmp_path, undistur
     assert [event["step"] for event in events(out)] == list(range(60))
     assert {path.name for path in out.iterdir()} == {path.name for path in undisturbed.iterdir()}
     assert not (out / "private" / "secret.key").exists()
+
+
+def test_a_generator_killed_many_times_ends_like_an_undisturbed_one_and_leaves_no_draft(tmp_path):
+    assert train(tmp_path, kills=5, script="killed_warmup.py") >= 3
+    files = {}
+    for name in ("undisturbed", "killed"):
+        place = tmp_path / name
+        found = {path.relative_to(place) for path in place.rglob("*") if path.is_file()}
+        files[name] = {path for path in found if path.name != "log.txt"}
+    assert files["killed"] == files["undisturbed"]
+    for path in files["killed"]:
+        ours, theirs = (tmp_path / name / path for name in files)
+        assert ours.read_bytes() == theirs.read_bytes(), path

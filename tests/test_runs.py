@@ -78,6 +78,22 @@ def test_a_crash_at_the_very_start_leaves_a_directory_that_works(tmp_path):
     assert not list(run.path.glob(".*.draft"))
 
 
+def test_drafts_that_a_crash_left_in_folders_below_are_removed(tmp_path):
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    places = [run.path / "samples", run.private / "features", run.stage("heads").path / "pictures"]
+    for place in places:
+        place.mkdir()
+    drafts = [place / ".picture.png.77.draft" for place in places]
+    for draft in drafts:
+        draft.touch()
+    run.close()
+    with open_run(Config(), verb="train", out=tmp_path / "run", shared=True) as shared:
+        shared.stage("heads")
+        assert all(draft.exists() for draft in drafts), "others may be at work there"
+    open_run(Config(), verb="train", out=tmp_path / "run").close()
+    assert not any(draft.exists() for draft in drafts)
+
+
 def test_one_damaged_run_does_not_stop_others(tmp_path):
     with open_run(Config(), verb="train", root=tmp_path) as run:
         run.measure(0, lr=1.0)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pytest
 from inversions import save
 
 from sfumato.recipes import warmup
@@ -33,8 +34,11 @@ def tiny(folder, **changes):
 
 
 def warm(config, out):
-    with open_run(config, verb="warmup", out=out) as run:
-        return warmup.run(config, run)
+    with pytest.MonkeyPatch.context() as patch:
+        # Copies among the samples that are shown, and no more: that is quick.
+        patch.setattr("sfumato.synth.album.ENOUGH", 0)
+        with open_run(config, verb="warmup", out=out) as run:
+            return warmup.run(config, run)
 
 
 def scores_of(out):

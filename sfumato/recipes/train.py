@@ -4,7 +4,7 @@ Load, build, plan, train, score: the privacy is in the plan and in the step that
 makes; everything else is ordinary training.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -187,8 +187,13 @@ def learn(
     *,
     public: "Images | None" = None,
     canaries: "Canaries | None" = None,
+    look: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Take all the steps, from wherever an earlier try was cut."""
+    """Take all the steps, from wherever an earlier try was cut.
+
+    `look` is called on the leader after each step with its number: what it makes of the weights is
+    covered by the ledger.
+    """
     from sfumato.privacy.sampling import poisson_batches
     from sfumato.recipes.train_canaries import note_start, observe
     from sfumato.recipes.train_step import make_step
@@ -223,8 +228,14 @@ def learn(
     tell = progress(
         plan.steps, learner.step, price_list(plan, ledger, "train"), run.say if run else None
     )
+
+    def tell_and_look(done: int, numbers: dict[str, float]) -> None:
+        tell(done, numbers)
+        if run is not None:
+            look(done)
+
     with advised(ghost, reading, size, work):
-        fit(learner, batches, step, run, world=world, tell=tell)
+        fit(learner, batches, step, run, world=world, tell=tell_and_look)
 
 
 def explain_layers(config: Config, learner: "Learner", reading: "Reading") -> str:

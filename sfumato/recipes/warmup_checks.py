@@ -9,7 +9,7 @@ from sfumato.synth.diffusion import Diffusion
 if TYPE_CHECKING:
     from sfumato.recipes.warmup_settings import Config
 
-OF_THE_NETWORK = ("gen_width", "gen_multipliers", "gen_blocks", "gen_dropout")
+OF_THE_NETWORK = ("gen_looks", "gen_width", "gen_multipliers", "gen_blocks", "gen_dropout")
 """Settings of a generator that a private one has too: the others are about its training."""
 
 

@@ -55,6 +55,7 @@ def write_file(config: Config, out: Path | None, say: Callable[[str], None]) -> 
             draw_file(stored, config, out, summary, device, world, say)
         elif world.leads:
             say(f"{out} is drawn already.")
+            shutil.rmtree(parts_of(out), ignore_errors=True)  # of a command killed at its very end
         world.any(False)  # all leave at once
     finally:
         leave_world()
@@ -172,16 +173,15 @@ def draw_file(
 
     from sfumato.config import dumps
     from sfumato.data.arrays import save_npz_pieces
-    from sfumato.recipes.warmup_generator import PIECE
-    from sfumato.synth.pieces import Pieces
+    from sfumato.synth.pieces import Pieces, piece_size
 
-    parts = out.with_name(f"{out.name}.parts")
+    parts = parts_of(out)
     held = world.ask(partial(begin, parts, out, summary["made"]))
     try:
         draw, classes = drawing(stored, config, device), stored.blueprint.classes
-        splits = {}
+        splits, size = {}, piece_size(device)
         for split, count, apart in (("train", config.number, 0), ("test", tests(config), APART)):
-            pieces = Pieces(parts / split if world.leads else None, count, PIECE)
+            pieces = Pieces(parts / split if world.leads else None, count, size)
             pieces.draw(partial(draw, apart=apart), world, say)
             splits[split] = (torch.arange(count) % len(classes), pieces)
         if world.leads:
@@ -193,6 +193,11 @@ def draw_file(
     finally:
         if world.leads:
             os.close(held)
+
+
+def parts_of(out: Path) -> Path:
+    """Where pieces of a file lie until it is whole."""
+    return out.with_name(f"{out.name}.parts")
 
 
 def tests(config: Config) -> int:

@@ -1,7 +1,7 @@
 """The stages of `sfumato warmup` that make images: split, generator, guide, sample."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sfumato.recipes.warmup_scene import Scene
 from sfumato.runs import Run
@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.synth.album import Album
     from sfumato.synth.denoise import Denoiser
+    from sfumato.synth.pieces import Draw, Pieces
     from sfumato.synth.stored import Blueprint, Stored
 
-PIECE = 2000
-"""Images that are drawn between two moments at which a run may be cut."""
+COUNTED = 2000
+"""Drawn images among which copies are counted."""
 
 
 def split(scene: Scene, stage: Run) -> None:
@@ -30,11 +31,7 @@ def album_of(scene: Scene) -> "Album":
     from sfumato.synth.album import Album
 
     held_out, own = parts_of(scene)
-    device = scene.device
-    return Album(
-        own.pixels.to(device), own.labels.to(device), held_out.pixels.to(device),
-        held_out.labels.to(device), len(scene.public.classes),
-    )  # fmt: skip
+    return Album(own, held_out, scene.device)
 
 
 def parts_of(scene: Scene) -> "tuple[Images, Images]":
@@ -77,9 +74,9 @@ def generator(scene: Scene, stage: Run | None) -> None:
     if stage is not None:
         stage.save_tensors("model.safetensors", made.state_dict())
         blueprint_of(scene).keep(stage)
-        best = min(painter.looks, key=lambda look: look["held_out_loss"])
-        seen = painter.step * settings.gen_batch
-        stage.finish({"images_seen": seen, **best, "promise": NOTHING})
+        best = dict(painter.best_look)
+        seen = {"images_seen": painter.step * settings.gen_batch}
+        stage.finish({**seen, "images_at_best": best.pop("images"), **best, "promise": NOTHING})
 
 
 def show_samples(scene: Scene, stage: Run | None, seen: int, samples: "torch.Tensor") -> None:
@@ -106,18 +103,18 @@ def guide(scene: Scene, stage: Run) -> None:
     import torch
 
     from sfumato.synth.guide import discriminator_step
-    from sfumato.synth.sample import draw_images
+    from sfumato.synth.pieces import Pieces, piece_size
     from sfumato.train.plain import train_plainly
+    from sfumato.train.world import World
 
     config = scene.config
     if not config.guide_weight:
         stage.finish({"guide": "none"})
         return
     _, real = parts_of(scene)
-    drawn = draw_images(
-        trained(scene).denoiser(scene.device), real.labels, -1 - torch.arange(len(real)),
-        real.shape, solver="dpm", steps=12, precision=scene.precision,
-    )  # fmt: skip
+    pieces = Pieces(stage.path, len(real), piece_size(scene.device))
+    pieces.draw(drawing_like(scene, real), World(), stage.say)
+    drawn = pieces.first(len(real))
     made = replace(real, pixels=drawn, name="drawn for the guide", people=None)
     torch.manual_seed(config.seed)
     discriminator = blueprint_of(scene).new_discriminator().to(scene.device)
@@ -126,47 +123,86 @@ def guide(scene: Scene, stage: Run) -> None:
     )
     train_plainly(
         discriminator, len(real), step, stage, epochs=config.guide_epochs, lr=3e-4, batch_size=128,
-        seed=config.seed,
+        seed=config.seed, say=stage.say,
     )  # fmt: skip
     stage.save_tensors("model.safetensors", discriminator.state_dict())
+    pieces.remove()
     stage.finish({"guide": "discriminator", "images": len(real)})
+
+
+def drawing_like(scene: Scene, real: "Images") -> "Draw":
+    """How images under the labels of these are drawn, from seeds that no other image has."""
+    import torch
+
+    from sfumato.synth.sample import draw_images
+
+    denoiser = trained(scene).denoiser(scene.device)
+
+    def draw(first: int, last: int) -> "torch.Tensor":
+        return draw_images(
+            denoiser, real.labels[first:last], -1 - torch.arange(first, last), real.shape,
+            solver="dpm", steps=12, precision=scene.precision,
+        )  # fmt: skip
+
+    return draw
 
 
 def sample(scene: Scene, stage: Run | None) -> None:
     """Draw images of every class, in pieces; each is a function of its own number."""
+    from sfumato.recipes.warmup_classifier import drawn_images
+    from sfumato.synth.pieces import Pieces, piece_size
+
+    stored = scene.world.ask(lambda: trained(scene))
+    pieces = Pieces(stage and stage.path, scene.config.number, piece_size(scene.device))
+    if not scene.world.agree(stage is not None and (stage.path / "images.npz").exists()):
+        draw_stage(scene, stage, stored, pieces)
+    if stage is None:
+        return
+    pieces.remove()  # before the stage is finished: nobody would do it later
+    drawn = drawn_images(scene)
+    some = drawn.select(range(min(COUNTED, len(drawn))))
+    copies = say_copies(scene, stage, some) if len(scene.public) else {}
+    stage.finish({"drawn": len(drawn), **copies, **promise_about(scene, stored)})
+
+
+def draw_stage(scene: Scene, stage: Run | None, stored: "Stored", pieces: "Pieces") -> None:
+    """Draw all pieces, and for the leader write the file from them."""
     import torch
 
     from sfumato.config import dumps
     from sfumato.data.arrays import save_npz_pieces
-    from sfumato.data.images import Images
-    from sfumato.recipes.warmup_draw import drawing, promise_of
-    from sfumato.synth.pieces import Pieces
+    from sfumato.recipes.warmup_draw import drawing
 
     config, images = scene.config, scene.private
-    stored = scene.world.ask(lambda: trained(scene))
-    pieces = Pieces(stage and stage.path, config.number, PIECE)
     say = stage.say if stage else lambda _: None
     pieces.draw(drawing(stored, config, scene.device), scene.world, say)
     if stage is None:
         return
     labels = torch.arange(config.number) % len(images.classes)
-    promise = promise_of(scene.run.path / "stages" / "generator", stored.blueprint.ledger)
     save_npz_pieces(
         stage.path / "images.npz", {"train": (labels, pieces)}, classes=images.classes,
-        shape=images.shape, note=dumps(promise),
+        shape=images.shape, note=dumps(promise_about(scene, stored)),
     )  # fmt: skip
-    some = pieces.first(2000)
-    looked_at = Images(
-        pixels=some, labels=labels[: len(some)], classes=images.classes, name="drawn", private=False
-    )
-    copies = say_copies(scene, looked_at) if len(scene.public) else {}
-    stage.finish({"drawn": config.number, **copies, **promise})
-    pieces.remove()
 
 
-def say_copies(scene: Scene, drawn: "Images") -> dict[str, float]:
-    """How many drawn images are copies of public ones, and how many held-out ones."""
-    from sfumato.synth.copies import copy_rates
+def promise_about(scene: Scene, stored: "Stored") -> dict[str, Any]:
+    """What is promised about drawn images."""
+    from sfumato.recipes.warmup_draw import promise_of
+
+    return promise_of(scene.run.path / "stages" / "generator", stored.blueprint.ledger)
+
+
+def say_copies(scene: Scene, stage: Run, drawn: "Images") -> dict[str, float]:
+    """How many drawn images are copies of public ones, and how many held-out ones: said, too."""
+    from sfumato.synth.copies import MARGIN, copy_rates
 
     held_out, own = parts_of(scene)
-    return copy_rates(drawn, own, held_out)
+    rates = copy_rates(drawn, own, held_out)
+    made, by_chance = rates["copies"], rates["copies_among_held_out"]
+    told = (
+        f"copies among {len(drawn)} drawn images: {made:.1%} (of held-out images {by_chance:.1%})"
+    )
+    if made > by_chance + MARGIN:
+        told += ". WARNING: they replay public images, and so may whoever learns from them"
+    stage.log(told)
+    return rates

@@ -2,13 +2,14 @@
 
 The loss of Karras et al. 2022 (`denoise`) on images that were moved in ways the network is told of
 (`geometry`). A model of a few thousand images first learns what such images have in common and then
-the images themselves. So some are held out: the weights that denoise those best are kept, and how
-many samples are copies is said at every look. No private image and no test image is asked.
+the images themselves. So some are held out, and at every look copies are counted: of the weights
+that do not copy, those that denoise held-out images best are kept. No private image and no test
+image is asked.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +21,12 @@ from sfumato.errors import ConfigError, SfumatoError
 from sfumato.nn.average import new_half_life_average
 from sfumato.nn.unet import UNet
 from sfumato.runs import Run
-from sfumato.synth.album import Album, look
+from sfumato.synth.album import Album, copies_too_much, look, worth
 from sfumato.synth.denoise import Denoiser, denoising_losses, draw_sigma
 from sfumato.synth.diffusion import Diffusion
 from sfumato.synth.geometry import Geometry
 from sfumato.train.loop import whole_steps
-from sfumato.train.progress import stale
+from sfumato.train.progress import progress, stale
 from sfumato.train.replay import Replay
 from sfumato.train.resume import load_optimizer
 from sfumato.train.world import World
@@ -47,8 +48,15 @@ class Painter:
 
     @property
     def scores(self) -> list[float]:
-        """How well held-out images were denoised at each look: more is better."""
-        return [-look["held_out_loss"] for look in self.looks]
+        """What each look brought, more being better: one that copies brought nothing."""
+        return [
+            -math.inf if copies_too_much(found) else -found["held_out_loss"] for found in self.looks
+        ]
+
+    @property
+    def best_look(self) -> dict[str, float]:
+        """The look at the weights that are kept, the first of those that are equal."""
+        return max(self.looks, key=worth)
 
     def state(self) -> dict[str, Any]:
         """Everything that a later `load` needs."""
@@ -106,10 +114,12 @@ def train_painter(
 ) -> Denoiser:  # fmt: skip
     """Train until held-out images are denoised no better; the average of weights at its best.
 
-    At each look there is a checkpoint, a line of numbers, and samples for `show`, which gets the
-    number of images seen and 8 samples of each class. A run that was cut goes on, also with another
-    number of processes. Of several the leader alone has a run and looks, and the weights at their
-    best are its own.
+    A look that finds too many copies is no better, whatever the loss, and its weights are not kept,
+    unless all looks are such: then those with the fewest copies are, and that is said. At each look
+    there is a checkpoint, a line of numbers, and samples for `show`, which gets the number of
+    images seen and 8 samples of each class. A run that was cut goes on, also with another number of
+    processes. Of several the leader alone has a run and looks, and the weights at their best are
+    its own.
     """
     world = World() if world is None else world
     if settings.gen_batch < world.size:
@@ -121,6 +131,7 @@ def train_painter(
         painter.denoiser.compile()
     turn = new_turn(painter, album, settings, precision, world)
     every = math.ceil(settings.steps / settings.gen_looks)
+    tell = tell_progress(painter, settings, run)
     saved = time.monotonic()
     with whole_steps() as interrupted:
         while painter.step < settings.steps and not stale(painter.scores, settings.gen_patience):
@@ -140,8 +151,20 @@ def train_painter(
                 saved = time.monotonic()
             if cut:
                 raise KeyboardInterrupt
+            tell(painter.step, {"batch": settings.gen_batch})
+    if run is not None:
+        tell_end(painter, settings, run)
     painter.denoiser.load_state_dict(painter.best)
     return painter.denoiser.eval().requires_grad_(False)
+
+
+def tell_progress(
+    painter: Painter, settings: Diffusion, run: Run | None
+) -> Callable[[int, dict[str, float]], None]:
+    """Say where a run that was cut goes on; what then says every few seconds how far it is."""
+    if run is not None and painter.step:
+        run.log(f"going on after {painter.step * settings.gen_batch} images")
+    return progress(settings.steps, painter.step, None, run.say if run else None, unit="images")
 
 
 def look_at(
@@ -155,25 +178,49 @@ def look_at(
     found = world.agree(found)
     if not math.isfinite(found["held_out_loss"]):
         raise SfumatoError("the generator diverged. Lower --gen-lr, with another --out.")
-    note_look(painter, found)
+    seen = painter.step * settings.gen_batch
+    note_look(painter, {"images": seen, **found})
     if run is None or samples is None:
         return
-    seen = painter.step * settings.gen_batch
     run.measure(painter.step, private=False, images=seen, **found)
-    run.say(
+    told = (
         f"{seen} of {settings.steps * settings.gen_batch} images  held-out loss "
-        f"{found['held_out_loss']:.4f}  copies {found['copies']:.1%} (of held-out images "
-        f"{found['held_out_copies']:.1%})"
+        f"{found['held_out_loss']:.4f}  {tell_copies(found)}"
     )
+    if copies_too_much(found):
+        run.log(f"{told}: too many, so it learns by heart, and this look does not count")
+    else:
+        run.say(told)
     show(seen, samples)
 
 
 def note_look(painter: Painter, found: dict[str, float]) -> None:
     """Remember what was seen, and the weights if they were never better."""
-    if -found["held_out_loss"] > max(painter.scores, default=-math.inf):
+    painter.looks.append(found)
+    if painter.best_look is found:
         state = painter.average.module.state_dict()
         painter.best = {name: value.clone() for name, value in state.items()}
-    painter.looks.append(found)
+
+
+def tell_copies(found: Mapping[str, float]) -> str:
+    """Copies among samples, beside those among images that nobody learnt."""
+    return f"copies {found['copies']:.1%} (of held-out images {found['held_out_copies']:.1%})"
+
+
+def tell_end(painter: Painter, settings: Diffusion, run: Run) -> None:
+    """Say that training stopped early, and whether what is left of it copies."""
+    best, seen = painter.best_look, painter.step * settings.gen_batch
+    if painter.step < settings.steps:
+        run.log(
+            f"stopped after {seen} images: {settings.gen_patience} looks brought nothing better"
+        )
+    if copies_too_much(best):
+        run.log(
+            "WARNING: this generator COPIES the images it learnt, at every look. The weights with "
+            f"the fewest are kept, after {best['images']:.0f} images: {tell_copies(best)}. Give it "
+            "more public images (--public-share), a smaller network (--gen-width), or look sooner "
+            "(--gen-looks), with another --out."
+        )
 
 
 def new_turn(

@@ -41,6 +41,8 @@ def train_plainly(
     rule = make_optimizer(model, optimizer, lr=lr, momentum=0.9, weight_decay=weight_decay)
     learner = Learner(model, rule, make_schedule(rule, "cosine", steps, warmup))
     learner.load(run.load_checkpoint())
+    if learner.step:
+        run.log(f"going on after step {learner.step}")
     tell = progress(steps, learner.step, None, say) if say else lambda *_: None
     fit(learner, shuffled(size, batch_size, learner.step, steps, seed), step, run, tell=tell)
     return learner.best.eval()

@@ -17,8 +17,13 @@ def progress(
     say: Callable[[str], None] | None,
     seconds: float = 5.0,
     unit: str = "examples",
+    counted: str = "step",
 ) -> Callable[[int, dict[str, float]], None]:
-    """A function for `fit` to call after each step; it speaks every few seconds."""
+    """A function for `fit` to call after each step; it speaks every few seconds.
+
+    `first` is what was done before, which tells nothing of the time that is left; `counted` is what
+    is numbered, if not steps. Numbers without a loss are fine.
+    """
     started = last = time.monotonic()
     seen = 0.0
 
@@ -31,10 +36,10 @@ def progress(
         last = now
         left = (now - started) / max(1, done - first) * (steps - done)
         budget = "" if spent is None else f"  epsilon {spent(done):.2f}"
-        say(
-            f"step {done}/{steps}  {seen / (now - started):.0f} {unit}/s  loss "
-            f"{numbers['loss']:.3f}{budget}  {left:.0f} s left"
-        )
+        loss = f"  loss {numbers['loss']:.3f}" if "loss" in numbers else ""
+        rate = seen / (now - started)
+        speed = f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
+        say(f"{counted} {done}/{steps}  {speed} {unit}/s{loss}{budget}  {left:.0f} s left")
 
     return tell
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,8 +23,10 @@ from sfumato.recipes import train, warmup, warmup_classifier, warmup_generator
 from sfumato.recipes.warmup_scene import set_scene
 from sfumato.recipes.warmup_settings import PRESETS, STAGES
 from sfumato.runs import Run, open_run
-from sfumato.synth import generator
+from sfumato.synth import generator, pieces, sample
 from sfumato.synth.diffusion import Diffusion
+from sfumato.train import plain
+from sfumato.train.progress import progress
 
 settings, finished = fixtures(tiny, warm)
 
@@ -69,12 +72,36 @@ def test_drawn_images_keep_their_labels_and_every_class_has_its_share(finished):
     assert not list((finished / "stages/sample").glob("piece-*"))
 
 
+def test_copies_are_said_beside_those_of_held_out_images(finished):
+    (line,) = (finished / "stages/sample/log.txt").read_text().splitlines()
+    done = json.loads((finished / "stages/sample/done.json").read_text())
+    assert line.endswith(
+        f"copies among 30 drawn images: {done['copies']:.1%} (of held-out images "
+        f"{done['copies_among_held_out']:.1%})"
+    )
+
+
+def test_drawn_copies_are_said_aloud(settings, tmp_path):
+    said = []
+    with open_run(settings, verb="warmup", out=tmp_path / "run", say=said.append) as run:
+        scene = set_scene(settings, run)
+        _, learnt = warmup_generator.parts_of(scene)
+        found = warmup_generator.say_copies(scene, run.stage("sample"), learnt)
+    assert found["copies"] == 1
+    assert said[-1].startswith("copies among 43 drawn images: 100.0% (of held-out images ")
+    assert "WARNING: they replay public images" in said[-1]
+
+
 def test_every_look_leaves_a_picture_and_a_line_of_numbers(finished):
     pictures = sorted((finished / "stages/generator/samples").glob("*.png"))
     assert [path.stem.lstrip("0") for path in pictures] == ["32", "64", "96"]
     lines = read_lines(finished / "stages/generator/metrics.jsonl")
     assert [line["images"] for line in lines] == [32, 64, 96]
     assert all({"held_out_loss", "copies", "held_out_copies"} <= line.keys() for line in lines)
+    done = json.loads((finished / "stages/generator/done.json").read_text())
+    best = min(lines, key=lambda line: line["held_out_loss"])
+    assert (done["images_seen"], done["images_at_best"]) == (96, best["images"])
+    assert done["held_out_loss"] == best["held_out_loss"]
 
 
 def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
@@ -99,11 +126,40 @@ def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
     ],
 )
 def test_a_run_that_was_cut_ends_the_same(settings, finished, tmp_path, monkeypatch, name, after):
-    monkeypatch.setattr(warmup_generator, "PIECE", 13)
+    monkeypatch.setattr(pieces, "piece_size", lambda _: 13)
     with cut_in(name, after):
         warm(settings, tmp_path / "run")
     warm(settings, tmp_path / "run")
     assert all(same(tmp_path / "run", finished).values())
+
+
+def test_a_guide_that_was_cut_draws_no_image_again(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "piece_size", lambda _: 13)
+    drawn, draw_images = [], sample.draw_images
+    monkeypatch.setattr(
+        sample, "draw_images", lambda *a, **k: drawn.append(len(a[2])) or draw_images(*a, **k)
+    )
+    config = replace(settings, guide_weight=2.0, guide_epochs=1.0, stage="guide")
+    with cut_in("sfumato.synth.guide:telling_loss", 0):
+        warm(config, tmp_path / "run")
+    assert drawn == [13] * 4, "43 public images are learnt"
+    warm(config, tmp_path / "run")
+    assert len(drawn) == 4
+    assert not list((tmp_path / "run/stages/guide").glob("piece-*"))
+
+
+def test_a_stage_killed_before_its_summary_draws_nothing_again(settings, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run/done.json").unlink()
+    (tmp_path / "run/stages/sample/done.json").unlink()
+    (tmp_path / "run/stages/sample/piece-0000000-0000009.npy").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample, "draw_images", None)
+        warm(replace(settings, stage="sample"), tmp_path / "run")
+    found = {path.name for path in (tmp_path / "run/stages/sample").iterdir()}
+    assert found == {"done.json", "images.npz", "log.txt"}
+    sampled = ("stages/sample/done.json", "stages/sample/images.npz")
+    assert all(same(tmp_path / "run", finished, sampled).values())
 
 
 def test_controls_are_scored_and_stay_private(settings, finished, tmp_path):
@@ -218,9 +274,13 @@ def test_an_extender_looks_at_drawn_images(settings, finished, tmp_path, extende
     assert "the images of drawn" in json.dumps(header)
 
 
-def test_guidance_bends_what_is_drawn(settings, finished, tmp_path):
-    config = replace(settings, guide_weight=2.0, guide_epochs=1.0, stage="sample")
-    warm(config, tmp_path / "run")
+def test_guidance_bends_what_is_drawn(settings, finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(plain, "progress", partial(progress, seconds=0.0))
+    config, told = replace(settings, guide_weight=2.0, guide_epochs=1.0, stage="sample"), []
+    with open_run(config, verb="warmup", out=tmp_path / "run", say=told.append) as run:
+        warmup.run(config, run)
+    after = told[told.index("stage guide") :]
+    assert any("step 1/1" in line for line in after), "the guide says how far it is"
     assert same(tmp_path / "run", finished, MADE[:3]) == {
         MADE[0]: True, MADE[1]: True, MADE[2]: False
     }  # fmt: skip

@@ -14,9 +14,8 @@ from sfumato.data.load import load_images
 from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Secret, poisson_batches
-from sfumato.recipes import warmup_generator
 from sfumato.report.words import up
-from sfumato.synth import sample
+from sfumato.synth import pieces, sample
 
 QUICK = ("--solver", "dpm", "--sample-steps", "4", "--device", "cpu")
 
@@ -106,7 +105,7 @@ def test_a_guide_bends_what_is_drawn_and_a_seed_draws_others(draw, tmp_path):
 @pytest.mark.parametrize("after", [0, 2, 3, 4])
 def test_a_command_that_was_cut_goes_on(draw, tmp_path, monkeypatch, after):
     draw(tmp_path / "whole.npz")
-    monkeypatch.setattr(warmup_generator, "PIECE", 13)
+    monkeypatch.setattr(pieces, "piece_size", lambda _: 13)
     original, calls = sample.draw_images, []
 
     def cut(*arguments, **options):
@@ -133,6 +132,9 @@ def test_a_finished_file_is_not_drawn_again_nor_overwritten(draw, tmp_path, monk
     code, told = draw(out)
     assert (code, out.stat().st_mtime_ns) == (0, before.st_mtime_ns)
     assert "drawn already" in told
+    (tmp_path / "images.npz.parts/train").mkdir(parents=True)  # killed before they were removed
+    draw(out)
+    assert list(tmp_path.iterdir()) == [out]
     for flags in (("--seed", 1), ("--sample-steps", 5), ("--guide-weight", 1)):
         code, told = draw(out, *flags)
         assert code == 2

@@ -78,6 +78,15 @@ def test_a_private_generator_keeps_the_settings_of_training(settings, finished):
         open_run(replace(settings, lr=0.1), verb="warmup", out=finished)
 
 
+def test_pictures_on_the_way_change_nothing(settings, finished, tmp_path):
+    once = replace(settings, diffusion=replace(TINY, gen_looks=1), stage="generator")
+    warm(once, tmp_path / "run")
+    assert len(list((tmp_path / "run/stages/generator/samples").iterdir())) == 1
+    for name in ("model.safetensors", "metrics.jsonl"):
+        name = f"stages/generator/{name}"
+        assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
+
+
 def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path):
     for name in PRIVATE_STAGES:
         assert warm(replace(settings, stage=name), tmp_path / "run")["stage"] == name
@@ -96,7 +105,8 @@ def test_drawn_images_say_what_is_promised_about_them(finished):
 def test_drawn_images_are_no_longer_private_and_pictures_of_them_are_there(finished):
     drawn = load_images(str(finished / "stages/sample/images.npz"), "train", private=False)
     assert drawn.labels.bincount().tolist() == [10, 10, 10]
-    assert len(list((finished / "stages/generator/samples").glob("*.png"))) == 1
+    pictures = sorted(path.stem for path in (finished / "stages/generator/samples").glob("*.png"))
+    assert [int(name) for name in pictures] == [40, 80, 120], "about so many images were seen"
     assert set(scores_of(finished)) == {"drawn", "test_images", "fidelity"}
 
 

@@ -30,7 +30,7 @@ def test_pieces_are_all_images_in_their_order(tmp_path):
     assert torch.cat(list(pieces))[:, 0, 0, 0].tolist() == list(range(11))
     assert pieces.first(6)[:, 0, 0, 0].tolist() == list(range(6))
     assert len(pieces.first(99)) == 11
-    assert told == [f"{n} of 11 images drawn" for n in (3, 7, 11)]
+    assert told == ["11 images drawn"]
     pieces.remove()
     assert not list(tmp_path.iterdir())
 
@@ -38,10 +38,25 @@ def test_pieces_are_all_images_in_their_order(tmp_path):
 def test_a_piece_that_is_there_is_not_drawn_again(tmp_path):
     pieces = Pieces(tmp_path, 11, 4)
     pieces.draw(numbered, World(), silent)
-    (tmp_path / "piece-0000004.npy").unlink()
-    asked = []
-    pieces.draw(lambda *ends: asked.append(ends) or numbered(*ends), World(), silent)
+    (tmp_path / "piece-0000004-0000008.npy").unlink()
+    asked, told = [], []
+    pieces.draw(lambda *ends: asked.append(ends) or numbered(*ends), World(), told.append)
     assert asked == [(4, 8)]
+    assert told == ["going on after 7 images", "11 images drawn"]
+
+
+def test_all_pieces_are_drawn_in_one_shape_and_other_sizes_do_not_mix(tmp_path):
+    asked = []
+    for size in (5, 4):
+        Pieces(tmp_path, 11, size).draw(
+            lambda *ends: asked.append(ends) or numbered(*ends), World(), silent
+        )
+    assert asked == [(0, 5), (5, 10), (6, 11), (0, 4), (4, 8), (7, 11)]
+    for size in (5, 4):
+        pieces = Pieces(tmp_path, 11, size)
+        assert torch.cat(list(pieces))[:, 0, 0, 0].tolist() == list(range(11))
+    pieces.remove()
+    assert not list(tmp_path.iterdir())
 
 
 @dataclass(frozen=True)
