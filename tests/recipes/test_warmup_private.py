@@ -21,7 +21,7 @@ from sfumato.recipes.warmup_settings import PRIVATE_STAGES
 from sfumato.runs import open_run
 from sfumato.synth.diffusion import Diffusion
 
-NETWORK = Diffusion(gen_width=8, gen_multipliers=(1,), gen_blocks=1)
+NETWORK = Diffusion(gen_width=8, gen_multipliers=(1,), gen_blocks=1, gen_looks=3)
 
 
 def privately(folder, **changes):
@@ -79,7 +79,7 @@ def test_a_private_generator_keeps_the_settings_of_training(settings, finished):
 
 
 def test_pictures_on_the_way_change_nothing(settings, finished, tmp_path):
-    once = replace(settings, diffusion=replace(TINY, gen_looks=1), stage="generator")
+    once = replace(settings, diffusion=replace(settings.diffusion, gen_looks=1), stage="generator")
     warm(once, tmp_path / "run")
     assert len(list((tmp_path / "run/stages/generator/samples").iterdir())) == 1
     for name in ("model.safetensors", "metrics.jsonl"):
