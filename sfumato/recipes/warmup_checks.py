@@ -27,6 +27,7 @@ def check_nothing_drawn(config: "Config") -> None:
         "--private": config.private, "--extender": config.extender != "none",
         "--guide-weight": config.guide_weight, "--control-widths": config.control_widths,
         "--denoiser": config.denoiser, "--warm-repeats": config.warm_repeats > 1,
+        "--vary": config.vary,
         f"the stage {config.stage}": config.stage not in ("all", *config.stages),
     }  # fmt: skip
     if found := [name for name, given in asked.items() if given]:
@@ -40,7 +41,7 @@ def check_samples(config: "Config") -> None:
     asked = {
         "--private": config.private, "--number 0": not config.number,
         "--guide-weight": config.guide_weight, "--control-widths": config.control_widths,
-        "--denoiser": config.denoiser,
+        "--denoiser": config.denoiser, "--vary": config.vary,
         f"the stage {config.stage}": config.stage not in ("all", *config.stages),
     }  # fmt: skip
     if found := [name for name, given in asked.items() if given]:
@@ -76,8 +77,9 @@ def check_private(config: "Config") -> None:
         raise ConfigError("--train-only and --freeze: all of a private generator learns.")
     if config.guide_weight:
         raise ConfigError("a guide learns from public images, and --private has none.")
-    if config.warm_repeats > 1:
-        raise ConfigError("--warm-repeats shows public images again, and --private has none.")
+    if config.warm_repeats > 1 or config.vary:
+        word = "--vary" if config.vary else "--warm-repeats"
+        raise ConfigError(f"{word} takes public images again, and --private has none.")
     if config.extender != "none" or config.controls:
         word = "--controls" if config.controls else "--extender"
         raise ConfigError(f"{word} is for the stage train, which --private does not have.")

@@ -23,6 +23,7 @@ from sfumato.recipes.warmup_settings import Config
 if TYPE_CHECKING:
     import torch
 
+    from sfumato.data.images import Images
     from sfumato.synth.stored import Stored
     from sfumato.train.world import World
 
@@ -223,9 +224,12 @@ def begin(parts: Path, out: Path, made: Mapping[str, Any]) -> int:
 
 
 def drawing(
-    stored: "Stored", config: Config, device: "torch.device"
+    stored: "Stored", config: Config, device: "torch.device", public: "Images | None" = None
 ) -> "Callable[..., torch.Tensor]":
-    """How images are drawn by their numbers: classes take turns, and chance is in the number."""
+    """How images are drawn by their numbers: classes take turns, and chance is in the number.
+
+    With --vary they begin as public images under noise, those of each class in turn.
+    """
     import torch
 
     from sfumato.synth.pieces import image_seeds
@@ -237,16 +241,30 @@ def drawing(
     if config.compile:
         denoiser.compile()
     bend = stored.guide(device, precision) if config.guide_weight else None
+    start: dict[str, Any] = {"sigma": config.vary} if config.vary else {}
 
     def draw(first: int, last: int, apart: int = 0) -> "torch.Tensor":
         numbers = torch.arange(first, last)
+        if config.vary:
+            assert public is not None, "settings without public images are refused"
+            start["base"] = public.pixels[in_turn(public, numbers)]
         return draw_images(
             denoiser, numbers % len(blueprint.classes), image_seeds(config.seed, numbers + apart),
             blueprint.shape, solver=config.solver, steps=config.sample_steps, guide=bend,
-            guide_weight=config.guide_weight, precision=precision,
+            guide_weight=config.guide_weight, precision=precision, **start,
         )  # fmt: skip
 
     return draw
+
+
+def in_turn(images: "Images", numbers: "torch.Tensor") -> "torch.Tensor":
+    """For each number the place of an image: classes take turns, and in each its images do."""
+    import torch
+
+    classes = len(images.classes)
+    places = [(images.labels == label).nonzero()[:, 0] for label in range(classes)]
+    turns = [(places[n % classes], n // classes) for n in numbers.tolist()]
+    return torch.stack([own[turn % len(own)] for own, turn in turns])
 
 
 def show_drawn(summary: Mapping[str, Any]) -> str:

@@ -175,7 +175,7 @@ def draw_stage(scene: Scene, stage: Run | None, stored: "Stored", pieces: "Piece
 
     config, images = scene.config, scene.private
     say = stage.say if stage else lambda _: None
-    pieces.draw(drawing(stored, config, scene.device), scene.world, say)
+    pieces.draw(drawing(stored, config, scene.device, scene.public), scene.world, say)
     if stage is None:
         return
     labels = torch.arange(config.number) % len(images.classes)

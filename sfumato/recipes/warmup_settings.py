@@ -45,7 +45,7 @@ class Config(train_settings.Config):
         ),
         "generator": ("diffusion", "denoiser"),
         "guide": ("guide_weight", "guide_epochs"),
-        "sample": ("number", "samples", "solver", "sample_steps"),
+        "sample": ("number", "samples", "vary", "solver", "sample_steps"),
         "warmup": (
             "model", "pretrained", "weights", "norm", "crop", "flip", "warm_epochs", "warm_batch",
             "warm_lr", "warm_rho", "warm_cutout", "warm_colour", "warm_affine", "warm_repeats",
@@ -85,6 +85,9 @@ class Config(train_settings.Config):
     """Images to draw; 0 for no generator: the warm-up has the public images alone."""
     samples: Path | None = None
     """Labelled images made elsewhere, instead of drawn ones: an .npz file; all of it is taken."""
+    vary: float = 0.0
+    """Draw from public images under noise of this deviation (1 is as strong as an image): helps
+    where a generator is too weak to draw from noise alone; 0 for noise alone."""
     solver: Literal["heun", "dpm"] = "heun"
     """How: Heun's method, or DPM-Solver++ (2M)."""
     sample_steps: int = 18
@@ -202,6 +205,8 @@ class Config(train_settings.Config):
             raise ConfigError(f"public_share={self.public_share:g} must lie between 0 and 1.")
 
     def _check_numbers(self) -> None:
+        if self.vary and not 0.01 <= self.vary <= 80:
+            raise ConfigError(f"vary={self.vary:g} must be 0, or between 0.01 and 80.")
         least = {"number": 0, "sample_steps": 2, "warm_batch": 1, "warm_repeats": 1}
         for name in least:
             if getattr(self, name) < least[name]:
