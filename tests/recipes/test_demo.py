@@ -46,6 +46,9 @@ def test_all_that_may_be_shared_costs_what_was_promised(whole):
     assert {event.stage for event in ledger.events} == {"train", "moments", "card"}
     assert {path.name for path in (whole / "stages").iterdir()} == {"train", "release"}
     assert scores(whole / "stages/release")["test_accuracy"] > 0.75
+    with pytest.raises(SystemExit) as stopped:
+        main(["release", "verify", str(whole / "stages/release/bundle")])
+    assert stopped.value.code == 0
 
 
 def test_digits_are_stolen_without_noise_and_not_with_it(whole):
@@ -59,8 +62,15 @@ def test_digits_are_stolen_without_noise_and_not_with_it(whole):
 
 
 def test_a_class_is_read_out_of_a_network(whole):
-    found = scores(whole / "private/inverted")["majority"]
-    assert found["top1"]["mean"] > 0.4 > 10 * found["floor_top1"]["mean"]
+    """By the preset `digits-cpu` of sfumato invert, whole."""
+    found = scores(whole / "private/inverted")
+    majority, judge = found["majority"], found["judges"]["group-cnn"]
+    assert majority["top1"]["mean"] > 0.4 > 10 * majority["floor_top1"]["mean"]
+    assert judge["top1"]["mean"] >= 0.5
+    assert judge["floor_top1"]["mean"] < 0.1
+    assert judge["held_out_top1"]["mean"] > 0.8
+    assert found["target_test_accuracy"] > 0.9
+    assert (whole / "private/inverted/private/guesses.png").stat().st_size > 10_000
 
 
 def test_what_is_proved_is_more_than_half_of_what_is_promised_and_not_more(whole):

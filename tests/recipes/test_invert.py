@@ -229,6 +229,7 @@ def test_presets_are_sound_and_can_be_swept(name):
     assert {item.name for item in fields(config.training)} < {item.name for item in fields(config)}
 
 
+@pytest.mark.slow  # the demo runs it too, and looks at the same numbers
 def test_digits_are_inverted_in_a_minute(tmp_path, capsys):
     out = tmp_path / "run"
     with pytest.raises(SystemExit) as stopped:

@@ -185,6 +185,7 @@ def test_without_steps_the_public_images_are_released_as_they_were(settings, tmp
     assert card.moved == {"mean": 0.0, "largest": 0.0}
 
 
+@pytest.mark.slow  # the demo runs all of it but the teacher
 def test_the_preset_for_cpus_carries_digits_in_patches_of_photographs(tmp_path, capsys):
     make(PRESETS["digits-cpu"](), tmp_path / "run")
     assert scores_of(tmp_path / "run")["test_accuracy"] >= 0.75  # 0.79 to 0.88, as chance will

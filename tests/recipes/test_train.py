@@ -97,7 +97,8 @@ def test_any_timm_model_trains_and_explains_itself(tmp_path):
 
 def test_an_interrupted_run_goes_on_to_the_same_model(tmp_path):
     words = ["--epsilon", "3", "--steps", "60", "--noise-seed", "1", "--batch-size", "400"]
-    command = [sys.executable, "-m", "sfumato", "train", *words, "--out"]
+    small = ["--image-size", "8", "--model", "group-cnn-small"]
+    command = [sys.executable, "-m", "sfumato", "train", *words, *small, "--out"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
     child = subprocess.Popen([*command, str(tmp_path / "cut")], stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "cut" / "private" / "metrics.jsonl"
