@@ -57,6 +57,8 @@ class Run:
     """Whether the directory was made for this order."""
     _is_shared: bool = False
     """Whether other processes may be at work in it."""
+    _before: tuple[bytes, set[str]] | None = field(default=None, repr=False)
+    """The config that this order has replaced, and the stages that had begun then."""
 
     def __enter__(self) -> "Run":
         return self
@@ -69,9 +71,15 @@ class Run:
         self._release()
 
     def forget(self) -> None:
-        """Remove the directory that was made for an order which was refused before it began."""
+        """Leave things as they were before an order that was refused before it began.
+
+        A directory that was made for it goes; a config that it has changed comes back.
+        """
         if self._is_new and not self.has_begun:
             shutil.rmtree(self.path)
+        elif self._before is not None and self._before[1] == self.begun_stages:
+            with atomic(self.path / "config.json") as file:
+                file.write(self._before[0])
 
     @property
     def private(self) -> Path:
@@ -84,6 +92,11 @@ class Run:
     def has_begun(self) -> bool:
         """Whether anything was made in it with its settings."""
         return has_begun(self.path)
+
+    @property
+    def begun_stages(self) -> set[str]:
+        """The stages in which something was made."""
+        return {place.name for place in (self.path / "stages").glob("*") if has_begun(place)}
 
     def has_begun_stage(self, name: str) -> bool:
         """The same of a stage, which need not be there."""
@@ -262,6 +275,8 @@ def open_run(
     try:
         run._tidy()
         if settle(path, wanted, free, getattr(config, "read_first", {})):
+            if run.has_begun:
+                run._before = (path / "config.json").read_bytes(), run.begun_stages
             run.write_json("config.json", wanted)
     except BaseException:
         run.close()

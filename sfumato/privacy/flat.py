@@ -107,10 +107,13 @@ class Sums(Mapping[str, Tensor]):
         for broadcast it would count several times.
         """
         for name, part in parts.items():
-            if tuple(part.shape) != self.layout.places[name].shape:
+            place = self.layout.places.get(name)
+            if place is None:
+                raise PrivacyError(f'"{name}" is none of these sums: {", ".join(self)}.')
+            if tuple(part.shape) != place.shape:
                 raise PrivacyError(
-                    f'"{name}" is a sum of shape {self.layout.places[name].shape}, and would be '
-                    f"given a part of shape {tuple(part.shape)}."
+                    f'"{name}" is a sum of shape {place.shape}, and would be given a part of shape '
+                    f"{tuple(part.shape)}."
                 )
         first = "flats" not in self.__dict__ and parts.keys() == self.layout.places.keys()
         if first:

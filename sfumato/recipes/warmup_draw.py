@@ -98,7 +98,7 @@ def open_generator(folder: Path, config: Config) -> "tuple[Stored, dict[str, Any
     if not (place / "done.json").exists():
         raise RunError(
             f"{folder} has no finished generator. sfumato warmup generator --out {folder} goes on "
-            "with it."
+            "with it, unless that run draws no images (--number 0, or --samples)."
         )
     stored = read_stored(place, bend if (bend / "done.json").exists() else None)
     require_all_classes(config.number, stored.blueprint.classes)

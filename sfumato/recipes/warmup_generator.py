@@ -17,10 +17,17 @@ if TYPE_CHECKING:
 
 COUNTED = 2000
 """Drawn images among which copies are counted."""
+ROWS = 8
+"""Drawn images of each class that are shown."""
 
 
 def split(scene: Scene, stage: Run) -> None:
     """Keep the public share: it is what all of this may be checked against."""
+    from sfumato.data.alike import overlap
+
+    twice = len(overlap(scene.private, scene.public))
+    if twice:
+        stage.log(f"WARNING: {twice} private images are also public ones, pixel for pixel")
     scene.public.save_npz(stage.path / "public.npz")
     counts = {"public": len(scene.public), "private": len(scene.private)}
     stage.finish({**counts, "promise": "nothing is promised about the public images"})
@@ -160,6 +167,10 @@ def sample(scene: Scene, stage: Run | None) -> None:
         return
     pieces.remove()  # before the stage is finished: nobody would do it later
     drawn = drawn_images(scene)
+    classes = len(drawn.classes)
+    shown = drawn.pixels[: min(ROWS, len(drawn) // classes) * classes]
+    in_columns = shown.unflatten(0, (-1, classes)).transpose(0, 1).flatten(0, 1)
+    show_samples(scene, stage, len(drawn), in_columns)
     some = drawn.select(range(min(COUNTED, len(drawn))))
     copies = say_copies(scene, stage, some) if len(scene.public) else {}
     stage.finish({"drawn": len(drawn), **copies, **promise_about(scene, stored)})

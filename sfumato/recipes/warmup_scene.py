@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sfumato.errors import DataError
+from sfumato.errors import DataError, PrivacyError
 from sfumato.recipes.train_learner import group_by_person
 from sfumato.recipes.warmup_checks import require_all_classes
 from sfumato.recipes.warmup_settings import Config
@@ -56,6 +56,8 @@ def set_scene(config: Config, run: Run | None, world: World | None = None) -> Sc
     public, private = shares(config, images, test)
     device, world = pick_device(config.device), World() if world is None else world
     scene = Scene(config, run, device, public, private, test, world)
+    if run is not None:
+        require_same_split(run, public)
     ahead = [name for name in config.reached if run is None or not run.has_begun_stage(name)]
     for check in dict.fromkeys(check for name in ahead for check in checks(config, name)):
         check(scene)
@@ -72,6 +74,26 @@ def shares(config: Config, images: "Images", test: "Images") -> "tuple[Images, I
         return own_public(config, images, test), images
     assert config.public_share is not None, "the settings are checked"
     return images.public_share(config.public_share, config.seed)
+
+
+def require_same_split(run: Run, public: "Images") -> None:
+    """Refuse data that have changed since the split: who was public then might be private now.
+
+    What the generator has learnt without noise, no ledger can cover afterwards.
+    """
+    from sfumato.data.load import load_images
+
+    kept = run.path / "stages" / "split" / "public.npz"
+    if not kept.exists():
+        return
+    before = load_images(str(kept), "train", private=False)
+    pairs = ((before.pixels, public.pixels), (before.labels, public.labels))
+    if not all(one.shape == other.shape and one.equal(other) for one, other in pairs):
+        raise PrivacyError(
+            f"the public images are others than when the stage split ran ({kept}): the data of "
+            f'"{public.name}" have changed, and images that were learnt as public might count as '
+            "private now. Bring the data back, or begin anew with another --out."
+        )
 
 
 def checks(config: Config, stage: str) -> "tuple[Callable[[Scene], object], ...]":

@@ -105,15 +105,17 @@ class Recorded:
         made = self.recordings.get(key)
         if made is None:
             return self.work(*inputs)
+        self.recordings[key] = self.recordings.pop(key)  # the one used last stands last
         for place, value in zip(made.inputs, inputs, strict=True):
             place.copy_(value)
         made.graph.replay()
         return made.given
 
     def _record(self, inputs: tuple[Tensor, ...]) -> Recording | None:
-        if len(self.recordings) >= self.most:  # the oldest goes: what comes now is what is done now
+        if len(self.recordings) >= self.most:  # what was not used for longest goes
             torch.cuda.synchronize(self.device)
-            del self.recordings[next(iter(self.recordings))]
+            oldest = next(iter(self.recordings))
+            del self.recordings[oldest], self.calls[oldest]
         # What the calls before held, the recording needs for itself. And graphs of theirs that are
         # only not collected yet would tie it to the stream that they ran on.
         gc.collect()

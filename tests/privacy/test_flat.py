@@ -96,6 +96,8 @@ def test_a_part_of_another_shape_is_refused_and_leaves_the_sums_as_they_were(bef
     wrong = given | {"row": given["row"].new_ones(1)}
     with pytest.raises(PrivacyError, match=r'"row" is a sum of shape \(9,\), .* of shape \(1,\)'):
         sums.add(wrong)
+    with pytest.raises(PrivacyError, match='"other" is none of these sums: conv, scalar'):
+        sums.add(given | {"other": given["row"]})
     for name, tensor in given.items():
         assert torch.equal(sums[name], before * tensor)
 

@@ -5,13 +5,14 @@ import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cuts import cut_in
 from warmups import MADE, same, tiny, warm
 from whole_runs import fixtures
 
 from sfumato.cli import main
-from sfumato.errors import RunError
+from sfumato.errors import PrivacyError, RunError
 from sfumato.recipes.warmup import Config
 from sfumato.runs import open_run
 
@@ -90,3 +91,37 @@ def test_every_setting_has_a_stage_or_may_change():
     own = {item.name for item in fields(Config)}
     assert own - placed - set(Config.MAY_CHANGE) == {"run"}
     assert not placed - own
+
+
+def test_an_order_that_is_refused_is_not_remembered(finished, warmed, capsys):
+    before = (warmed / "config.json").read_bytes()
+    for words, told in (
+        (("--unit", "person"), "people"), (("--batch-size", "1000000"), "batch"),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as stopped:
+            main(["warmup", "--out", str(warmed), *words])
+        assert stopped.value.code != 0
+        assert told in capsys.readouterr().err
+        assert (warmed / "config.json").read_bytes() == before
+    with pytest.raises(SystemExit) as stopped:
+        main(["warmup", "--out", str(warmed)])
+    assert stopped.value.code == 0
+    assert all(same(warmed, finished).values())
+
+
+def test_who_was_public_when_the_generator_learnt_is_not_private_afterwards(settings, tmp_path):
+    data = tmp_path / "own.npz"
+    shutil.copy(settings.data, data)
+    config = replace(settings, data=str(data))
+    warm(replace(config, stage="split"), tmp_path / "run")
+    with np.load(data) as file:
+        arrays = dict(file)
+    for name in ("x_train", "y_train"):
+        arrays[name] = arrays[name][1:]
+    np.savez(data, **arrays)
+    with pytest.raises(PrivacyError, match="others than when the stage split ran"):
+        warm(config, tmp_path / "run")
+
+
+def test_what_the_classifier_learns_is_shown(finished):
+    assert (finished / "stages/sample/samples/000000030.png").stat().st_size > 1000
