@@ -8,10 +8,9 @@ BIN := .venv/bin
 demo: .venv/demo-is-installed
 	$(BIN)/sfumato demo --preset digits-cpu
 
-# Two workers, one thread each: on two cores, four threads only wait for each other. Each begins with
-# its half of the files, so that what a file makes once is made once.
+# Two workers, one thread each: on two cores, four threads only wait for each other.
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow and not gpu and not sweep"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not gpu and not sweep"
 
 check: .venv/dev-is-installed
 	$(BIN)/ruff check .

@@ -106,7 +106,7 @@ def test_a_run_that_has_begun_and_lost_its_coins_tosses_no_others(tmp_path):
 
 
 def take_part(rank, out, coins, changes):
-    """One of two processes, forked from this one so that nothing is imported again."""
+    """One of two processes."""
     torch.set_num_threads(1)
     meeting = f"file://{out.parent / 'meeting'}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
@@ -123,9 +123,10 @@ def test_two_processes_see_of_canaries_what_one_does(tmp_path):
     settings: Any = {"noise_seed": 1, "steps": 3, "canaries": 50, "physical_batch_size": 20}
     run_small(tmp_path / "one", **settings)
     coins = read_canaries(tmp_path / "one")
-    fork = multiprocessing.get_context("fork")
+    # Not forked: autograd refuses that once a test before this one has let it begin threads.
+    anew = multiprocessing.get_context("spawn")
     parts = [
-        fork.Process(target=take_part, args=(rank, tmp_path / "two", coins, settings), daemon=True)
+        anew.Process(target=take_part, args=(rank, tmp_path / "two", coins, settings), daemon=True)
         for rank in (0, 1)
     ]
     for part in parts:

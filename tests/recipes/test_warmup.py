@@ -157,7 +157,7 @@ def test_a_stage_killed_before_its_summary_draws_nothing_again(settings, finishe
         patch.setattr(sample, "draw_images", None)
         warm(replace(settings, stage="sample"), tmp_path / "run")
     found = {path.name for path in (tmp_path / "run/stages/sample").iterdir()}
-    assert found == {"done.json", "images.npz", "log.txt"}
+    assert found == {"done.json", "images.npz", "log.txt", "samples"}
     sampled = ("stages/sample/done.json", "stages/sample/images.npz")
     assert all(same(tmp_path / "run", finished, sampled).values())
 

@@ -125,7 +125,7 @@ def test_private_images_do_not_reach_the_public_generator(settings, tmp_path):
         ({"mode": "non-private", "epsilon": None}, "--private keeps a promise"),
         ({"train_only": "head"}, "all of a private generator learns"),
         ({"guide_weight": 1.0}, "a guide learns from public images"),
-        ({"warm_repeats": 2}, "--warm-repeats shows public images again"),
+        ({"warm_repeats": 2}, "--warm-repeats takes public images again"),
         ({"controls": True}, "--controls is for the stage train"),
         ({"extender": "dope"}, "--extender is for the stage train"),
         ({"crop": 2}, r"would draw images cut and mirrored\. Give --crop 0 if a preset"),
