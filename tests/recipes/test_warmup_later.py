@@ -13,6 +13,7 @@ from whole_runs import fixtures
 
 from sfumato.cli import main
 from sfumato.errors import PrivacyError, RunError
+from sfumato.recipes import warmup
 from sfumato.recipes.warmup import Config
 from sfumato.runs import open_run
 
@@ -125,3 +126,19 @@ def test_who_was_public_when_the_generator_learnt_is_not_private_afterwards(sett
 
 def test_what_the_classifier_learns_is_shown(finished):
     assert (finished / "stages/sample/samples/000000030.png").stat().st_size > 1000
+
+
+def test_how_many_private_images_are_also_public_is_for_the_screen_alone(settings, tmp_path):
+    with np.load(settings.data) as file:
+        arrays = dict(file)
+    for name in ("x_train", "y_train"):
+        arrays[name] = np.concatenate([arrays[name], arrays[name]])
+    np.savez(tmp_path / "twice.npz", **arrays)
+    heard, out = [], tmp_path / "run"
+    config = replace(settings, data=str(tmp_path / "twice.npz"), stage="split")
+    with open_run(config, verb="warmup", out=out, say=heard.append) as run:
+        warmup.run(config, run)
+    assert any("are also public" in line for line in heard)
+    for path in out.rglob("*"):
+        if path.is_file() and "private" not in path.relative_to(out).parts:
+            assert b"also public" not in path.read_bytes()
