@@ -1,8 +1,12 @@
 """GroupNorm of ordinary training by our kernels, against torch's in float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
+from extensions import batch_of
+from teachers import PUBLIC
 from torch import nn
 
 pytest.importorskip("triton", reason="Triton is for Linux")
@@ -10,6 +14,7 @@ pytest.importorskip("triton", reason="Triton is for Linux")
 from sfumato.ghost import normalised
 from sfumato.ghost.kernels import group_norm
 from sfumato.ghost.quick_norms import QuickNorms
+from sfumato.train.steps import plain_step
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -74,6 +79,16 @@ def test_under_autocast_the_rounded_maps_are_read_as_they_are(used):
     assert used == [torch.bfloat16, torch.bfloat16, torch.float32]
     for one, other in zip(found, wanted, strict=True):
         assert (one - other).norm() <= 2e-2 * other.norm()
+
+
+@pytest.mark.gpu
+def test_a_plain_step_of_training_has_them(used):
+    images = replace(PUBLIC.images, pixels=PUBLIC.images.pixels.cuda())
+    reading = replace(PUBLIC, images=images, device=torch.device("cuda"))
+    layers = [nn.Conv2d(1, 8, 3), nn.GroupNorm(4, 8), nn.Flatten(), nn.Linear(800, 3)]
+    model = nn.Sequential(*layers).to("cuda", memory_format=torch.channels_last)
+    plain_step(model, reading)(batch_of([0, 1, 2]))
+    assert used == [torch.float32]
 
 
 def test_maps_with_another_layout_are_left_to_torch(used):

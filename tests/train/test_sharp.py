@@ -84,18 +84,21 @@ def test_an_open_step_stays_that_of_autograd_when_it_is_recorded(device):
 
 @pytest.mark.parametrize("kind", [plain_step, partial(sharp_step, rho=0.1)])
 def test_an_open_step_is_compiled_if_asked(kind, monkeypatch):
-    asked = []
+    asked, passes = [], []
 
     def compiler(model, **settings):
         asked.append(settings)
-        return model
+        made = nn.Sequential(model)
+        made.register_forward_hook(lambda _, x, y: passes.append(len(y)))
+        return made
 
     monkeypatch.setattr(torch, "compile", compiler)
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
-    kind(model, PUBLIC)
+    kind(model, PUBLIC)(batch_of([0, 1]))
     assert not asked
-    kind(model, PUBLIC, compiled=True)
+    kind(model, PUBLIC, compiled=True)(batch_of([0, 1]))
     assert asked == [{"dynamic": False}], "each size has its own program"
+    assert passes, "what was compiled is what is run"
 
 
 def test_statistics_that_layers_keep_are_counted_once():
