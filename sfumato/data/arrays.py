@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from sfumato.data.classes import shown
+from sfumato.data.classes import require_same
 from sfumato.data.images import Images, keras_layout
 from sfumato.errors import DataError
 from sfumato.files import atomic
@@ -130,11 +130,7 @@ def _require_classes(
 ) -> None:
     """Refuse samples of other classes than `like` has, or of only some of them."""
     known = like.classes if names is None else tuple(map(str, names.ravel()))
-    if known != like.classes:
-        raise DataError(
-            f'the classes of {path} are {shown(known)}, and those of "{like.name}" '
-            f"{shown(like.classes)}: they must be the same, in one order."
-        )
+    require_same(known, str(path), like.classes, like.name)
     found, wanted = set(labels.tolist()), set(range(len(like.classes)))
     if found - wanted:
         raise DataError(

@@ -59,6 +59,15 @@ def _count(item: str, numbers: dict[int, int]) -> list[int]:
     return sorted(between, key=lambda place: numbers[place])
 
 
+def require_same(classes: Sequence[str], name: str, others: Sequence[str], other: str) -> None:
+    """Refuse two sets whose classes differ: what a label stands for would not be the same."""
+    if tuple(classes) != tuple(others):
+        raise DataError(
+            f'the classes of "{name}" are {shown(classes)}, and those of "{other}" '
+            f"{shown(others)}: they must be the same, in one order."
+        )
+
+
 def shown(classes: Sequence[str]) -> str:
     """The first names, and how many there are."""
     more = f", … ({len(classes)} in all)" if len(classes) > SHOWN else ""

@@ -7,6 +7,7 @@ from typing import Any
 
 from sfumato.data.alike import to_grey
 from sfumato.data.arrays import load_npz
+from sfumato.data.classes import shown
 from sfumato.data.embedded import load_digits, load_patches
 from sfumato.data.folder import load_folder
 from sfumato.data.framing import Framing
@@ -75,18 +76,14 @@ def load_splits(source: str | Path, private: bool = True, **options: Any) -> tup
         )
     if train.classes != test.classes:
         raise DataError(
-            f'the classes of "{train.name}" are {_few(train)}, and those of "{test.name}" '
-            f"{_few(test)}: what is learnt of the former cannot be tested on the latter."
+            f'the classes of "{train.name}" are {shown(train.classes)}, and those of "{test.name}" '
+            f"{shown(test.classes)}: what is learnt of the former cannot be tested on the latter."
         )
     unseen = set(test.labels.tolist()) - set(train.labels.tolist())
     if unseen:
         name = train.classes[min(unseen)]
         raise DataError(f'"{test.name}" has images of class "{name}", and train has none.')
     return train, test
-
-
-def _few(images: Images) -> str:
-    return ", ".join(images.classes[:3]) + (", …" if len(images.classes) > 3 else "")
 
 
 def part_source(source: str) -> tuple[str, str | None]:

@@ -22,17 +22,13 @@ UNKNOWN = "nothing is promised about what these images were made from"
 def own_public(config: Config, private: "Images", test: "Images") -> "Images":
     """The images of --public-images, or why they cannot stand beside the private ones."""
     from sfumato.data.alike import require_alike
-    from sfumato.data.classes import shown
+    from sfumato.data.classes import require_same
     from sfumato.data.load import load_images
 
     assert config.public_images is not None
     require_unpaid(Path(config.public_images))
     public = load_images(config.public_images, "train", private=False, **config.loading)
-    if public.classes != private.classes:
-        raise DataError(
-            f'the classes of "{public.name}" are {shown(public.classes)}, and those of '
-            f'"{private.name}" {shown(private.classes)}: they must be the same, in one order.'
-        )
+    require_same(public.classes, public.name, private.classes, private.name)
     missing = set(private.labels.tolist()) - set(public.labels.tolist())
     if missing:
         raise DataError(

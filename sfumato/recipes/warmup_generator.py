@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 COUNTED = 2000
 """Drawn images among which copies are counted."""
-ROWS = 8
-"""Drawn images of each class that are shown."""
 
 
 def split(scene: Scene, stage: Run) -> None:
@@ -157,6 +155,7 @@ def drawing_like(scene: Scene, real: "Images") -> "Draw":
 def sample(scene: Scene, stage: Run | None) -> None:
     """Draw images of every class, in pieces; each is a function of its own number."""
     from sfumato.recipes.warmup_classifier import drawn_images
+    from sfumato.synth.album import SHOWN
     from sfumato.synth.pieces import Pieces, piece_size
 
     stored = scene.world.ask(lambda: trained(scene))
@@ -168,7 +167,7 @@ def sample(scene: Scene, stage: Run | None) -> None:
     pieces.remove()  # before the stage is finished: nobody would do it later
     drawn = drawn_images(scene)
     classes = len(drawn.classes)
-    shown = drawn.pixels[: min(ROWS, len(drawn) // classes) * classes]
+    shown = drawn.pixels[: min(SHOWN, len(drawn) // classes) * classes]
     in_columns = shown.unflatten(0, (-1, classes)).transpose(0, 1).flatten(0, 1)
     show_samples(scene, stage, len(drawn), in_columns)
     some = drawn.select(range(min(COUNTED, len(drawn))))

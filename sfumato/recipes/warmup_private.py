@@ -16,9 +16,6 @@ from sfumato.runs import Run
 if TYPE_CHECKING:
     from torch import nn
 
-SHOWN = 8
-"""Images of each class in a picture."""
-
 
 def generator(scene: Scene, stage: Run | None) -> None:
     """A diffusion model of the private images, under a ledger of its own, by all processes."""
@@ -54,6 +51,7 @@ def show_learnt(scene: Scene, stage: Run | None, seen: int, made: "nn.Module") -
     import torch
 
     from sfumato.recipes.warmup_generator import show_samples
+    from sfumato.synth.album import SHOWN
     from sfumato.synth.sample import draw_images
 
     labels = torch.arange(len(scene.private.classes)).repeat_interleave(SHOWN)
