@@ -198,8 +198,9 @@ def learn(
     from sfumato.recipes.train_canaries import note_start, observe
     from sfumato.recipes.train_step import make_step
     from sfumato.train.canaries import watched
+    from sfumato.train.chunks import Cutting
     from sfumato.train.loop import fit
-    from sfumato.train.memory import advised, few_shapes, fitting_batch
+    from sfumato.train.memory import advised, fitting_batch
     from sfumato.train.progress import price_list, progress
 
     learner.load(world.agree(run and run.load_checkpoint()))
@@ -215,13 +216,14 @@ def learn(
     )  # fmt: skip
     if canaries is not None and canaries.kind == "gradient":
         step = watched(step, ghost.model, plan, canaries, observe(canaries, plan, run))
+    cutting = Cutting.of(plan, processes=world.size, device=reading.device, compiled=config.compile)
     asked = config.physical_batch_size
-    size = fitting_batch(ghost, reading, asked, plan.expected_batch, world, work)
-    if run is not None and asked == "auto":
-        run.log(f"{size} examples fit at once")
+    size = fitting_batch(ghost, reading, asked, cutting, world, work)
+    if run is not None and size != asked:
+        run.log(f"{size} examples are taken at once")
     batches = poisson_batches(
         plan, len(reading), secret, ledger, stage="train", start=learner.step, chunk_size=size,
-        round_to=size if config.compile else few_shapes(size, reading.device),
+        round_to=cutting.round_to(size),
     )  # fmt: skip
     if canaries is not None:
         batches = canaries.keep_out(batches)

@@ -7,7 +7,6 @@ saves for the backward pass, and as much again for gradients on their way and wh
 """
 
 import gc
-import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
 from sfumato.ghost.clip import Ghost
+from sfumato.train.chunks import Cutting
 from sfumato.train.reading import Reading
 from sfumato.train.world import World
 
@@ -54,35 +54,37 @@ class Work(NamedTuple):
 
 
 def fitting_batch(
-    ghost: Ghost, reading: Reading, asked: int | str, expected: float, world: World,
+    ghost: Ghost, reading: Reading, asked: int | str, cutting: Cutting, world: World,
     work: Work | None = None,
 ) -> int:  # fmt: skip
-    """The physical batch size: the one asked for, or with "auto" the largest that fits.
-
-    Several processes share a batch, so none takes more than its part of it.
-    """
-    # A batch is drawn at random: four standard deviations more than expected are rare.
-    most = expected + min(expected / 4, 4 * math.sqrt(expected))
-    part = max(1, math.ceil(most / world.size))
+    """The physical batch size: what wastes least of as many as asked for, or with "auto" as fit."""
     if isinstance(asked, int):
-        return min(asked, part) if world.size > 1 else asked
-    return world.agree(largest_batch(ghost, reading, part, work))
+        return cutting.length(asked)
+    found = largest_batch(ghost, reading, cutting.longest, work, cutting.length)
+    return world.agree(found)
 
 
-def largest_batch(ghost: Ghost, reading: Reading, wanted: int, work: Work | None = None) -> int:
+def largest_batch(
+    ghost: Ghost, reading: Reading, wanted: int, work: Work | None = None,
+    length: Callable[[int], int] = int,
+) -> int:  # fmt: skip
     """The largest power of two of examples that fits, or `wanted` if that is less.
 
-    What a step does is `ghost.clip`, unless other `work` is given.
+    What a step does is `ghost.clip`, unless other `work` is given. Where n would fit, `length(n)`
+    are taken: no more than n.
     """
     limit = max(1, LARGEST.get(reading.device.type, 256) // reading.rows)
     most = min(wanted, _power_of_two(limit))
     if reading.device.type == "cuda":
-        return measured_batch(ghost, reading, most, work or Work(ghost.clip, ghost.clip))
+        work = work or Work(ghost.clip, ghost.clip)
+        return measured_batch(ghost, reading, most, work, length)
     room = free_bytes(reading.device) // max(1, bytes_per_example(ghost, reading))
-    return min(_power_of_two(room), most)
+    return length(min(_power_of_two(room), most))
 
 
-def measured_batch(ghost: Ghost, reading: Reading, most: int, work: Work) -> int:
+def measured_batch(
+    ghost: Ghost, reading: Reading, most: int, work: Work, length: Callable[[int], int] = int
+) -> int:
     """The largest batch by trial, with room for what a step keeps beside."""
     release()
     beside = COPIES * sum(4 * p.numel() for p in ghost.parameters.values())
@@ -91,13 +93,15 @@ def measured_batch(ghost: Ghost, reading: Reading, most: int, work: Work) -> int
         lambda size: peak_bytes(work.run, reading, size),
         (free_bytes(reading.device) - beside) // (2 if work.recorded else 1),
         most,
+        length,
     )
 
 
 def largest_that_fits(
-    measure: Callable[[int], int | None], run: Callable[[int], int | None], room: int, most: int
-) -> int:
-    """The largest power of two, or `most`, whose step was seen to take no more than `room`.
+    measure: Callable[[int], int | None], run: Callable[[int], int | None], room: int, most: int,
+    length: Callable[[int], int] = int,
+) -> int:  # fmt: skip
+    """The `length` of the largest power of two, or of `most`, that was seen to take at most `room`.
 
     `measure` and `run` take a step of so many examples, and return the bytes it took at its peak;
     None if there were not as many. A step that takes too much is tried again with half.
@@ -113,9 +117,9 @@ def largest_that_fits(
     if below is not None and above is not None and fit(above):
         each = max(1.0, (above - below) / max(1, some - few))
         size = some + int((room - above) / each)
-    size = most if size >= most else _power_of_two(size)
+    size = length(most if size >= most else _power_of_two(size))
     while size > 1 and not fit(run(size)):
-        size = _power_of_two(size - 1)
+        size = length(_power_of_two(size - 1))
     return size
 
 
@@ -150,14 +154,6 @@ def completes(work: Callable[..., Any], reading: Reading, size: int) -> bool:
             raise
         return False
     return True
-
-
-def few_shapes(size: int, device: torch.device) -> int:
-    """What the length of a chunk is rounded to: on a GPU every new length costs seconds once.
-
-    (cuDNN looks for the best program for each convolution of each shape.)
-    """
-    return max(1, math.ceil(size / 4)) if device.type == "cuda" else 1
 
 
 def bytes_per_example(ghost: Ghost, reading: Reading, examples: int = 2) -> int:

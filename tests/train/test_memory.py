@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from sfumato.ghost.clip import Ghost
 from sfumato.train import memory
+from sfumato.train.chunks import Cutting
 from sfumato.train.memory import Work, completes, fitting_batch, largest_that_fits, out_of_memory
 from sfumato.train.reading import Reading
 from sfumato.train.world import World
@@ -123,8 +125,26 @@ def test_room_is_wanted_for_chance_and_no_more(monkeypatch, expected, most):
     monkeypatch.setattr(memory, "LARGEST", {"cpu": 8192})
     monkeypatch.setattr(memory, "free_bytes", lambda _: 10**15)
     ghost = Ghost(nn.Sequential(nn.Flatten(), nn.Linear(144, 3)))
-    assert fitting_batch(ghost, reading(), "auto", expected, World()) == most
-    assert fitting_batch(ghost, reading(), 8192, expected, World(0, 2)) == (most + 1) // 2
+    alone = Cutting(expected, expected**0.5)
+    assert fitting_batch(ghost, reading(), "auto", alone, World()) == most
+    shared = replace(alone, processes=2)
+    assert shared.longest == (most + 1) // 2
+    for asked in ("auto", 8192):
+        found = fitting_batch(ghost, reading(), asked, shared, World())
+        assert found == shared.length(shared.longest) <= shared.longest
+
+
+def test_of_what_fits_a_length_is_tried_that_wastes_little():
+    cutting = Cutting(600.0, 24.0, shapes=1)
+    meter = Meter(straight, 80_000 * MB)
+    room = straight(515) + 1
+    found = largest_that_fits(meter.measure, meter.run, room, cutting.longest, cutting.length)
+    assert found == cutting.length(512) < 350
+    assert meter.ran == [found]
+    meter = Meter(lambda n: straight(n) if n < 20 else 2 * straight(n), 80_000 * MB)
+    found = largest_that_fits(meter.measure, meter.run, room, cutting.longest, cutting.length)
+    assert meter.ran == [cutting.length(512), found]
+    assert found == cutting.length(256)
 
 
 def test_plain_work_is_an_ordinary_gradient_of_what_counts():

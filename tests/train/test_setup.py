@@ -1,5 +1,7 @@
 """What is chosen before the first step: devices, parameters, batch sizes; and advice on memory."""
 
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
@@ -15,6 +17,7 @@ from sfumato.nn.average import new_average, new_half_life_average
 from sfumato.nn.wrn import tanh_cnn
 from sfumato.nn.zoo import build_model, head_parameters, pixel_statistics
 from sfumato.train import memory
+from sfumato.train.chunks import Cutting
 from sfumato.train.reading import Reading
 from sfumato.train.setup import choose_parameters, make_optimizer, make_schedule, pick_device
 from sfumato.train.world import World
@@ -164,10 +167,11 @@ def test_auto_takes_what_fits_and_no_more_than_the_batch(monkeypatch):
     each = memory.bytes_per_example(ghost, reading())
     assert 12 * 12 * 4 < each < 100_000
     monkeypatch.setattr(memory, "free_bytes", lambda _: 40 * each)
-    assert memory.fitting_batch(ghost, reading(), "auto", 1000, World()) == 32
-    assert memory.fitting_batch(ghost, reading(), "auto", 10, World()) == 13
-    assert memory.fitting_batch(ghost, reading(), 64, 1000, World()) == 64
-    assert memory.fitting_batch(ghost, reading(), 64, 80, World(0, 2)) == 50
+    large, small = Cutting(1000.0, 32.0), Cutting(10.0, 3.0)
+    assert memory.fitting_batch(ghost, reading(), "auto", large, World()) == 32
+    assert memory.fitting_batch(ghost, reading(), "auto", small, World()) == 13
+    assert memory.fitting_batch(ghost, reading(), 64, large, World()) == 64
+    assert memory.fitting_batch(ghost, reading(), 64, replace(large, shapes=1), World()) == 64
 
 
 def test_running_out_of_memory_says_what_fits(monkeypatch):
