@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from sfumato.privacy.sampling import Batch
 from sfumato.runs import Run
+from sfumato.train.resume import load_optimizer
 from sfumato.train.sharp import LastGradient
 from sfumato.train.steps import Step
 from sfumato.train.world import World
@@ -60,7 +61,10 @@ class Learner:
             return
         self.step = state["step"]
         for name, piece in self._pieces.items():
-            piece.load_state_dict(state[name])
+            if piece is self.optimizer:
+                load_optimizer(self.optimizer, state[name])
+            else:
+                piece.load_state_dict(state[name])
 
     def advance(self) -> None:
         """One optimizer step with the gradients that are there, and all that goes with it."""
