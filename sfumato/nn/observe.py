@@ -30,6 +30,18 @@ def normalisation_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and back to whatever mode each module was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
 def observed(model: nn.Module) -> Iterator[list[Float[Tensor, "2 n _"]]]:
     """Within this, every forward pass adds to the list: mean and mean square at each layer.
 

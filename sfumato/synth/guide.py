@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError, DataError
+from sfumato.nn.observe import evaluating
 from sfumato.privacy.sampling import Batch
 from sfumato.synth.denoise import draw_sigma
-from sfumato.synth.sample import evaluating, from_pixels
+from sfumato.synth.sample import from_pixels
 from sfumato.train.steps import Step
 
 CLIP = 1e-5

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
-from sfumato.nn.observe import normalisation_layers, observed
+from sfumato.nn.observe import evaluating, normalisation_layers, observed
 from sfumato.privacy.moments import sum_by_group, weighted_means, with_counter
 from sfumato.privacy.sampling import Chunk
 from sfumato.train.reading import Reading
@@ -142,15 +142,9 @@ def look(
     model: nn.Module, reading: Reading, batch_size: int = 512
 ) -> Iterator[tuple[Int[Tensor, " units"], list[Float[Tensor, "2 rows _"]]]]:
     """Run the model, in evaluation mode and float32, over all units; what each pass observed."""
-    was_training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with observed(model) as found:
-            for units in torch.arange(len(reading)).split(batch_size):
-                chunk = Chunk(units, torch.ones(len(units), dtype=torch.bool))
-                found.clear()
-                model(reading.normalise(reading.scale(reading.places(chunk, 0))))
-                yield units, list(found)
-    finally:
-        for module in was_training:
-            module.training = True
+    with evaluating(model), observed(model) as found:
+        for units in torch.arange(len(reading)).split(batch_size):
+            chunk = Chunk(units, torch.ones(len(units), dtype=torch.bool))
+            found.clear()
+            model(reading.normalise(reading.scale(reading.places(chunk, 0))))
+            yield units, list(found)

@@ -11,8 +11,7 @@ w = 1 is the whole correction. As published it is left out of Heun's second slop
 their weight 2 is 1 here.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import log
 
@@ -21,6 +20,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, SfumatoError
+from sfumato.nn.observe import evaluating
 
 State = Float[Tensor, "n c h w"]
 Labels = Int[Tensor, " n"]
@@ -198,18 +198,6 @@ def to_pixels(x: State) -> UInt8[Tensor, "n c h w"]:
 def from_pixels(pixels: UInt8[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
     """Bytes to images in [-1, 1], in float32."""
     return pixels.float() / 127.5 - 1
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and back to whatever mode each module was in."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 class _Answers:

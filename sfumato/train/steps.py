@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sfumato.ghost.admit import check_contributions
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.quick_norms import QuickNorms, has_groups
+from sfumato.nn.observe import evaluating
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout, Sums
 from sfumato.privacy.kernels import to_device
@@ -185,12 +186,9 @@ def logits_of(
     model: nn.Module, reading: Reading, batch_size: int = 512
 ) -> Float[Tensor, "images classes"]:
     """The model's answers to all images as they are, in evaluation mode; they lie on the CPU."""
-    was_training = [m for m in model.modules() if m.training]
-    model.eval()
     parts = []
-    for start in range(0, len(reading.images), batch_size):
-        x = reading.normalise(reading.scale(slice(start, start + batch_size)))
-        parts.append(reading.logits(model, x).cpu())
-    for module in was_training:
-        module.training = True
+    with evaluating(model):
+        for start in range(0, len(reading.images), batch_size):
+            x = reading.normalise(reading.scale(slice(start, start + batch_size)))
+            parts.append(reading.logits(model, x).cpu())
     return torch.cat(parts)
