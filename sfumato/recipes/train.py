@@ -33,6 +33,7 @@ def needs_run(config: Config) -> bool:
 def run(config: Config, run: Run | None) -> dict[str, Any]:
     """Load, build, plan, train, score. Of several processes, all but the leader have no run."""
     from sfumato.data.load import load_splits
+    from sfumato.recipes.origin import require_nobody_public
     from sfumato.recipes.train_step import load_public
     from sfumato.train.setup import pick_device
     from sfumato.train.world import join_world, leave_world
@@ -42,6 +43,7 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     try:
         if world.agree(run is not None and run.finished):
             return {} if run is None else run.summary
+        require_nobody_public(config)
         train, test = load_splits(config.data, people=config.people, **config.loading)
         public = load_public(config, train, test)
         if config.explain:
@@ -59,6 +61,7 @@ def run_on(
 
     `declared` names images that it declared public.
     """
+    from sfumato.recipes.origin import book_of_weights
     from sfumato.recipes.train_canaries import find_canaries, note_end
     from sfumato.train.setup import pick_device
     from sfumato.train.world import World, leave_world
@@ -66,11 +69,12 @@ def run_on(
     world = World() if world is None else world
     if run is not None and run.finished:
         return run.summary
+    before = book_of_weights(config, train.name)
     canaries = find_canaries(config, train, run, world)
     train = train if canaries is None else canaries.place_in(train)
     learner, reading = prepare(config, train, pick_device(config.device))
     secret = draw_secret(config, run, world)
-    plan, ledger = promise(config, reading, secret, run, world, declared)
+    plan, ledger = promise(config, reading, secret, run, world, declared, before)
     learn(
         config, learner, reading, plan, ledger, secret, run, world, public=public,
         canaries=canaries,
@@ -115,19 +119,24 @@ def draw_secret(config: Config, run: Run | None, world: "World") -> "Secret":
 
 def promise(
     config: Config, reading: "Reading", secret: "Secret", run: Run | None, world: "World",
-    declared: str = "",
+    declared: str = "", before: "Ledger | None" = None,
 ) -> "tuple[Plan, Ledger]":  # fmt: skip
     """The plan that keeps the budget, and the ledger that will show it.
 
-    `declared` names images that were declared public before: the ledger says so.
+    `declared` names images that were declared public before: the ledger says so. `before` is what
+    the weights to begin with have cost: the budget is for both.
     """
     from sfumato.privacy.ledger import Ledger
 
     size = len(reading)
-    plan, delta = plan_for(config, size)
+    plan, delta = plan_for(config, size, before)
     header = header_of(config, reading.images.name, delta, secret)
-    for images in filter(None, (declared, config.public)):
-        header = replace(header, public=f"{header.public}, and the images of {images}")
+    given = [f"the images of {images}" for images in (declared, config.public) if images]
+    if config.weights is not None and before is None:
+        given.append(f"the weights in {config.weights.name}")
+    elif config.pretrained:
+        given.append(f"the published weights of {config.model}")
+    header = replace(header, public=", and ".join([header.public, *given]))
     if run is None:
         return plan, Ledger(world.agree(None))
     run.write_json("plan.json", plan)
@@ -140,12 +149,18 @@ def promise(
         f"{plan.expected_batch:g}, noise multiplier {plan.noise_multiplier:.3g}"
     )
     ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
+    if before is not None:
+        run.log(f"{config.weights} has learnt the same data: what that cost is in the ledger too")
+        ledger.inherit(before)
     world.agree(ledger.header)
     return plan, ledger
 
 
-def plan_for(config: Config, size: int) -> "tuple[Plan, float]":
-    """The plan and its delta for so many images, or people; or why there is none."""
+def plan_for(config: Config, size: int, before: "Ledger | None" = None) -> "tuple[Plan, float]":
+    """The plan and its delta for so many images, or people; or why there is none.
+
+    What `before` has cost is part of the budget.
+    """
     from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
 
     delta = default_delta(size) if config.delta is None else config.delta
@@ -156,6 +171,7 @@ def plan_for(config: Config, size: int) -> "tuple[Plan, float]":
         budget, size=size, batch_size=config.batch_size, steps=number_of_steps(config, size),
         noise_multiplier=noise, max_norm=config.max_grad_norm, relation=config.relation,
         noise_decay=config.noise_decay, clip_decay=config.clip_decay,
+        spent=() if before is None else before.events,
     )  # fmt: skip
     return plan, delta
 

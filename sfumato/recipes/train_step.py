@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError
 from sfumato.recipes.train_settings import Config
 
 if TYPE_CHECKING:
@@ -32,24 +32,22 @@ class Made(NamedTuple):
     """What it does with each chunk, by which memory is measured."""
 
 
-def load_public(config: Config, *others: "Images") -> "Images | None":
+def load_public(config: Config, private: "Images", test: "Images") -> "Images | None":
     """The public images of the settings: like the others, and none of them."""
     from sfumato.data.alike import require_alike
+    from sfumato.data.classes import require_same
     from sfumato.data.load import load_images
+    from sfumato.recipes.origin import require_unpaid
 
     if config.public is None:
         return None
     if config.extender == "none":
         raise ConfigError("--public is for an extender: add --extender dope, say, or leave it out.")
+    require_unpaid(config.public, private.name)
     public = load_images(config.public, "train", private=False, **config.loading)
-    for images in others:  # test images among the public ones would flatter every score
+    for images in (private, test):  # test images among the public ones would flatter every score
         require_alike(images, public)
-        if images.classes != public.classes:
-            raise DataError(
-                f'"{images.name}" has classes {", ".join(images.classes[:3])}, ... and the public '
-                f'"{public.name}" {", ".join(public.classes[:3])}, ...: a public gradient needs '
-                "the same classes in the same order. Choose some with --public DATA@CLASSES."
-            )
+        require_same(public.classes, public.name, images.classes, images.name)
     return replace(public, people=None)
 
 

@@ -4,11 +4,10 @@ Both are taken at their owner's word: nobody can see in an image whether it may 
 generator of it had learnt. That no private image is among them, pixel for pixel, is looked up.
 """
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sfumato.errors import DataError, PrivacyError
+from sfumato.errors import DataError
+from sfumato.recipes.origin import require_unpaid
 from sfumato.recipes.warmup_scene import Scene
 from sfumato.recipes.warmup_settings import Config
 from sfumato.runs import Run
@@ -26,7 +25,7 @@ def own_public(config: Config, private: "Images", test: "Images") -> "Images":
     from sfumato.data.load import load_images
 
     assert config.public_images is not None
-    require_unpaid(Path(config.public_images))
+    require_unpaid(config.public_images, private.name)
     public = load_images(config.public_images, "train", private=False, **config.loading)
     require_same(public.classes, public.name, private.classes, private.name)
     missing = set(private.labels.tolist()) - set(public.labels.tolist())
@@ -46,29 +45,11 @@ def read_samples(scene: Scene) -> "Images":
     from sfumato.data.arrays import load_samples
 
     assert scene.config.samples is not None
-    require_unpaid(scene.config.samples)
+    require_unpaid(scene.config.samples, scene.private.name)
     samples = load_samples(scene.config.samples, scene.private)
     for images in (scene.private, scene.test):
         require_alike(images, samples)
     return samples
-
-
-def require_unpaid(file: Path) -> None:
-    """Refuse what one of our private generators has drawn: its cost would be in no ledger here."""
-    from sfumato.data.arrays import read_note
-
-    note = read_note(file) if file.is_file() else None
-    try:
-        promise = json.loads(note or "{}")
-    except ValueError:
-        return
-    if "epsilon" in promise:
-        raise PrivacyError(
-            f"{file} was drawn by a generator that learnt {promise.get('data', 'private images')} "
-            f"under epsilon {promise['epsilon']:.3g}. Here such images would count as public, and "
-            "the ledger would leave that cost out. Train on them by sfumato train --data, or bring "
-            "others."
-        )
 
 
 def sample(scene: Scene, stage: Run | None) -> None:

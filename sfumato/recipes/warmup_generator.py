@@ -27,7 +27,7 @@ def split(scene: Scene, stage: Run) -> None:
     if twice:  # on the screen only: a log may be shared, and this counts private images
         stage.say(f"{twice} private images, for your eyes, are also public, pixel for pixel")
     scene.public.save_npz(stage.path / "public.npz")
-    counts = {"public": len(scene.public), "private": len(scene.private)}
+    counts = {"public": len(scene.public), "private": scene.units}
     stage.finish({**counts, "promise": "nothing is promised about the public images"})
 
 

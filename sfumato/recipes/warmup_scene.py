@@ -40,6 +40,12 @@ class Scene:
         return self.directory
 
     @property
+    def units(self) -> int:
+        """Private examples, or people: what the ledger treats as public is their number alone."""
+        people = group_by_person(self.config, self.private)
+        return len(self.private) if people is None else len(people)
+
+    @property
     def precision(self) -> "torch.dtype":
         """What public images are learnt in."""
         from sfumato.train.setup import quick_precision
@@ -50,9 +56,12 @@ class Scene:
 def set_scene(config: Config, run: Run | None, world: World | None = None) -> Scene:
     """Load images, declare a share of them public, and refuse at once what cannot work."""
     from sfumato.data.load import load_splits
+    from sfumato.recipes.origin import require_nobody_public, require_strange
     from sfumato.train.setup import pick_device
 
+    require_nobody_public(config)
     images, test = load_splits(config.data, people=config.people, **config.loading)
+    require_strange(config, images.name)
     public, private = shares(config, images, test)
     device, world = pick_device(config.device), World() if world is None else world
     scene = Scene(config, run, device, public, private, test, world)
@@ -115,9 +124,7 @@ def check_plan(scene: Scene) -> None:
     """Refuse a promise that cannot be kept."""
     from sfumato.recipes import train
 
-    settings, private = scene.config.training, scene.private
-    people = group_by_person(settings, private)
-    train.plan_for(settings, len(private) if people is None else len(people))
+    train.plan_for(scene.config.training, scene.units)
 
 
 def check_number(scene: Scene) -> None:

@@ -35,8 +35,7 @@ def together(
         words = "sfumato warmup" if config.stage == "all" else f"sfumato warmup {config.stage}"
         raise ConfigError(
             f"{words} is for one process. With torchrun, take sfumato warmup generator or sample, "
-            "then go on by one process with sfumato warmup --out RUN --epsilon EPSILON; sfumato "
-            "train --weights RUN/stages/warmup/model.safetensors is for several again."
+            "then go on by one process with sfumato warmup --out RUN --epsilon EPSILON."
         )
     world = join_world(pick_device(config.device))
     try:

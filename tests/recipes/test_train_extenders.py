@@ -130,7 +130,7 @@ def test_public_images_that_are_private_or_of_other_classes_are_refused(tmp_path
         run_train(tmp_path / "none", replace(config, extender="none"))
     with pytest.raises(PrivacyError, match="4000 images are both"):
         run_train(tmp_path / "same", replace(config, public="digits"))
-    with pytest.raises(DataError, match="the same classes in the same order"):
+    with pytest.raises(DataError, match="they must be the same, in one order"):
         run_train(tmp_path / "some", replace(config, public=f"{public}@0-4"))
 
 

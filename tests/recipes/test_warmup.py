@@ -195,6 +195,9 @@ def test_a_promise_about_people_takes_all_images_of_one_to_the_same_part(setting
     warm(config, tmp_path / "run")
     header = read_lines(tmp_path / "run/stages/train/ledger.jsonl")[0]
     assert '"unit": "person"' in json.dumps(header)
+    # How many people there are is public, and how many images they have is not.
+    told = json.loads((tmp_path / "run/stages/split/done.json").read_text())
+    assert told["private"] == 90 - 27
     with open_run(config, verb="warmup", out=tmp_path / "run") as run:
         scene = set_scene(config, run)
     images = {image.numpy().tobytes() for image in scene.public.pixels}

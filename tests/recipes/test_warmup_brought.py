@@ -170,15 +170,3 @@ def test_one_answer_is_given_to_which_images_are_public(settings, folder, capsys
         main([*words, "--out", str(folder / "split")])
     assert stopped.value.code == 0
     assert "public  90" in capsys.readouterr().out
-
-
-def test_images_that_a_private_generator_drew_are_not_taken_for_public(settings, tmp_path):
-    with np.load(settings.data) as file:
-        images, labels = file["x_train"], file["y_train"]
-    note = json.dumps({"epsilon": 9.5, "data": "digits-train"})
-    drawn = {"x_train": 255 - images, "y_train": labels, "note": note}
-    np.savez(tmp_path / "drawn.npz", **drawn, x_test=images[:3], y_test=labels[:3])
-    source = tmp_path / "drawn.npz"
-    for changes in ({"samples": source}, {"public_images": str(source), "public_share": None}):
-        with pytest.raises(PrivacyError, match=r"learnt digits-train under epsilon 9\.5"):
-            warm(replace(settings, **changes), tmp_path / "run")

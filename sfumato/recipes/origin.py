@@ -1,0 +1,116 @@
+"""Where files come from: what was made from private images does not come back as public.
+
+Weights and images that people bring count as public, at their word. Where sfumato itself made them
+from the same data they are not: their ledger lies beside them, or a note in them says what they
+cost. Weights bring their ledger along; images, which would only help, are refused. Data are known
+by their name: who gives the same images another one is not found out.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sfumato.errors import PrivacyError
+from sfumato.recipes.train_settings import Config
+
+if TYPE_CHECKING:
+    from sfumato.privacy.ledger import Ledger
+
+
+def book_of_weights(config: Config, data: str) -> "Ledger | None":
+    """The ledger of the weights to begin with, if they learnt the same data; or why they cannot.
+
+    What is learnt from them costs what they have cost, and more.
+    """
+    if config.weights is None or config.mode == "non-private":
+        return None
+    book = ledger_beside(config.weights)
+    if book is None or not _same(data, book.header.data, *(event.data for event in book.events)):
+        return None
+    delta = book.header.delta if config.delta is None else config.delta
+    spent = book.epsilon(delta)
+    if spent == float("inf"):
+        raise PrivacyError(
+            f"{config.weights} has learnt {data} without privacy, so nothing that begins with it "
+            "can promise anything. Begin with other weights, or train with --mode non-private."
+        )
+    if config.epsilon is not None and spent >= config.epsilon:
+        raise PrivacyError(
+            f"{config.weights} has learnt {data} under epsilon {spent:.3g} already, and --epsilon "
+            f"{config.epsilon:g} is for that and for what comes: raise it, or begin with others."
+        )
+    return book
+
+
+def require_strange(config: Config, data: str) -> None:
+    """Refuse weights that learnt the same data, for a verb that has no ledger to go on with."""
+    if book_of_weights(config, data) is not None:
+        raise PrivacyError(
+            f"{config.weights} has learnt {data}, and here it would count as public: the ledger "
+            "would leave out what that cost. Begin with other weights."
+        )
+
+
+def require_nobody_public(config: Config) -> None:
+    """Refuse weights of a warm-up that took a share of the same data for public.
+
+    A promise to all examples would be one to that share too, which was learnt without noise.
+    """
+    from sfumato.files import read_json
+
+    if config.weights is None or config.mode == "non-private":
+        return
+    run = config.weights.resolve().parent.parent.parent  # RUN/stages/NAME/model.safetensors
+    record = read_json(run / "config.json") if (run / "config.json").exists() else {}
+    before = record.get("config", {})
+    share = record.get("verb") == "warmup" and before.get("public_share") is not None
+    if share and Path(before["data"]).resolve() == Path(config.data).resolve():
+        raise PrivacyError(
+            f"{config.weights} has learnt a public share of {config.data}, without noise: sfumato "
+            "train would promise privacy to the images of that share too. Go on with sfumato "
+            f"warmup train --out {run}, which leaves them out."
+        )
+
+
+def require_unpaid(source: str | Path, data: str) -> None:
+    """Refuse images that one of our ledgers paid for: here they would count as public.
+
+    `data` are the private images beside them. What was made from others is covered by its own
+    ledger.
+    """
+    made = promise_of_images(Path(source))
+    if _same(data, str(made.get("data"))):
+        cost = f"{made['data']} under epsilon {made['epsilon']:.3g}"
+        raise PrivacyError(
+            f"{source} was made from {cost}. Here such images would count as public, and the "
+            "ledger would leave that cost out. Train on them by sfumato train --data, or bring "
+            "others."
+        )
+
+
+def promise_of_images(source: Path) -> dict[str, Any]:
+    """What a note in the file, or the ledger of its bundle, says that they cost; or nothing."""
+    from sfumato.data.arrays import read_note
+
+    try:
+        note = json.loads((read_note(source) if source.is_file() else None) or "{}")
+    except ValueError:
+        note = {}
+    if "epsilon" in note:
+        return note
+    book = ledger_beside(source)
+    return {} if book is None else {"epsilon": book.epsilon(), "data": book.header.data}
+
+
+def ledger_beside(place: Path) -> "Ledger | None":
+    """The ledger of the run or bundle that a file or folder belongs to, if it is there."""
+    from sfumato.files import read_lines
+    from sfumato.privacy.ledger import Ledger
+
+    records = read_lines((place if place.is_dir() else place.parent) / "ledger.jsonl")
+    return Ledger.from_records(records) if records else None
+
+
+def _same(data: str, *others: str) -> bool:
+    """Whether one of these names is that of the same data; a share may have been taken away."""
+    return data.split("-without-")[0] in {other.split("-without-")[0] for other in others}

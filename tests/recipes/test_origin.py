@@ -1,0 +1,170 @@
+"""What sfumato made from private images does not come back as public: weights and images."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from inversions import save
+from releases import make
+from releases import tiny as tiny_release
+from warmups import tiny as tiny_warmup
+from warmups import warm
+
+from sfumato.errors import PrivacyError
+from sfumato.files import read_lines
+from sfumato.privacy.ledger import Ledger
+from sfumato.recipes import train
+from sfumato.recipes.origin import require_unpaid
+from sfumato.runs import open_run
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sets")
+    return train.Config(
+        data=save(folder / "own.npz", "0-2"), model="group-cnn-small", device="cpu", steps=3,
+        epsilon=2.0, batch_size=40, lr=0.2,
+    )  # fmt: skip
+
+
+def go(config, out):
+    with open_run(config, verb="train", out=out) as run:
+        return train.run(config, run)
+
+
+@pytest.fixture(scope="module")
+def first(settings, tmp_path_factory):
+    """A run at epsilon 2."""
+    out = tmp_path_factory.mktemp("runs") / "first"
+    go(settings, out)
+    return out
+
+
+def book(run):
+    return Ledger.from_records(read_lines(run / "ledger.jsonl"))
+
+
+def test_weights_that_learnt_the_same_data_bring_their_ledger_along(settings, first, tmp_path):
+    config = replace(settings, weights=first / "model.safetensors", epsilon=3.0)
+    summary = go(config, tmp_path / "second")
+    both = book(tmp_path / "second")
+    assert {event.ledger for event in both.events} == {book(first).header.id, both.header.id}
+    assert len(both.events) == 6
+    # The budget is for both, so the later steps have more noise than alone they would need.
+    assert summary["epsilon"] == both.epsilon() <= 3
+    assert book(first).epsilon() > 1.9
+    go(replace(settings, epsilon=3.0), tmp_path / "alone")
+    noise = {event.ledger: event.noise_multiplier for event in both.events}
+    alone = book(tmp_path / "alone").events[0].noise_multiplier
+    assert noise[both.header.id] > 1.05 * alone
+    assert "model.safetensors" not in both.header.public
+
+
+def test_a_run_with_such_weights_that_was_cut_goes_on(settings, first, tmp_path, monkeypatch):
+    config = replace(settings, weights=first / "model.safetensors", epsilon=3.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("sfumato.train.loop.Learner.advance", interrupt_after(1))
+        with pytest.raises(KeyboardInterrupt):
+            go(config, tmp_path / "run")
+    go(config, tmp_path / "run")
+    found = book(tmp_path / "run")
+    assert len(found.events) == 6
+    assert found.epsilon() <= 3
+
+
+def interrupt_after(steps):
+    from sfumato.train.loop import Learner
+
+    real = Learner.advance
+
+    def advance(learner):
+        if learner.step == steps:
+            raise KeyboardInterrupt
+        real(learner)
+
+    return advance
+
+
+def test_a_budget_that_such_weights_have_spent_is_refused(settings, first, tmp_path):
+    config = replace(settings, weights=first / "model.safetensors", epsilon=1.5)
+    with pytest.raises(
+        PrivacyError, match=r"own-train under epsilon 2 already, and --epsilon 1\.5"
+    ):
+        go(config, tmp_path / "run")
+
+
+def test_weights_that_learnt_the_same_data_without_privacy_promise_nothing(settings, tmp_path):
+    plain = replace(settings, mode="non-private", epsilon=None)
+    go(plain, tmp_path / "plain")
+    again = replace(settings, weights=tmp_path / "plain/model.safetensors")
+    with pytest.raises(PrivacyError, match="own-train without privacy"):
+        go(again, tmp_path / "run")
+    go(replace(plain, weights=tmp_path / "plain/model.safetensors"), tmp_path / "more")
+
+
+def test_weights_that_learnt_other_data_are_public_and_the_ledger_says_so(
+    settings, first, tmp_path
+):
+    other = replace(settings, data=save(tmp_path / "other.npz", "3-5"))
+    go(replace(other, weights=first / "model.safetensors"), tmp_path / "run")
+    found = book(tmp_path / "run")
+    assert len(found.events) == 3
+    assert found.header.public.endswith(", and the weights in model.safetensors")
+
+
+def test_a_warm_up_on_a_share_of_the_data_is_no_start_for_all_of_it(settings, tmp_path):
+    config = tiny_warmup(tmp_path, number=0, epsilon=8.0)
+    warm(config, tmp_path / "warm")
+    for stage in ("warmup", "train"):
+        weights = tmp_path / f"warm/stages/{stage}/model.safetensors"
+        begun = replace(settings, data=config.data, weights=weights, epsilon=20.0)
+        with pytest.raises(PrivacyError, match=r"a public share of .*sfumato warmup train --out"):
+            go(begun, tmp_path / "run")
+        with pytest.raises(PrivacyError, match="a public share"):
+            warm(replace(config, weights=weights, seed=5), tmp_path / "other")
+    weights = tmp_path / "warm/stages/warmup/model.safetensors"
+    other = replace(settings, weights=weights)
+    assert go(other, tmp_path / "elsewhere")["epsilon"] <= 2
+
+
+def test_a_warm_up_does_not_begin_with_weights_that_learnt_its_data(settings, first, tmp_path):
+    config = tiny_warmup(
+        tmp_path, data=settings.data, weights=first / "model.safetensors", epsilon=8.0
+    )
+    with pytest.raises(PrivacyError, match="learnt own-train, and here it would count as public"):
+        warm(config, tmp_path / "run")
+
+
+@pytest.fixture
+def paid(settings, tmp_path):
+    """Images that were made from the private ones: drawn, with a note, and as a bundle."""
+    with np.load(settings.data) as file:
+        arrays = {name: 255 - file[name] if name[0] == "x" else file[name] for name in file}
+    note = json.dumps({"epsilon": 9.5, "data": "own-train"})
+    np.savez(tmp_path / "drawn.npz", **arrays, note=note)
+    (tmp_path / "bundle").mkdir()
+    np.savez(tmp_path / "bundle/images.npz", **arrays)
+    return tmp_path
+
+
+@pytest.mark.parametrize("source", ["drawn.npz", "bundle/images.npz", "bundle"])
+def test_images_that_a_ledger_paid_for_are_not_public(settings, first, paid, source):
+    (paid / "bundle/ledger.jsonl").write_bytes((first / "ledger.jsonl").read_bytes())
+    with pytest.raises(PrivacyError, match=r"made from own-train under epsilon (9\.5|2)"):
+        require_unpaid(paid / source, "own-train-without-4%")
+    require_unpaid(paid / source, "other-train")
+
+
+def test_every_verb_that_takes_public_images_asks_who_paid(settings, paid, tmp_path):
+    drawn = str(paid / "drawn.npz")
+    with pytest.raises(PrivacyError, match=r"made from own-train under epsilon 9\.5"):
+        go(replace(settings, extender="dope", public=drawn), tmp_path / "train")
+    release = tiny_release(tmp_path, data=settings.data, public=drawn)
+    with pytest.raises(PrivacyError, match=r"made from own-train under epsilon 9\.5"):
+        make(release, tmp_path / "release")
+    for changes in ({"samples": Path(drawn)}, {"public_images": drawn, "public_share": None}):
+        config = tiny_warmup(tmp_path, **{"data": settings.data, **changes})
+        with pytest.raises(PrivacyError, match=r"made from own-train under epsilon 9\.5"):
+            warm(config, tmp_path / "warmup")
