@@ -103,12 +103,17 @@ def promise_of_images(source: Path) -> dict[str, Any]:
 
 
 def ledger_beside(place: Path) -> "Ledger | None":
-    """The ledger of the run or bundle that a file or folder belongs to, if it is there."""
+    """The ledger of the bundle, stage or run that a file or folder belongs to, if it is there."""
     from sfumato.files import read_lines
     from sfumato.privacy.ledger import Ledger
 
-    records = read_lines((place if place.is_dir() else place.parent) / "ledger.jsonl")
-    return Ledger.from_records(records) if records else None
+    folder = (place if place.is_dir() else place.parent).resolve()
+    run = folder.parent.parent if folder.parent.name == "stages" else folder
+    for one in (folder, run):
+        records = read_lines(one / "ledger.jsonl")
+        if records:
+            return Ledger.from_records(records)
+    return None
 
 
 def _same(data: str, *others: str) -> bool:

@@ -1,6 +1,7 @@
 """What sfumato made from private images does not come back as public: weights and images."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,9 +150,13 @@ def paid(settings, tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("source", ["drawn.npz", "bundle/images.npz", "bundle"])
+@pytest.mark.parametrize(
+    "source", ["drawn.npz", "bundle/images.npz", "bundle", "bundle/stages/match/images.npz"]
+)
 def test_images_that_a_ledger_paid_for_are_not_public(settings, first, paid, source):
     (paid / "bundle/ledger.jsonl").write_bytes((first / "ledger.jsonl").read_bytes())
+    (paid / "bundle/stages/match").mkdir(parents=True)
+    shutil.copy(paid / "bundle/images.npz", paid / "bundle/stages/match")
     with pytest.raises(PrivacyError, match=r"made from own-train under epsilon (9\.5|2)"):
         require_unpaid(paid / source, "own-train-without-4%")
     require_unpaid(paid / source, "other-train")
