@@ -10,7 +10,7 @@ Koskela et al. 2020; Doroshenko et al. 2022 (connect the dots); Mironov 2017; Ch
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -42,6 +42,16 @@ def epsilon(
     Zero for no events, infinite if one of them was exact. The RDP bound is NaN for what Rényi
     accounting has no formula for: replace-one and truncated batches. `cells_for` as for `price`.
     """
+    return price(costs_of(events), delta, relation, accountant, cells_for=cells_for)
+
+
+def costs_of(events: Iterable[Event]) -> Counter[Cost]:
+    """The mechanisms that `events` are, counted: what the accountant prices.
+
+    Guarantee: composed, they cost at least what the events do. Releases of one step share its batch
+    and are one mechanism; a family of events on disjoint examples costs what one of them would
+    alone, for each cost that occurs in it.
+    """
     steps: dict[tuple[str, str, int], list[Event]] = {}
     for event in events:
         steps.setdefault((event.ledger, event.stage, event.step), []).append(event)
@@ -49,12 +59,10 @@ def epsilon(
     for same in steps.values():
         cost = _together(same)
         if same[0].family:
-            # A family of events on disjoint examples costs what one of them would alone.
             families.add((same[0].ledger, same[0].stage, same[0].family, cost))
         else:
             singles.append(cost)
-    costs = singles + [cost for *_, cost in families]
-    return price(Counter(costs), delta, relation, accountant, cells_for=cells_for)
+    return Counter(singles) + Counter(cost for *_, cost in families)
 
 
 def _together(events: Sequence[Event]) -> Cost:
