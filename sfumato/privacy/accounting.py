@@ -149,8 +149,9 @@ def shuffled_epsilon(
 def least_noise(price_of: Callable[[float], float], target: float) -> float:
     """The smallest noise multiplier, to about 2e-4 of it, whose price is at most `target`.
 
-    `price_of(noise)` falls with the noise. Guarantee: the noise returned was itself priced, and
-    costs at most `target`. It is never below 0.05, where epsilon is in the hundreds.
+    `price_of(noise)` falls with the noise; it is infinite where there is too little to be priced.
+    Guarantee: the noise returned was itself priced, and costs at most `target`. It is never below
+    0.05, where epsilon is in the hundreds.
     """
 
     @cache

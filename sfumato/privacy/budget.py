@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.privacy.accounting import costs_of, least_noise, most_steps, price
+from sfumato.privacy.accounting import LEAST_NOISE, costs_of, least_noise, most_steps, price
 from sfumato.privacy.events import Cost, Event, Relation
 
 STAIRS = 8
@@ -205,8 +205,10 @@ def make_plan(
     before = costs_of(spent)
 
     def price_of(noise: float) -> float:
-        costs = replace(plan, noise_multiplier=noise).costs()
-        return price(before + costs, budget.delta, relation)
+        trial = replace(plan, noise_multiplier=noise)
+        if trial.at(plan.steps - 1).noise_multiplier < LEAST_NOISE:
+            return math.inf
+        return price(before + trial.costs(), budget.delta, relation)
 
     return replace(plan, noise_multiplier=least_noise(price_of, budget.epsilon))
 

@@ -245,6 +245,13 @@ def test_the_noise_that_is_found_was_priced_itself():
         assert 0.999 * target < 3.7 / noise**1.3 <= target
 
 
+@pytest.mark.parametrize("target", [0.9, 1e4, 1e20])
+def test_noise_that_has_no_price_is_never_found(target):
+    noise = least_noise(lambda n: math.inf if n < 3 else 5 / n, target)
+    assert noise == pytest.approx(max(3, 5 / target), rel=3e-4)
+    assert noise >= 3
+
+
 def test_what_cannot_be_priced_is_refused_quickly():
     for rate, noise, steps in ((0.02, 0.001, 10), (0.02, 1.0, 10**9)):
         with pytest.raises(ConfigError, match="cannot be priced"):
