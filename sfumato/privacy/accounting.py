@@ -214,8 +214,9 @@ def _interval(costs: Counter[Cost], cells_for: int) -> float:
     """Width of the PLD's cells. Any width gives an upper bound.
 
     The bound exceeds the limit by about count * width^2: up to 20,000 events this width keeps that
-    within 2e-4. Where the noise is small the loss of one event is large; then cells are wider, so
-    that there are at most some 10^5 of them.
+    within 2e-4. Where the noise is small the loss of one event is large, and that of many events on
+    all of the data, which are one with less noise; then cells are wider, so that there are at most
+    some 10^5 of them. (A cell of 700 is too wide for the exponential of a float.)
     """
     count = max(costs.total(), cells_for)
     noise = min(noise for _, noise, _, _ in costs)
@@ -224,7 +225,9 @@ def _interval(costs: Counter[Cost], cells_for: int) -> float:
             f"{count} events with noise multiplier {noise:g} cannot be priced: at most "
             f"{MOST_EVENTS} events, each with at least {LEAST_NOISE:g}, can."
         )
-    return max(min(1e-3, max(1e-4, math.sqrt(2e-4 / count))), (0.5 / noise**2 + 10 / noise) / 2e5)
+    noise = min(_at_once(cost, number)[0] for cost, number in costs.items())
+    largest = 0.5 / noise**2 + 10 / noise
+    return max(min(1e-3, max(1e-4, math.sqrt(2e-4 / count))), min(largest / 2e5, 500.0))
 
 
 @lru_cache(maxsize=64)
@@ -253,11 +256,20 @@ def _single(cost: Cost, relation: Relation, interval: float) -> "PrivacyLossDist
 def _composed(
     cost: Cost, count: int, relation: Relation, interval: float
 ) -> "PrivacyLossDistribution":
+    rate, _, max_batch, size = cost
+    noise, times = _at_once(cost, count)
+    one = _single((rate, noise, max_batch, size), relation, interval)
+    return one if times == 1 else one.self_compose(times)
+
+
+def _at_once(cost: Cost, count: int) -> tuple[float, int]:
+    """Noise and number of the events that are left to compose.
+
+    n Gaussian releases on all of the data are one with 1/sqrt(n) of the noise: exact, and fast.
+    """
     rate, noise, max_batch, _ = cost
-    if rate == 1 and max_batch is None:
-        # n Gaussian releases are one with 1/sqrt(n) of the noise: exact, and much faster.
-        return _single((rate, noise / math.sqrt(count), None, None), relation, interval)
-    return _single(cost, relation, interval).self_compose(count)
+    plain = rate == 1 and max_batch is None
+    return (noise / math.sqrt(count), 1) if plain else (noise, count)
 
 
 def _rdp_epsilon(costs: Counter[Cost], delta: float, relation: Relation) -> float:
