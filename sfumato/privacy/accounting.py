@@ -56,12 +56,12 @@ def costs_of(events: Iterable[Event]) -> Counter[Cost]:
     for event in events:
         steps.setdefault((event.ledger, event.stage, event.step), []).append(event)
     singles, families = [], set()
-    for same in steps.values():
-        cost = _together(same)
-        if same[0].family:
-            families.add((same[0].ledger, same[0].stage, same[0].family, cost))
+    for (ledger, stage, _), same in steps.items():
+        family, *others = {event.family for event in same}
+        if family and not others:
+            families.add((ledger, stage, family, _together(same)))
         else:
-            singles.append(cost)
+            singles.append(_together(same))
     return Counter(singles) + Counter(cost for *_, cost in families)
 
 
@@ -69,13 +69,15 @@ def _together(events: Sequence[Event]) -> Cost:
     """The cost of several releases of one step, which share its batch.
 
     Amplification comes from the batch being a sample, and it is drawn once: k Gaussian releases on
-    it are one release with less noise on one sample, not k independent samples.
+    it are one release with less noise on one sample, not k independent samples. Of a batch that was
+    cut once so and once otherwise nothing is known: it counts as exact.
     """
-    rate, noise, max_batch, size = events[0].cost
-    if len(events) == 1 or noise == 0:
+    if len(events) == 1:
         return events[0].cost
-    if any(event.is_exact for event in events):
-        return (rate, 0.0, max_batch, size)
+    *_, max_batch, size = events[0].cost
+    cut_alike = all(event.cost[2:] == (max_batch, size) for event in events)
+    if any(event.is_exact for event in events) or not cut_alike:
+        return (1.0, 0.0, max_batch, size)
     precision = sum(event.noise_multiplier**-2 for event in events)
     return (max(event.rate for event in events), precision**-0.5, max_batch, size)
 

@@ -1,5 +1,6 @@
 """What was spent before: releases of one step, families, and the plan that gets the rest."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -47,3 +48,16 @@ def test_a_second_release_of_a_step_costs_more_and_one_more_of_a_family_nothing(
     assert epsilon(DOUBLED, 1e-5) > 1.5 * epsilon(SINGLE, 1e-5)
     one_of_each = [FAMILY[0], FAMILY[50], FAMILY[100], FAMILY[150]]
     assert epsilon(FAMILY, 1e-5) == epsilon(one_of_each, 1e-5)
+
+
+def test_a_family_is_not_widened_by_a_release_that_is_not_in_it():
+    others = [replace(event, family="", tag="other") for event in FAMILY[:50]]
+    apart = [replace(event, stage="c") for event in others]
+    assert epsilon([*FAMILY, *others], 1e-5) >= epsilon([*FAMILY, *apart], 1e-5) > 3.9
+
+
+def test_a_batch_that_was_cut_in_two_ways_has_no_price():
+    plain = Event(stage="a", rate=0.1, noise_multiplier=3.0)
+    cut = replace(plain, max_batch=5, size=100, tag="cut")
+    assert epsilon([cut, replace(cut, tag="again")], 1e-5) > epsilon([cut], 1e-5)
+    assert epsilon([plain, cut], 1e-5) == epsilon([cut, plain], 1e-5) == math.inf
