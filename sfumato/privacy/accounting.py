@@ -10,7 +10,7 @@ Koskela et al. 2020; Doroshenko et al. 2022 (connect the dots); Mironov 2017; Ch
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -42,32 +42,42 @@ def epsilon(
     Zero for no events, infinite if one of them was exact. The RDP bound is NaN for what Rényi
     accounting has no formula for: replace-one and truncated batches. `cells_for` as for `price`.
     """
+    return price(costs_of(events), delta, relation, accountant, cells_for=cells_for)
+
+
+def costs_of(events: Iterable[Event]) -> Counter[Cost]:
+    """The mechanisms that `events` are, counted: what the accountant prices.
+
+    Guarantee: composed, they cost at least what the events do. Releases of one step share its batch
+    and are one mechanism; a family of events on disjoint examples costs what one of them would
+    alone, for each cost that occurs in it.
+    """
     steps: dict[tuple[str, str, int], list[Event]] = {}
     for event in events:
         steps.setdefault((event.ledger, event.stage, event.step), []).append(event)
     singles, families = [], set()
-    for same in steps.values():
-        cost = _together(same)
-        if same[0].family:
-            # A family of events on disjoint examples costs what one of them would alone.
-            families.add((same[0].ledger, same[0].stage, same[0].family, cost))
+    for (ledger, stage, _), same in steps.items():
+        family, *others = {event.family for event in same}
+        if family and not others:
+            families.add((ledger, stage, family, _together(same)))
         else:
-            singles.append(cost)
-    costs = singles + [cost for *_, cost in families]
-    return price(Counter(costs), delta, relation, accountant, cells_for=cells_for)
+            singles.append(_together(same))
+    return Counter(singles) + Counter(cost for *_, cost in families)
 
 
 def _together(events: Sequence[Event]) -> Cost:
     """The cost of several releases of one step, which share its batch.
 
     Amplification comes from the batch being a sample, and it is drawn once: k Gaussian releases on
-    it are one release with less noise on one sample, not k independent samples.
+    it are one release with less noise on one sample, not k independent samples. Of a batch that was
+    cut once so and once otherwise nothing is known: it counts as exact.
     """
-    rate, noise, max_batch, size = events[0].cost
-    if len(events) == 1 or noise == 0:
+    if len(events) == 1:
         return events[0].cost
-    if any(event.is_exact for event in events):
-        return (rate, 0.0, max_batch, size)
+    *_, max_batch, size = events[0].cost
+    cut_alike = all(event.cost[2:] == (max_batch, size) for event in events)
+    if any(event.is_exact for event in events) or not cut_alike:
+        return (1.0, 0.0, max_batch, size)
     precision = sum(event.noise_multiplier**-2 for event in events)
     return (max(event.rate for event in events), precision**-0.5, max_batch, size)
 
@@ -141,8 +151,9 @@ def shuffled_epsilon(
 def least_noise(price_of: Callable[[float], float], target: float) -> float:
     """The smallest noise multiplier, to about 2e-4 of it, whose price is at most `target`.
 
-    `price_of(noise)` falls with the noise. Guarantee: the noise returned was itself priced, and
-    costs at most `target`. It is never below 0.05, where epsilon is in the hundreds.
+    `price_of(noise)` falls with the noise; it is infinite where there is too little to be priced.
+    Guarantee: the noise returned was itself priced, and costs at most `target`. It is never below
+    0.05, where epsilon is in the hundreds.
     """
 
     @cache
@@ -205,8 +216,9 @@ def _interval(costs: Counter[Cost], cells_for: int) -> float:
     """Width of the PLD's cells. Any width gives an upper bound.
 
     The bound exceeds the limit by about count * width^2: up to 20,000 events this width keeps that
-    within 2e-4. Where the noise is small the loss of one event is large; then cells are wider, so
-    that there are at most some 10^5 of them.
+    within 2e-4. Where the noise is small the loss of one event is large, and that of many events on
+    all of the data, which are one with less noise; then cells are wider, so that there are at most
+    some 10^5 of them. (A cell of 700 is too wide for the exponential of a float.)
     """
     count = max(costs.total(), cells_for)
     noise = min(noise for _, noise, _, _ in costs)
@@ -215,7 +227,9 @@ def _interval(costs: Counter[Cost], cells_for: int) -> float:
             f"{count} events with noise multiplier {noise:g} cannot be priced: at most "
             f"{MOST_EVENTS} events, each with at least {LEAST_NOISE:g}, can."
         )
-    return max(min(1e-3, max(1e-4, math.sqrt(2e-4 / count))), (0.5 / noise**2 + 10 / noise) / 2e5)
+    noise = min(_at_once(cost, number)[0] for cost, number in costs.items())
+    largest = 0.5 / noise**2 + 10 / noise
+    return max(min(1e-3, max(1e-4, math.sqrt(2e-4 / count))), min(largest / 2e5, 500.0))
 
 
 @lru_cache(maxsize=64)
@@ -244,11 +258,20 @@ def _single(cost: Cost, relation: Relation, interval: float) -> "PrivacyLossDist
 def _composed(
     cost: Cost, count: int, relation: Relation, interval: float
 ) -> "PrivacyLossDistribution":
+    rate, _, max_batch, size = cost
+    noise, times = _at_once(cost, count)
+    one = _single((rate, noise, max_batch, size), relation, interval)
+    return one if times == 1 else one.self_compose(times)
+
+
+def _at_once(cost: Cost, count: int) -> tuple[float, int]:
+    """Noise and number of the events that are left to compose.
+
+    n Gaussian releases on all of the data are one with 1/sqrt(n) of the noise: exact, and fast.
+    """
     rate, noise, max_batch, _ = cost
-    if rate == 1 and max_batch is None:
-        # n Gaussian releases are one with 1/sqrt(n) of the noise: exact, and much faster.
-        return _single((rate, noise / math.sqrt(count), None, None), relation, interval)
-    return _single(cost, relation, interval).self_compose(count)
+    plain = rate == 1 and max_batch is None
+    return (noise / math.sqrt(count), 1) if plain else (noise, count)
 
 
 def _rdp_epsilon(costs: Counter[Cost], delta: float, relation: Relation) -> float:

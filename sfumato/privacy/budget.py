@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.privacy.accounting import least_noise, most_steps, price
+from sfumato.privacy.accounting import LEAST_NOISE, costs_of, least_noise, most_steps, price
 from sfumato.privacy.events import Cost, Event, Relation
 
 STAIRS = 8
@@ -202,18 +202,20 @@ def make_plan(
     budget.check_against(size)
     if math.isinf(budget.epsilon):
         return plan
-    before = Counter(event.cost for event in spent)
+    before = costs_of(spent)
 
     def price_of(noise: float) -> float:
-        costs = replace(plan, noise_multiplier=noise).costs()
-        return price(before + costs, budget.delta, relation)
+        trial = replace(plan, noise_multiplier=noise)
+        if trial.at(plan.steps - 1).noise_multiplier < LEAST_NOISE:
+            return math.inf
+        return price(before + trial.costs(), budget.delta, relation)
 
     return replace(plan, noise_multiplier=least_noise(price_of, budget.epsilon))
 
 
 def steps_within(budget: Budget, plan: Plan, spent: Sequence[Event] = ()) -> int:
     """How many steps of the plan's kind the budget allows, after what was `spent`."""
-    before = Counter(event.cost for event in spent)
+    before = costs_of(spent)
     cost = plan.event("plan", 0).cost
 
     def price_of(steps: int) -> float:

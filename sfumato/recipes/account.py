@@ -42,7 +42,7 @@ class Config:
     relation: Relation = "add-or-remove"
     """Which data sets are neighbours: one example more or less, or one replaced."""
     max_batch: int | None = None
-    """Truncate Poisson batches to this many examples."""
+    """Truncate Poisson batches to this many examples. Only a `Plan` built by hand can run that."""
     ledger: Path | None = None
     """Price a ledger.jsonl, or a run directory, instead of a plan."""
     plot: Path | None = None

@@ -2,10 +2,9 @@
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
-from sfumato.privacy.accounting import price
+from sfumato.privacy.accounting import costs_of, price
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
 
@@ -45,14 +44,19 @@ def progress(
 
 
 def price_list(plan: Plan, ledger: Ledger, stage: str) -> Callable[[int], float] | None:
-    """Epsilon after each step, priced at twenty places and read off in between, from above."""
+    """Epsilon after each step, priced at twenty places and read off in between, from above.
+
+    All that the ledger holds already is in it: other stages, other ledgers' lines, and steps of
+    this stage that an earlier try has paid for, whether they are taken again or not.
+    """
     if plan.noise_multiplier == 0:
         return None
-    before = Counter(event.cost for event in ledger.events if event.stage != stage)
-    delta = ledger.header.delta
+    spent, delta = costs_of(ledger.events), ledger.header.delta
+    ours = (event for event in ledger.events if event.ledger == ledger.header.id)
+    paid = plan.costs(len({event.step for event in ours if event.stage == stage}))
     marks = sorted({max(1, math.ceil(plan.steps * i / 20)) for i in range(1, 21)})
     prices = {
-        mark: price(before + plan.costs(mark), delta, plan.relation, cells_for=plan.steps)
+        mark: price(spent + (plan.costs(mark) - paid), delta, plan.relation, cells_for=plan.steps)
         for mark in marks
     }
     return lambda step: prices[next(mark for mark in marks if mark >= step)]

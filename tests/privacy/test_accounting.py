@@ -245,6 +245,13 @@ def test_the_noise_that_is_found_was_priced_itself():
         assert 0.999 * target < 3.7 / noise**1.3 <= target
 
 
+@pytest.mark.parametrize("target", [0.9, 1e4, 1e20])
+def test_noise_that_has_no_price_is_never_found(target):
+    noise = least_noise(lambda n: math.inf if n < 3 else 5 / n, target)
+    assert noise == pytest.approx(max(3, 5 / target), rel=3e-4)
+    assert noise >= 3
+
+
 def test_what_cannot_be_priced_is_refused_quickly():
     for rate, noise, steps in ((0.02, 0.001, 10), (0.02, 1.0, 10**9)):
         with pytest.raises(ConfigError, match="cannot be priced"):
@@ -254,3 +261,12 @@ def test_what_cannot_be_priced_is_refused_quickly():
 def test_little_noise_is_priced_with_wider_cells():
     assert 300 < pld(0.02, 0.05, 150) < 40_000
     assert make_plan(Budget(epsilon=1e6, delta=1e-5), size=50_000, batch_size=1000, epochs=3)
+
+
+def test_many_steps_on_all_of_the_data_cost_what_one_with_less_noise_does_and_no_more_memory():
+    assert pld(1.0, 100.0, 10_000) == pytest.approx(pld(1.0, 1.0, 1), abs=1e-3)
+    # For a loss of variance v, epsilon is v/2 + 4.26 sqrt(v) where the other term vanishes.
+    for noise, steps in ((0.4, 1000), (1.0, 50_000)):
+        variance = steps / noise**2
+        least = variance / 2 + 4.26 * variance**0.5
+        assert least < pld(1.0, noise, steps) < 1.001 * least

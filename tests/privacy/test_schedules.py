@@ -8,6 +8,7 @@ import torch
 from sfumato.errors import ConfigError
 from sfumato.privacy.accounting import price
 from sfumato.privacy.budget import Budget, Plan, make_plan
+from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Secret
@@ -55,6 +56,21 @@ def test_a_budget_is_kept_by_a_schedule_too():
     assert 1.98 < plan.epsilon(1e-5) <= 2.0
     flat = make_plan(budget, size=1000, batch_size=50, steps=60)
     assert plan.at(59).noise_multiplier < flat.noise_multiplier < plan.noise_multiplier
+
+
+@pytest.mark.parametrize("decay", [0.03, 0.015, 0.002])
+def test_a_schedule_that_ends_with_little_of_its_noise_begins_with_much(decay):
+    budget = Budget(epsilon=8.0, delta=1e-5)
+    plan = make_plan(budget, size=1000, batch_size=50, steps=2, noise_decay=decay)
+    assert 7.98 < plan.epsilon(1e-5) <= 8.0
+    assert 0.3 < plan.at(1).noise_multiplier < 0.5
+
+
+def test_little_noise_that_was_spent_is_refused_by_its_name():
+    spent = [Event(stage="before", rate=0.1, noise_multiplier=0.015)]
+    for decay in (1.0, 0.015):
+        with pytest.raises(ConfigError, match=r"noise multiplier 0\.015 cannot be priced"):
+            make_plan(Budget(epsilon=8, delta=1e-5), size=10, noise_decay=decay, spent=spent)
 
 
 def test_an_impossible_schedule_is_refused():
