@@ -6,9 +6,16 @@ from collections import Counter
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
+from scipy.stats import norm
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.accounting import epsilon, least_noise, price, shuffled_epsilon
+from sfumato.privacy.accounting import (
+    LEAST_DELTA,
+    epsilon,
+    least_noise,
+    price,
+    shuffled_epsilon,
+)
 from sfumato.privacy.budget import Budget, Plan, make_plan, steps_within
 from sfumato.privacy.events import Event
 
@@ -270,3 +277,19 @@ def test_many_steps_on_all_of_the_data_cost_what_one_with_less_noise_does_and_no
         variance = steps / noise**2
         least = variance / 2 + 4.26 * variance**0.5
         assert least < pld(1.0, noise, steps) < 1.001 * least
+
+
+@pytest.mark.parametrize("delta", [1e-12, 0.0, 1.0, -1e-5, float("nan")])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_delta_that_rounding_would_drown_is_refused(delta, accountant):
+    with pytest.raises(ConfigError, match="must lie between 1e-10 and 1"):
+        price(Counter({(0.01, 1.0, None, None): 10}), delta, accountant=accountant)
+
+
+@pytest.mark.parametrize("steps", [1, 1000, 30_000])
+def test_the_least_delta_is_still_priced_from_above(steps):
+    # So many Gaussian releases of all of the data are one with noise 1.
+    found = price(Counter({(1.0, math.sqrt(steps), None, None): steps}), LEAST_DELTA)
+    left = norm.cdf(0.5 - found) - math.exp(found + norm.logcdf(-0.5 - found))
+    assert left <= LEAST_DELTA
+    assert found == pytest.approx(6.547924, abs=1e-5)
