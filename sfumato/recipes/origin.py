@@ -24,7 +24,7 @@ def book_of_weights(config: Config, data: str) -> "Ledger | None":
     """
     if config.weights is None or config.mode == "non-private":
         return None
-    book = ledger_beside(config.weights)
+    book = ledger_beside(config.weights.expanduser())
     if book is None or not _same(data, book.header.data, *(event.data for event in book.events)):
         return None
     delta = book.header.delta if config.delta is None else config.delta
@@ -51,24 +51,31 @@ def require_strange(config: Config, data: str) -> None:
         )
 
 
-def require_nobody_public(config: Config) -> None:
-    """Refuse weights of a warm-up that took a share of the same data for public.
+def require_covered(config: Config) -> None:
+    """Refuse weights of a run on the same data that no ledger speaks of, or that of a part alone.
 
-    A promise to all examples would be one to that share too, which was learnt without noise.
+    Such are those in a run's `private/`, and those of a warm-up that took a share of the data for
+    public: a promise to all examples would be one to that share too, learnt without noise.
     """
-    from sfumato.files import read_json
-
     if config.weights is None or config.mode == "non-private":
         return
-    run = config.weights.resolve().parent.parent.parent  # RUN/stages/NAME/model.safetensors
-    record = read_json(run / "config.json") if (run / "config.json").exists() else {}
+    file = config.weights.expanduser().resolve()
+    run = next((folder for folder in file.parents if _settings_of(folder)), file.parent)
+    record = _settings_of(run)
     before = record.get("config", {})
-    share = record.get("verb") == "warmup" and before.get("public_share") is not None
-    if share and Path(before["data"]).resolve() == Path(config.data).resolve():
+    if not record or not _same_source(config.data, str(before.get("data"))):
+        return
+    if record["verb"] == "warmup" and before.get("public_share") is not None:
         raise PrivacyError(
             f"{config.weights} has learnt a public share of {config.data}, without noise: sfumato "
-            "train would promise privacy to the images of that share too. Go on with sfumato "
-            f"warmup train --out {run}, which leaves them out."
+            "would promise privacy to the images of that share too. Go on with sfumato warmup "
+            f"train --out {run}, which leaves them out."
+        )
+    lost = "private" in file.relative_to(run).parts
+    if lost or (record["verb"] != "warmup" and ledger_beside(file) is None):
+        raise PrivacyError(
+            f"{config.weights} is of a run on {config.data}, and no ledger says what it cost: what "
+            "begins with it can promise nothing. Begin with other weights."
         )
 
 
@@ -78,7 +85,7 @@ def require_unpaid(source: str | Path, data: str) -> None:
     `data` are the private images beside them. What was made from others is covered by its own
     ledger.
     """
-    made = promise_of_images(Path(source))
+    made = promise_of_images(Path(source).expanduser())
     if _same(data, str(made.get("data"))):
         cost = f"{made['data']} under epsilon {made['epsilon']:.3g}"
         raise PrivacyError(
@@ -116,6 +123,25 @@ def ledger_beside(place: Path) -> "Ledger | None":
     return None
 
 
+def _settings_of(folder: Path) -> dict[str, Any]:
+    """The verb and the settings of the run in a folder; nothing where there is none."""
+    from sfumato.files import read_json
+
+    record = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    return record if isinstance(record, dict) and "verb" in record else {}
+
+
+def _same_source(one: str, other: str) -> bool:
+    """Whether two --data are one: perhaps in other words, or with other classes of it."""
+    paths = [Path(source.partition("@")[0]).expanduser().resolve() for source in (one, other)]
+    return paths[0] == paths[1]
+
+
 def _same(data: str, *others: str) -> bool:
-    """Whether one of these names is that of the same data; a share may have been taken away."""
-    return data.split("-without-")[0] in {other.split("-without-")[0] for other in others}
+    """Whether one of these is the name of the same data, or of a part of it."""
+    return _whole(data) in map(_whole, others)
+
+
+def _whole(name: str) -> str:
+    """The name without what says which part is meant: photos@0-4-train, photos-train-without-4%."""
+    return name.partition("-without-")[0].partition("@")[0].removesuffix("-train")

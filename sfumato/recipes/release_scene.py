@@ -80,7 +80,7 @@ def set_scene(config: Config, run: Run) -> Scene:
     """Load images, and refuse at once what cannot be released from."""
     from sfumato.data.alike import require_alike
     from sfumato.data.load import load_images, load_splits
-    from sfumato.recipes.origin import require_unpaid
+    from sfumato.recipes.origin import require_covered, require_strange, require_unpaid
     from sfumato.train.setup import pick_device
 
     settings, book = given_teacher(config) if config.teacher else (config.training, None)
@@ -92,6 +92,9 @@ def set_scene(config: Config, run: Run) -> Scene:
     private, test = load_splits(settings.data, people=settings.people, **settings.loading)
     # What is said here goes before what a given teacher was told.
     own = {name: value for name, value in config.loading.items() if value}
+    if book is None:
+        require_covered(config)
+        require_strange(config, private.name)
     require_unpaid(config.public, private.name)
     public = load_images(config.public, "train", private=False, **{**settings.loading, **own})
     public = replace(public, people=None)

@@ -33,7 +33,7 @@ def needs_run(config: Config) -> bool:
 def run(config: Config, run: Run | None) -> dict[str, Any]:
     """Load, build, plan, train, score. Of several processes, all but the leader have no run."""
     from sfumato.data.load import load_splits
-    from sfumato.recipes.origin import require_nobody_public
+    from sfumato.recipes.origin import require_covered
     from sfumato.recipes.train_step import load_public
     from sfumato.train.setup import pick_device
     from sfumato.train.world import join_world, leave_world
@@ -43,7 +43,7 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     try:
         if world.agree(run is not None and run.finished):
             return {} if run is None else run.summary
-        require_nobody_public(config)
+        require_covered(config)
         train, test = load_splits(config.data, people=config.people, **config.loading)
         public = load_public(config, train, test)
         if config.explain:
@@ -222,7 +222,7 @@ def learn(
     learner.load(world.agree(run and run.load_checkpoint()))
     if run is not None and learner.step:
         run.log(f"going on after step {learner.step}: what was paid is not paid again")
-    elif run is not None and ledger.events:
+    elif run is not None and any(event.ledger == ledger.header.id for event in ledger.events):
         run.log("beginning again: there was no checkpoint yet, but what was paid is not paid again")
     if canaries is not None:
         note_start(canaries, learner, reading, run)

@@ -56,10 +56,10 @@ class Scene:
 def set_scene(config: Config, run: Run | None, world: World | None = None) -> Scene:
     """Load images, declare a share of them public, and refuse at once what cannot work."""
     from sfumato.data.load import load_splits
-    from sfumato.recipes.origin import require_nobody_public, require_strange
+    from sfumato.recipes.origin import require_covered, require_strange
     from sfumato.train.setup import pick_device
 
-    require_nobody_public(config)
+    require_covered(config)
     images, test = load_splits(config.data, people=config.people, **config.loading)
     require_strange(config, images.name)
     public, private = shares(config, images, test)

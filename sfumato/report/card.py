@@ -187,7 +187,9 @@ def _plan_of(path: Path) -> Plan | None:
 
 
 def _taken(ledger: Ledger) -> int:
-    return len({event.step for event in ledger.events if event.stage == "train"})
+    """Steps of this run: those of the weights that it began with are not of its plan."""
+    own = (event for event in ledger.events if event.ledger == ledger.header.id)
+    return len({event.step for event in own if event.stage == "train"})
 
 
 def _coming(plan: Plan | None, ledger: Ledger | None) -> list[Event]:

@@ -18,6 +18,7 @@ from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import train
 from sfumato.recipes.origin import require_unpaid
+from sfumato.report.card import read_card
 from sfumato.runs import open_run
 
 
@@ -128,6 +129,51 @@ def test_a_warm_up_on_a_share_of_the_data_is_no_start_for_all_of_it(settings, tm
     weights = tmp_path / "warm/stages/warmup/model.safetensors"
     other = replace(settings, weights=weights)
     assert go(other, tmp_path / "elsewhere")["epsilon"] <= 2
+
+
+@pytest.mark.parametrize("place", ["private/students", "stages/base"])
+def test_weights_of_a_run_on_the_data_need_a_ledger(settings, first, tmp_path, place):
+    run = shutil.copytree(first, tmp_path / "run")
+    (run / place).mkdir(parents=True)
+    shutil.copy(run / "model.safetensors", run / place)
+    if place.startswith("stages"):  # as in a run of sfumato reconstruct
+        (run / "ledger.jsonl").unlink()
+    begun = replace(settings, weights=run / place / "model.safetensors", epsilon=20.0)
+    with pytest.raises(PrivacyError, match="no ledger says what it cost"):
+        go(begun, tmp_path / "next")
+    other = replace(begun, data=save(tmp_path / "other.npz", "3-5"))
+    assert go(other, tmp_path / "other")["epsilon"] <= 20
+
+
+def test_some_classes_of_the_data_are_the_data(settings, tmp_path):
+    part = replace(settings, data=f"{settings.data}@0,1", steps=1)
+    go(part, tmp_path / "part")
+    both = replace(settings, weights=tmp_path / "part/model.safetensors", epsilon=3.0, steps=1)
+    go(replace(both, data=f"{settings.data}@1,0"), tmp_path / "both")
+    assert len(book(tmp_path / "both").events) == 2
+
+
+def test_a_release_does_not_begin_with_weights_that_learnt_its_data(settings, first, tmp_path):
+    config = tiny_release(
+        tmp_path, data=settings.data, weights=first / "model.safetensors", epsilon=8.0,
+        noise_multiplier=None,
+    )  # fmt: skip
+    with pytest.raises(PrivacyError, match="learnt own-train, and here it would count as public"):
+        make(config, tmp_path / "run")
+
+
+def test_steps_of_the_weights_are_not_those_of_the_plan(settings, first, tmp_path, monkeypatch):
+    config = replace(settings, weights=first / "model.safetensors", epsilon=3.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("sfumato.train.loop.Learner.advance", interrupt_after(1))
+        with pytest.raises(KeyboardInterrupt):
+            go(config, tmp_path / "run")
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "beginning again" not in log
+    card = read_card(tmp_path / "run")
+    assert card.steps == (2, 3)
+    assert card.promise.planned == pytest.approx(3.0, rel=0.01)
+    assert card.promise.epsilon < card.promise.planned
 
 
 def test_a_warm_up_does_not_begin_with_weights_that_learnt_its_data(settings, first, tmp_path):
