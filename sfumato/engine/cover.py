@@ -24,8 +24,10 @@ from sfumato.config import differences, to_json
 from sfumato.engine.guards import (
     ACCOUNTANTS,
     check_accounting,
+    check_drawn,
     govern_only,
     refuse_foreign_gradients,
+    refuse_large_batch,
     warn_of_shuffling,
 )
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
@@ -154,7 +156,8 @@ class PrivacyEngine:
         """Poisson batches of the data set, in pieces of at most `physical_batch_size`.
 
         Call `optimizer.step(loss=...)` on every piece: the real step is taken when the logical
-        batch is complete. A batch that comes out empty is stepped here, with noise alone.
+        batch is complete. A batch that comes out empty is stepped here, with noise alone. A step
+        on more examples than were drawn, or fewer, is refused: views are no examples.
         """
         if self.taken >= self.plan.steps:
             raise ConfigError(
@@ -163,8 +166,7 @@ class PrivacyEngine:
             )
         self._uses_loader = True
         # A batch that an abandoned loader left in part is drawn again: its pieces count once.
-        self._total = None
-        self._drawn = None
+        self._forget()
         size = len(dataset)  # pyright: ignore
         batches = poisson_batches(
             self.plan, size, self.secret, self.ledger, stage="train", start=self.taken,
@@ -174,7 +176,7 @@ class PrivacyEngine:
             if batch.step != self.taken:
                 raise PrivacyError(f"step {batch.step} was taken with another loader of this data.")
             for place, chunk in enumerate(batch.chunks):
-                self._drawn = (batch.step, place == len(batch.chunks) - 1)
+                self._drawn = (len(chunk.indices), place == len(batch.chunks) - 1)
                 yield default_collate([dataset[i] for i in chunk.indices.tolist()])
                 if self._drawn is not None:
                     raise PrivacyError("a batch was drawn and not used: call step(loss=...).")
@@ -244,29 +246,21 @@ class PrivacyEngine:
             )
         refuse_foreign_gradients(self.module, self.recorder.optimizer)
         tape = self.recorder.take()
+        complete = self._is_complete_with(tape.examples)
         max_norm = self.plan.at(self.taken).max_norm
         self.ghost.clipping = replace(self.ghost.clipping, max_norm=max_norm)
         clipped = self.recorder.clip(tape, loss)
-        if not self._uses_loader:
-            self._gather(tape.examples)
         self._sums.add(clipped.total)
         self._stats = clip_statistics(clipped)
-        if not self._uses_loader:
-            return True
-        if self._drawn is None:
-            raise PrivacyError("this batch did not come from engine.loader, and others did.")
-        (_, last), self._drawn = self._drawn, None
-        return last
+        self._gathered, self._drawn = self._gathered + tape.examples, None
+        return complete
 
-    def _gather(self, examples: int) -> None:
-        """Count a shuffled batch: one that is larger than said would make epochs pass unpaid."""
-        self._gathered += examples
-        if self._gathered > self.plan.expected_batch:
-            raise PrivacyError(
-                f"this logical batch has {self._gathered} examples and batch_size is "
-                f"{self.plan.expected_batch:g}: the data would be seen more often than is paid "
-                "for. Call step(loss=...) sooner, or plan with the batch size that is used."
-            )
+    def _is_complete_with(self, examples: int) -> bool:
+        """Whether so many examples end the logical batch; numbers that are not paid for raise."""
+        if self._uses_loader:
+            return check_drawn(examples, self._drawn)
+        refuse_large_batch(self._gathered + examples, self.plan.expected_batch)
+        return True
 
     @property
     def _sums(self) -> Sums:
@@ -277,7 +271,7 @@ class PrivacyEngine:
 
     def _forget(self) -> None:
         """Begin a logical batch."""
-        self._total = None
+        self._total, self._drawn = None, None
         self._gathered = 0
 
     def _take_step(self) -> None:

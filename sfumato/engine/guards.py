@@ -65,6 +65,35 @@ def refuse_mixing_losses(losses: Tensor, outputs: Sequence[Tensor]) -> None:
                 )
 
 
+def check_drawn(examples: int, drawn: tuple[int, bool] | None) -> bool:
+    """Refuse a step on other examples than the loader drew; returns whether they are the last.
+
+    Each example is clipped alone. One that comes as eight rows, each with a loss of its own, would
+    add eight times the norm bound, and one is paid for.
+    """
+    if drawn is None:
+        raise PrivacyError("this batch did not come from engine.loader, and others did.")
+    count, last = drawn
+    if examples != count:
+        raise PrivacyError(
+            f"{count} examples were drawn and the model was given {examples}. Each of these is "
+            "clipped alone, so one that comes several times adds more than is paid for. Give every "
+            "example once. Several views of it go on an axis of their own, (examples, views, ...): "
+            "the model flattens them inside, and the loss is their average, one an example."
+        )
+    return last
+
+
+def refuse_large_batch(examples: int, batch_size: float) -> None:
+    """A shuffled batch that is larger than said would make epochs pass unpaid."""
+    if examples > batch_size:
+        raise PrivacyError(
+            f"this logical batch has {examples} examples and batch_size is {batch_size:g}: the "
+            "data would be seen more often than is paid for. Call step(loss=...) sooner, or plan "
+            "with the batch size that is used."
+        )
+
+
 def govern_only(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
     """Refuse a choice of parameters that leaves others to be trained without noise."""
     others = [n for n, p in module.named_parameters() if p.requires_grad and n not in named]
