@@ -130,6 +130,7 @@ def test_misspelt_arguments_are_errors():
         ({"accounting_mode": "gdp"}, "too small an epsilon"),
         ({"accounting_mode": "vibes"}, "there are pld"),
         ({"target_epsilon": None}, "either a budget"),
+        ({"numerical_stability_constant": -0.5}, "numerical_stability_constant"),
         ({"batch_size": 100}, "at most 60"),
         ({"target_delta": 0.1}, "not below 1/60"),
     ],
