@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import attached, dataset, engine_for, losses, net
+from loops import attached, dataset, engine_for, losses, net, repeatable
 from oracle import norms_of
 from torch import nn
 from torch.utils.data import DataLoader
@@ -103,12 +103,9 @@ def test_what_an_abandoned_loader_left_in_part_counts_once():
 
 
 def test_empty_batches_are_stepped_with_noise_alone():
-    model, data = net(), dataset()
-    before = model[0].weight.detach().clone()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = engine_for(model, batch_size=1e-6, epochs=None, steps=3, noise_multiplier=1.0)
-    engine.attach(optimizer)
-    assert list(engine.loader(data)) == []
+    before = net()[0].weight
+    model, _, engine = attached(batch_size=1e-6, epochs=None, steps=3, **repeatable())
+    assert list(engine.loader(dataset())) == []
     assert engine.taken == 3
     assert not torch.equal(model[0].weight, before)
 
@@ -130,6 +127,7 @@ def test_misspelt_arguments_are_errors():
         ({"accounting_mode": "gdp"}, "too small an epsilon"),
         ({"accounting_mode": "vibes"}, "there are pld"),
         ({"target_epsilon": None}, "either a budget"),
+        ({"noise_multiplier": 1.0}, "either a budget"),
         ({"numerical_stability_constant": -0.5}, "numerical_stability_constant"),
         ({"batch_size": 100}, "at most 60"),
         ({"target_delta": 0.1}, "not below 1/60"),

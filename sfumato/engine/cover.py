@@ -48,10 +48,11 @@ class PrivacyEngine:
     """Private training with an ordinary loop.
 
     `batch_size` is the logical (expected) batch and divides the noisy sum; `sample_size` is the
-    number of examples. Give `target_epsilon` or `noise_multiplier`, and `epochs` or `steps`.
-    `noise_decay` and `clip_decay` are schedules: what noise multiplier and norm bound have been
-    multiplied by at the end. With `ema` (0.999, say), `average` holds the moving average of the
-    weights. `alphas`, `record_snr` and `eps_error` are taken for compatibility: accounting is PLD.
+    number of examples. Give `target_epsilon` or `noise_multiplier`, not both, and `epochs` or
+    `steps`. `noise_decay` and `clip_decay` are schedules: what noise multiplier and norm bound have
+    been multiplied by at the end. With `ema` (0.999, say), `average` holds the moving average of
+    the weights. `alphas`, `record_snr` and `eps_error` are taken for compatibility: accounting is
+    PLD.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class PrivacyEngine:
         check_delta(delta, sample_size)
         budget = None if target_epsilon is None else Budget(epsilon=target_epsilon, delta=delta)
         self.plan = make_plan(
-            None if noise_multiplier is not None else budget,
+            budget,
             size=sample_size,
             batch_size=batch_size,
             epochs=epochs,
