@@ -1,10 +1,10 @@
 """What the engine refuses, and what it warns of: so that it cannot be used to lie."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.accounting import shuffled_epsilon
@@ -44,25 +44,6 @@ def check_governed(
             f"does not govern and lacks {len(governed - set(given))} that it does. Build it from "
             "the same model's parameters, after freezing what is frozen."
         )
-
-
-def refuse_mixing_losses(losses: Tensor, outputs: Sequence[Tensor]) -> None:
-    """A loss that looks at another example's output (contrastive ones do) is none of one example.
-
-    Asked of the first and the last loss, once for each kind of batch.
-    """
-    examples = len(losses)
-    own = [out for out in outputs if out.requires_grad and len(out) % examples == 0]
-    for i in {0, examples - 1}:
-        found = torch.autograd.grad(losses[i], own, retain_graph=True, allow_unused=True)
-        for gradient in (g for g in found if g is not None):
-            rows = gradient.unflatten(0, (examples, -1)).flatten(1).abs().sum(dim=1)
-            rows[i] = 0
-            if bool((rows > 0).any()):
-                raise PrivacyError(
-                    "the loss of one example depends on what the model says of another, so no "
-                    "per-example gradient exists. Use a loss that looks at one example at a time."
-                )
 
 
 def check_drawn(examples: int, drawn: tuple[int, bool] | None) -> bool:

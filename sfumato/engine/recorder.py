@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.engine.guards import check_governed, refuse_mixing_losses
+from sfumato.engine.guards import check_governed
+from sfumato.engine.outputs import refuse_mixing_losses, tensors_of, trial_losses
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.admit import admit, refuse_batch_norm
 from sfumato.ghost.clip import Clipped, Ghost
-from sfumato.ghost.tape import Tape, flat
+from sfumato.ghost.tape import Tape
 
 
 class Recorder:
@@ -101,7 +102,7 @@ class Recorder:
             self._examine(values, names, examples, key)
         with self.ghost.recording(examples, key) as tape:
             out = call(self._forward, tape.mark(values), names)
-        self._unproven = flat([out]) if is_new else []
+        self._unproven = tensors_of(out) if is_new else []
         self.tape, self._calls = tape, self._calls + 1
         return out
 
@@ -111,15 +112,18 @@ class Recorder:
         def loss(model: nn.Module, *inputs: Any) -> Tensor:
             given = dict(zip(places, inputs, strict=True))
             out = call(model.forward, [given.get(i, v) for i, v in enumerate(values)], names)
-            out = out[0] if isinstance(out, tuple) else out
-            return out.flatten(1).sin().sum(dim=1)
+            return trial_losses(out, len(inputs[0]))
 
         places = [i for i, value in enumerate(values) if _is_batch(value, examples)]
         noise = [_noise_like(values[i]) for i in places]
         # In full precision: that rules are right cannot be told from numbers of eight bits.
         with self._unrecorded(), torch.autocast(noise[0].device.type, enabled=False):
             admit(self.ghost, loss, noise, 3)
-        self.ghost.survey(lambda marked: call(self._forward, marked, names), values, examples, key)
+
+        def forward(marked: list[Any]) -> list[Tensor]:
+            return tensors_of(call(self._forward, marked, names))
+
+        self.ghost.survey(forward, values, examples, key)
 
     @contextmanager
     def _unrecorded(self) -> Iterator[None]:
