@@ -138,6 +138,22 @@ def test_settings_that_cannot_work_are_refused(change, message):
         engine_for(net(), **change)
 
 
+def test_a_loader_is_made_private_for_a_training_of_some_length():
+    def train(**length):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        settings = {"max_grad_norm": 0.1, "noise_multiplier": 1.0, **length}
+        engine, loader = make_private(model, optimizer, DataLoader(dataset(), 12), **settings)
+        for x, y in loader:
+            optimizer.step(loss=losses(model, x, y))
+        return engine.taken
+
+    assert train(steps=2) == 2
+    assert train(epochs=1) == 5
+    with pytest.raises(ConfigError, match="give epochs, or steps"):
+        train()
+
+
 def test_steps_beyond_the_plan_are_refused():
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

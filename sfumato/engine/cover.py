@@ -25,6 +25,7 @@ from sfumato.engine.guards import (
     ACCOUNTANTS,
     check_accounting,
     check_drawn,
+    check_length,
     govern_only,
     refuse_foreign_gradients,
     refuse_large_batch,
@@ -85,31 +86,23 @@ class PrivacyEngine:
         if clip_function not in CLIP_FUNCTIONS:
             raise ConfigError(f'clip_function "{clip_function}": {", ".join(CLIP_FUNCTIONS)}.')
         check_accounting(accounting_mode)
+        check_length(epochs, steps)
         if named_params is not None:
             govern_only(module, dict(named_params))
         delta = default_delta(sample_size) if target_delta is None else target_delta
         check_delta(delta, sample_size)
         budget = None if target_epsilon is None else Budget(epsilon=target_epsilon, delta=delta)
         self.plan = make_plan(
-            budget,
-            size=sample_size,
-            batch_size=batch_size,
-            epochs=epochs,
-            steps=steps,
-            noise_multiplier=noise_multiplier,
-            max_norm=max_grad_norm,
-            noise_decay=noise_decay,
+            budget, size=sample_size, batch_size=batch_size, epochs=epochs, steps=steps,
+            noise_multiplier=noise_multiplier, max_norm=max_grad_norm, noise_decay=noise_decay,
             clip_decay=clip_decay,
-        )
+        )  # fmt: skip
         self.average = new_average(module, ema)
         self.secret = Secret.draw() if secret is None else secret
         header = Header(
-            data="the engine's data set",
-            delta=delta,
-            noise=noise,
-            fixed_seed=self.secret.fixed,
+            data="the engine's data set", delta=delta, noise=noise, fixed_seed=self.secret.fixed,
             secret=self.secret.commitment,
-        )
+        )  # fmt: skip
         self.ledger = Ledger(header)
         stability = 0.01 if numerical_stability_constant is None else numerical_stability_constant
         style = CLIP_FUNCTIONS[clip_function]

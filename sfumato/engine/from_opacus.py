@@ -21,7 +21,8 @@ def make_private(
 ) -> tuple[PrivacyEngine, Iterator[Any]]:
     """For people who come from Opacus: an attached engine, and a Poisson loader of the same data.
 
-    Batch size and number of examples are those of `loader`; `settings` are the engine's.
+    Batch size and number of examples are those of `loader`; `settings` are the engine's. Epochs or
+    steps are among them: what is returned is the whole training, and no loop over epochs is needed.
     """
     if loader.batch_size is None:
         raise ConfigError("the loader has no batch size to take over.")

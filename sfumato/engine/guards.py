@@ -96,6 +96,14 @@ def check_accounting(mode: str) -> None:
         raise ConfigError(f'accounting_mode "{mode}": there are pld, rdp, glw, rdp_cks, all.')
 
 
+def check_length(epochs: float | None, steps: int | None) -> None:
+    """Refuse a training of no length: `make_plan` would take it for a single release."""
+    if epochs is None and steps is None:
+        raise ConfigError(
+            "how long is the training? Noise and epsilon depend on it: give epochs, or steps."
+        )
+
+
 def warn_of_shuffling(plan: Plan, epoch_steps: int, delta: float) -> None:
     """Say what shuffled batches cost, once, before the first step."""
     honest = shuffled_epsilon(plan.noise_multiplier, plan.steps / epoch_steps, delta)
