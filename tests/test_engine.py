@@ -224,27 +224,6 @@ def test_evaluation_is_not_recorded():
     assert torch.isfinite(model(x)).all()
 
 
-def test_the_ledger_survives_a_checkpoint():
-    model, data = net(), dataset()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = engine_for(model)
-    engine.attach(optimizer)
-    loader = engine.loader(data)
-    for _ in range(4):
-        x, y = next(loader)
-        optimizer.step(loss=losses(model, x, y))
-    state = engine.state_dict()
-    engine.detach()
-    resumed = engine_for(model)
-    resumed.load_state_dict(state)
-    resumed.attach(optimizer)
-    assert resumed.get_privacy_spent() == engine.get_privacy_spent()
-    for x, y in resumed.loader(data):
-        optimizer.step(loss=losses(model, x, y))
-    assert resumed.taken == 10
-    assert resumed.get_privacy_spent()["epsilon"] <= 3
-
-
 @pytest.mark.parametrize("name", ["input", "both"])
 def test_inputs_given_by_name_are_part_of_the_batch(name):
     class Two(nn.Module):
@@ -334,11 +313,3 @@ def test_a_backward_pass_by_mistake_is_explained():
     loss.mean().backward()
     with pytest.raises(PrivacyError, match=r"loss\.backward\(\)"):
         optimizer.step(loss=loss)
-
-
-def test_a_state_of_another_plan_is_refused():
-    _, _, engine = attached()
-    with pytest.raises(ConfigError, match="noise_multiplier"):
-        engine_for(net(), target_epsilon=1.0).load_state_dict(engine.state_dict())
-    with pytest.raises(ConfigError, match="delta"):
-        engine_for(net(), target_delta=0.5, target_epsilon=None, noise_multiplier=1.0)

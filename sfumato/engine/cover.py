@@ -220,8 +220,12 @@ class PrivacyEngine:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. An engine with another plan is refused."""
-        changed = differences(state["plan"], to_json(self.plan))
+        """Go on where `state_dict` was taken. An engine with another plan is refused.
+
+        So is one that keeps an average of the weights where the other kept none, or none for one.
+        """
+        before = {**state["plan"], "ema": state["average"] is not None}
+        changed = differences(before, {**to_json(self.plan), "ema": self.average is not None})
         if changed:
             raise ConfigError("the state is of an engine with another plan: " + "; ".join(changed))
         self.ledger = Ledger.from_records(state["ledger"])
