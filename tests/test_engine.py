@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import sfumato
-from sfumato.engine import make_private
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
 from sfumato.ghost.admit import one_at_a_time
 from sfumato.privacy.accounting import shuffled_epsilon
@@ -46,20 +45,6 @@ def test_an_ordinary_loader_is_told_what_it_costs():
     x, y = dataset()[:12]
     with pytest.warns(UserWarning, match="not Poisson samples"):
         optimizer.step(loss=losses(model, x, y))
-
-
-def test_the_poisson_loader_keeps_the_promise():
-    model, data = net(), dataset()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine, loader = make_private(
-        model, optimizer, DataLoader(data, batch_size=12), physical_batch_size=5,
-        epochs=2, max_grad_norm=0.1, target_epsilon=3.0, target_delta=1e-3,
-    )  # fmt: skip
-    for x, y in loader:
-        assert len(x) <= 5
-        optimizer.step(loss=losses(model, x, y))
-    assert engine.taken == engine.plan.steps == 10
-    assert 2.9 < engine.get_privacy_spent()["epsilon"] <= 3
 
 
 def test_every_step_is_the_noisy_mean_of_its_own_clipped_gradients():
@@ -136,22 +121,6 @@ def test_misspelt_arguments_are_errors():
 def test_settings_that_cannot_work_are_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         engine_for(net(), **change)
-
-
-def test_a_loader_is_made_private_for_a_training_of_some_length():
-    def train(**length):
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        settings = {"max_grad_norm": 0.1, "noise_multiplier": 1.0, **length}
-        engine, loader = make_private(model, optimizer, DataLoader(dataset(), 12), **settings)
-        for x, y in loader:
-            optimizer.step(loss=losses(model, x, y))
-        return engine.taken
-
-    assert train(steps=2) == 2
-    assert train(epochs=1) == 5
-    with pytest.raises(ConfigError, match="give epochs, or steps"):
-        train()
 
 
 def test_steps_beyond_the_plan_are_refused():

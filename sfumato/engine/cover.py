@@ -10,7 +10,7 @@ Here it is decided how batches are drawn, what a step costs, and when it is take
 does in the meantime, its `Recorder` follows and clips.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import wraps
 from types import MethodType
@@ -29,6 +29,7 @@ from sfumato.engine.guards import (
     govern_only,
     refuse_foreign_gradients,
     refuse_large_batch,
+    refuse_second_loader,
     warn_of_shuffling,
 )
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
@@ -145,19 +146,17 @@ class PrivacyEngine:
             delattr(optimizer, name)
 
     def loader(
-        self, dataset: Dataset[Any], *, physical_batch_size: int | None = None
-    ) -> Iterator[Any]:
+        self, dataset: Dataset[Any], *, physical_batch_size: int | None = None,
+        collate: Callable[[list[Any]], Any] = default_collate,
+    ) -> Iterator[Any]:  # fmt: skip
         """Poisson batches of the data set, in pieces of at most `physical_batch_size`.
 
         Call `optimizer.step(loss=...)` on every piece: the real step is taken when the logical
         batch is complete. A batch that comes out empty is stepped here, with noise alone. A step
-        on more examples than were drawn, or fewer, is refused: views are no examples.
+        on more examples than were drawn, or fewer, is refused: views are no examples. Examples are
+        read here, one after the other, and made a piece by `collate`.
         """
-        if self.taken >= self.plan.steps:
-            raise ConfigError(
-                f"all {self.plan.steps} steps of the plan are taken: one loader is the whole plan, "
-                "all epochs of it. Leave the loop over epochs out."
-            )
+        refuse_second_loader(self.taken, self.plan)
         self._uses_loader = True
         # A batch that an abandoned loader left in part is drawn again: its pieces count once.
         self._forget()
@@ -171,7 +170,7 @@ class PrivacyEngine:
                 raise PrivacyError(f"step {batch.step} was taken with another loader of this data.")
             for place, chunk in enumerate(batch.chunks):
                 self._drawn = (len(chunk.indices), place == len(batch.chunks) - 1)
-                yield default_collate([dataset[i] for i in chunk.indices.tolist()])
+                yield collate([dataset[i] for i in chunk.indices.tolist()])
                 if self._drawn is not None:
                     raise PrivacyError("a batch was drawn and not used: call step(loss=...).")
             if not batch.chunks:
@@ -220,10 +219,7 @@ class PrivacyEngine:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. An engine with another plan is refused.
-
-        So is one that keeps an average of the weights where the other kept none, or none for one.
-        """
+        """Go on where `state_dict` was taken. Another plan is refused, and `ema` on one side."""
         before = {**state["plan"], "ema": state["average"] is not None}
         changed = differences(before, {**to_json(self.plan), "ema": self.average is not None})
         if changed:
@@ -269,8 +265,7 @@ class PrivacyEngine:
 
     def _forget(self) -> None:
         """Begin a logical batch."""
-        self._total, self._drawn = None, None
-        self._gathered = 0
+        self._total, self._drawn, self._gathered = None, None, 0
 
     def _take_step(self) -> None:
         plan, family = self.plan, ""

@@ -75,6 +75,15 @@ def refuse_large_batch(examples: int, batch_size: float) -> None:
         )
 
 
+def refuse_second_loader(taken: int, plan: Plan) -> None:
+    """A loop over epochs, as people are used to, would ask for one."""
+    if taken >= plan.steps:
+        raise ConfigError(
+            f"all {plan.steps} steps of the plan are taken: one loader is the whole plan, all "
+            "epochs of it. Leave the loop over epochs out."
+        )
+
+
 def govern_only(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
     """Refuse a choice of parameters that leaves others to be trained without noise."""
     others = [n for n, p in module.named_parameters() if p.requires_grad and n not in named]
