@@ -26,6 +26,7 @@ from sfumato.engine.guards import (
     check_accounting,
     check_drawn,
     check_length,
+    check_turn,
     govern_only,
     refuse_foreign_gradients,
     refuse_large_batch,
@@ -166,14 +167,15 @@ class PrivacyEngine:
             chunk_size=physical_batch_size, round_to=1,
         )  # fmt: skip
         for batch in batches:
-            if batch.step != self.taken:
-                raise PrivacyError(f"step {batch.step} was taken with another loader of this data.")
             for place, chunk in enumerate(batch.chunks):
+                before = place * len(batch.chunks[0].indices)
+                check_turn(batch.step, before, self.taken, self._gathered)
                 self._drawn = (len(chunk.indices), place == len(batch.chunks) - 1)
                 yield collate([dataset[i] for i in chunk.indices.tolist()])
                 if self._drawn is not None:
                     raise PrivacyError("a batch was drawn and not used: call step(loss=...).")
             if not batch.chunks:
+                check_turn(batch.step, 0, self.taken, self._gathered)
                 refuse_foreign_gradients(self.module, self.recorder.optimizer)
                 self._take_step()
 

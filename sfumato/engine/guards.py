@@ -65,6 +65,17 @@ def check_drawn(examples: int, drawn: tuple[int, bool] | None) -> bool:
     return last
 
 
+def check_turn(step: int, before: int, taken: int, gathered: int) -> None:
+    """Refuse a piece of a step unless the engine has come to it, with `before` examples gathered.
+
+    Two loaders that take turns would give the same piece twice, or to the step that follows.
+    """
+    if (step, before) != (taken, gathered):
+        raise PrivacyError(
+            f"step {step} was taken, or begun, with another loader of this data. Go on with that."
+        )
+
+
 def refuse_large_batch(examples: int, batch_size: float) -> None:
     """A shuffled batch that is larger than said would make epochs pass unpaid."""
     if examples > batch_size:

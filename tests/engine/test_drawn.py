@@ -62,6 +62,25 @@ def test_a_piece_of_which_examples_are_left_out_is_refused():
     assert engine._gathered == 5
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_two_loaders_cannot_take_turns(pieces):
+    model, optimizer, engine, first = start()
+    loaders = [first, engine.loader(dataset(), physical_batch_size=5)]
+
+    def step(loader):
+        x, y = next(loader)
+        optimizer.step(loss=losses(model, x, y))
+
+    step(first)
+    for _ in range(pieces):
+        step(loaders[1])
+    if pieces == 1:  # the first can go on, for so far both are in the same place
+        step(first)
+    late = loaders[pieces == 1]
+    with pytest.raises(PrivacyError, match="another loader of this data"):
+        step(late)
+
+
 def test_views_on_an_axis_of_their_own_are_one_contribution():
     """One example is all there is: what the weights move by is what it adds."""
     settings = {"sample_size": 1, "batch_size": 1, "epochs": None, "steps": 1, "lr": 1.0}
