@@ -10,7 +10,7 @@ Here it is decided how batches are drawn, what a step costs, and when it is take
 does in the meantime, its `Recorder` follows and clips.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import wraps
 from types import MethodType
@@ -24,8 +24,13 @@ from sfumato.config import differences, to_json
 from sfumato.engine.guards import (
     ACCOUNTANTS,
     check_accounting,
+    check_drawn,
+    check_length,
+    check_turn,
     govern_only,
     refuse_foreign_gradients,
+    refuse_large_batch,
+    refuse_second_loader,
     warn_of_shuffling,
 )
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
@@ -46,10 +51,11 @@ class PrivacyEngine:
     """Private training with an ordinary loop.
 
     `batch_size` is the logical (expected) batch and divides the noisy sum; `sample_size` is the
-    number of examples. Give `target_epsilon` or `noise_multiplier`, and `epochs` or `steps`.
-    `noise_decay` and `clip_decay` are schedules: what noise multiplier and norm bound have been
-    multiplied by at the end. With `ema` (0.999, say), `average` holds the moving average of the
-    weights. `alphas`, `record_snr` and `eps_error` are taken for compatibility: accounting is PLD.
+    number of examples. Give `target_epsilon` or `noise_multiplier`, not both, and `epochs` or
+    `steps`. `noise_decay` and `clip_decay` are schedules: what noise multiplier and norm bound have
+    been multiplied by at the end. With `ema` (0.999, say), `average` holds the moving average of
+    the weights. `alphas`, `record_snr` and `eps_error` are taken for compatibility: accounting is
+    PLD.
     """
 
     def __init__(
@@ -82,31 +88,23 @@ class PrivacyEngine:
         if clip_function not in CLIP_FUNCTIONS:
             raise ConfigError(f'clip_function "{clip_function}": {", ".join(CLIP_FUNCTIONS)}.')
         check_accounting(accounting_mode)
+        check_length(epochs, steps)
         if named_params is not None:
             govern_only(module, dict(named_params))
         delta = default_delta(sample_size) if target_delta is None else target_delta
         check_delta(delta, sample_size)
         budget = None if target_epsilon is None else Budget(epsilon=target_epsilon, delta=delta)
         self.plan = make_plan(
-            None if noise_multiplier is not None else budget,
-            size=sample_size,
-            batch_size=batch_size,
-            epochs=epochs,
-            steps=steps,
-            noise_multiplier=noise_multiplier,
-            max_norm=max_grad_norm,
-            noise_decay=noise_decay,
+            budget, size=sample_size, batch_size=batch_size, epochs=epochs, steps=steps,
+            noise_multiplier=noise_multiplier, max_norm=max_grad_norm, noise_decay=noise_decay,
             clip_decay=clip_decay,
-        )
+        )  # fmt: skip
         self.average = new_average(module, ema)
         self.secret = Secret.draw() if secret is None else secret
         header = Header(
-            data="the engine's data set",
-            delta=delta,
-            noise=noise,
-            fixed_seed=self.secret.fixed,
+            data="the engine's data set", delta=delta, noise=noise, fixed_seed=self.secret.fixed,
             secret=self.secret.commitment,
-        )
+        )  # fmt: skip
         self.ledger = Ledger(header)
         stability = 0.01 if numerical_stability_constant is None else numerical_stability_constant
         style = CLIP_FUNCTIONS[clip_function]
@@ -149,36 +147,35 @@ class PrivacyEngine:
             delattr(optimizer, name)
 
     def loader(
-        self, dataset: Dataset[Any], *, physical_batch_size: int | None = None
-    ) -> Iterator[Any]:
+        self, dataset: Dataset[Any], *, physical_batch_size: int | None = None,
+        collate: Callable[[list[Any]], Any] = default_collate,
+    ) -> Iterator[Any]:  # fmt: skip
         """Poisson batches of the data set, in pieces of at most `physical_batch_size`.
 
         Call `optimizer.step(loss=...)` on every piece: the real step is taken when the logical
-        batch is complete. A batch that comes out empty is stepped here, with noise alone.
+        batch is complete. A batch that comes out empty is stepped here, with noise alone. A step
+        on more examples than were drawn, or fewer, is refused: views are no examples. Examples are
+        read here, one after the other, and made a piece by `collate`.
         """
-        if self.taken >= self.plan.steps:
-            raise ConfigError(
-                f"all {self.plan.steps} steps of the plan are taken: one loader is the whole plan, "
-                "all epochs of it. Leave the loop over epochs out."
-            )
+        refuse_second_loader(self.taken, self.plan)
         self._uses_loader = True
         # A batch that an abandoned loader left in part is drawn again: its pieces count once.
-        self._total = None
-        self._drawn = None
+        self._forget()
         size = len(dataset)  # pyright: ignore
         batches = poisson_batches(
             self.plan, size, self.secret, self.ledger, stage="train", start=self.taken,
             chunk_size=physical_batch_size, round_to=1,
         )  # fmt: skip
         for batch in batches:
-            if batch.step != self.taken:
-                raise PrivacyError(f"step {batch.step} was taken with another loader of this data.")
             for place, chunk in enumerate(batch.chunks):
-                self._drawn = (batch.step, place == len(batch.chunks) - 1)
-                yield default_collate([dataset[i] for i in chunk.indices.tolist()])
+                before = place * len(batch.chunks[0].indices)
+                check_turn(batch.step, before, self.taken, self._gathered)
+                self._drawn = (len(chunk.indices), place == len(batch.chunks) - 1)
+                yield collate([dataset[i] for i in chunk.indices.tolist()])
                 if self._drawn is not None:
                     raise PrivacyError("a batch was drawn and not used: call step(loss=...).")
             if not batch.chunks:
+                check_turn(batch.step, 0, self.taken, self._gathered)
                 refuse_foreign_gradients(self.module, self.recorder.optimizer)
                 self._take_step()
 
@@ -224,8 +221,9 @@ class PrivacyEngine:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. An engine with another plan is refused."""
-        changed = differences(state["plan"], to_json(self.plan))
+        """Go on where `state_dict` was taken. Another plan is refused, and `ema` on one side."""
+        before = {**state["plan"], "ema": state["average"] is not None}
+        changed = differences(before, {**to_json(self.plan), "ema": self.average is not None})
         if changed:
             raise ConfigError("the state is of an engine with another plan: " + "; ".join(changed))
         self.ledger = Ledger.from_records(state["ledger"])
@@ -244,29 +242,21 @@ class PrivacyEngine:
             )
         refuse_foreign_gradients(self.module, self.recorder.optimizer)
         tape = self.recorder.take()
+        complete = self._is_complete_with(tape.examples)
         max_norm = self.plan.at(self.taken).max_norm
         self.ghost.clipping = replace(self.ghost.clipping, max_norm=max_norm)
         clipped = self.recorder.clip(tape, loss)
-        if not self._uses_loader:
-            self._gather(tape.examples)
         self._sums.add(clipped.total)
         self._stats = clip_statistics(clipped)
-        if not self._uses_loader:
-            return True
-        if self._drawn is None:
-            raise PrivacyError("this batch did not come from engine.loader, and others did.")
-        (_, last), self._drawn = self._drawn, None
-        return last
+        self._gathered, self._drawn = self._gathered + tape.examples, None
+        return complete
 
-    def _gather(self, examples: int) -> None:
-        """Count a shuffled batch: one that is larger than said would make epochs pass unpaid."""
-        self._gathered += examples
-        if self._gathered > self.plan.expected_batch:
-            raise PrivacyError(
-                f"this logical batch has {self._gathered} examples and batch_size is "
-                f"{self.plan.expected_batch:g}: the data would be seen more often than is paid "
-                "for. Call step(loss=...) sooner, or plan with the batch size that is used."
-            )
+    def _is_complete_with(self, examples: int) -> bool:
+        """Whether so many examples end the logical batch; numbers that are not paid for raise."""
+        if self._uses_loader:
+            return check_drawn(examples, self._drawn)
+        refuse_large_batch(self._gathered + examples, self.plan.expected_batch)
+        return True
 
     @property
     def _sums(self) -> Sums:
@@ -277,8 +267,7 @@ class PrivacyEngine:
 
     def _forget(self) -> None:
         """Begin a logical batch."""
-        self._total = None
-        self._gathered = 0
+        self._total, self._drawn, self._gathered = None, None, 0
 
     def _take_step(self) -> None:
         plan, family = self.plan, ""

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from sfumato.engine.cover import PrivacyEngine
 from sfumato.errors import ConfigError
@@ -21,12 +21,23 @@ def make_private(
 ) -> tuple[PrivacyEngine, Iterator[Any]]:
     """For people who come from Opacus: an attached engine, and a Poisson loader of the same data.
 
-    Batch size and number of examples are those of `loader`; `settings` are the engine's.
+    Batch size, number of examples and `collate_fn` are those of `loader`; `settings` are the
+    engine's. Epochs or steps are among them: what is returned is the whole training, and no loop
+    over epochs is needed. Nothing else of `loader` is taken over. Its workers and pinned memory are
+    not used: examples are read in this process. Its order and `drop_last` have no meaning for
+    Poisson batches; a sampler that chooses examples in a way of its own is refused.
     """
     if loader.batch_size is None:
         raise ConfigError("the loader has no batch size to take over.")
+    if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+        raise ConfigError(
+            f"the loader has a {type(loader.sampler).__name__}, and Poisson batches are drawn from "
+            "all of its data set, each example with the same chance. Leave the sampler out; give "
+            "a torch.utils.data.Subset if that was its purpose."
+        )
     size = len(loader.dataset)  # pyright: ignore
     engine = PrivacyEngine(model, batch_size=loader.batch_size, sample_size=size, **settings)
     engine.attach(optimizer)
     pieces = physical_batch_size or loader.batch_size
-    return engine, engine.loader(loader.dataset, physical_batch_size=pieces)
+    batches = engine.loader(loader.dataset, physical_batch_size=pieces, collate=loader.collate_fn)
+    return engine, batches

@@ -1,10 +1,10 @@
 """What the engine refuses, and what it warns of: so that it cannot be used to lie."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.accounting import shuffled_epsilon
@@ -46,23 +46,53 @@ def check_governed(
         )
 
 
-def refuse_mixing_losses(losses: Tensor, outputs: Sequence[Tensor]) -> None:
-    """A loss that looks at another example's output (contrastive ones do) is none of one example.
+def check_drawn(examples: int, drawn: tuple[int, bool] | None) -> bool:
+    """Refuse a step on other examples than the loader drew; returns whether they are the last.
 
-    Asked of the first and the last loss, once for each kind of batch.
+    Each example is clipped alone. One that comes as eight rows, each with a loss of its own, would
+    add eight times the norm bound, and one is paid for.
     """
-    examples = len(losses)
-    own = [out for out in outputs if out.requires_grad and len(out) % examples == 0]
-    for i in {0, examples - 1}:
-        found = torch.autograd.grad(losses[i], own, retain_graph=True, allow_unused=True)
-        for gradient in (g for g in found if g is not None):
-            rows = gradient.unflatten(0, (examples, -1)).flatten(1).abs().sum(dim=1)
-            rows[i] = 0
-            if bool((rows > 0).any()):
-                raise PrivacyError(
-                    "the loss of one example depends on what the model says of another, so no "
-                    "per-example gradient exists. Use a loss that looks at one example at a time."
-                )
+    if drawn is None:
+        raise PrivacyError("this batch did not come from engine.loader, and others did.")
+    count, last = drawn
+    if examples != count:
+        raise PrivacyError(
+            f"{count} examples were drawn and the model was given {examples}. Each of these is "
+            "clipped alone, so one that comes several times adds more than is paid for. Give every "
+            "example once. Several views of it go on an axis of their own, (examples, views, ...): "
+            "the model flattens them inside, and the loss is their average, one an example."
+        )
+    return last
+
+
+def check_turn(step: int, before: int, taken: int, gathered: int) -> None:
+    """Refuse a piece of a step unless the engine has come to it, with `before` examples gathered.
+
+    Two loaders that take turns would give the same piece twice, or to the step that follows.
+    """
+    if (step, before) != (taken, gathered):
+        raise PrivacyError(
+            f"step {step} was taken, or begun, with another loader of this data. Go on with that."
+        )
+
+
+def refuse_large_batch(examples: int, batch_size: float) -> None:
+    """A shuffled batch that is larger than said would make epochs pass unpaid."""
+    if examples > batch_size:
+        raise PrivacyError(
+            f"this logical batch has {examples} examples and batch_size is {batch_size:g}: the "
+            "data would be seen more often than is paid for. Call step(loss=...) sooner, or plan "
+            "with the batch size that is used."
+        )
+
+
+def refuse_second_loader(taken: int, plan: Plan) -> None:
+    """A loop over epochs, as people are used to, would ask for one."""
+    if taken >= plan.steps:
+        raise ConfigError(
+            f"all {plan.steps} steps of the plan are taken: one loader is the whole plan, all "
+            "epochs of it. Leave the loop over epochs out."
+        )
 
 
 def govern_only(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
@@ -84,6 +114,14 @@ def check_accounting(mode: str) -> None:
         )
     if mode != "all" and mode not in ACCOUNTANTS:
         raise ConfigError(f'accounting_mode "{mode}": there are pld, rdp, glw, rdp_cks, all.')
+
+
+def check_length(epochs: float | None, steps: int | None) -> None:
+    """Refuse a training of no length: `make_plan` would take it for a single release."""
+    if epochs is None and steps is None:
+        raise ConfigError(
+            "how long is the training? Noise and epsilon depend on it: give epochs, or steps."
+        )
 
 
 def warn_of_shuffling(plan: Plan, epoch_steps: int, delta: float) -> None:

@@ -5,17 +5,19 @@ losses, which come later, turn that into a sum of clipped gradients. Of plans, l
 knows nothing: they are the engine's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sfumato.engine.guards import check_governed, refuse_mixing_losses
+from sfumato.engine.guards import check_governed
+from sfumato.engine.outputs import refuse_mixing_losses, tensors_of, trial_losses
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.admit import admit, refuse_batch_norm
 from sfumato.ghost.clip import Clipped, Ghost
-from sfumato.ghost.tape import Tape, flat
+from sfumato.ghost.tape import Tape
 
 
 class Recorder:
@@ -83,16 +85,11 @@ class Recorder:
 
     def _recorded_forward(self, *args: Any, **kwargs: Any) -> Any:
         assert self.optimizer is not None
-        plain = self._forward
         if not (self.module.training and torch.is_grad_enabled()):
-            return plain(*args, **kwargs)
+            return self._forward(*args, **kwargs)
         refuse_batch_norm(self.module)
         check_governed(self.ghost.parameters, self._governed, self.optimizer)
-        values, split = [*args, *kwargs.values()], len(args)
-
-        def forward(*values: Any) -> Any:
-            return plain(*values[:split], **dict(zip(kwargs, values[split:], strict=True)))
-
+        values, names = [*args, *kwargs.values()], list(kwargs)
         tensors = [v for v in values if isinstance(v, Tensor)]
         if not tensors:
             raise ConfigError("the model was given no tensor, so there is no batch to be seen.")
@@ -102,30 +99,46 @@ class Recorder:
         key = tuple(tuple(t.shape[1:]) for t in tensors)
         is_new = key not in self.ghost.layouts
         if is_new:
-            self._examine(forward, values, examples, key)
+            self._examine(values, names, examples, key)
         with self.ghost.recording(examples, key) as tape:
-            out = forward(*tape.mark(values))
-        self._unproven = flat([out]) if is_new else []
+            out = call(self._forward, tape.mark(values), names)
+        self._unproven = tensors_of(out) if is_new else []
         self.tape, self._calls = tape, self._calls + 1
         return out
 
-    def _examine(
-        self, forward: Callable[..., Any], values: list[Any], examples: int, key: Any
-    ) -> None:
+    def _examine(self, values: list[Any], names: Sequence[str], examples: int, key: Any) -> None:
         """Survey the model, and test on noise that its norms are those of autograd."""
 
-        def loss(_: nn.Module, *inputs: Any) -> Tensor:
+        def loss(model: nn.Module, *inputs: Any) -> Tensor:
             given = dict(zip(places, inputs, strict=True))
-            out = forward(*(given.get(i, value) for i, value in enumerate(values)))
-            out = out[0] if isinstance(out, tuple) else out
-            return out.flatten(1).sin().sum(dim=1)
+            out = call(model.forward, [given.get(i, v) for i, v in enumerate(values)], names)
+            return trial_losses(out, len(inputs[0]))
 
         places = [i for i, value in enumerate(values) if _is_batch(value, examples)]
         noise = [_noise_like(values[i]) for i in places]
         # In full precision: that rules are right cannot be told from numbers of eight bits.
-        with torch.autocast(noise[0].device.type, enabled=False):
+        with self._unrecorded(), torch.autocast(noise[0].device.type, enabled=False):
             admit(self.ghost, loss, noise, 3)
-        self.ghost.survey(lambda marked: forward(*marked), values, examples, key)
+
+        def forward(marked: list[Any]) -> list[Tensor]:
+            return tensors_of(call(self._forward, marked, names))
+
+        self.ghost.survey(forward, values, examples, key)
+
+    @contextmanager
+    def _unrecorded(self) -> Iterator[None]:
+        """The model with its own forward method, as a copy of it is to have it."""
+        give_back(self.module, "forward", self._own_forward)
+        try:
+            yield
+        finally:
+            self.module.forward = self._recorded_forward  # pyright: ignore
+
+
+def call(forward: Callable[..., Any], values: Sequence[Any], names: Sequence[str]) -> Any:
+    """Call a forward method; the last values are given by name."""
+    split = len(values) - len(names)
+    return forward(*values[:split], **dict(zip(names, values[split:], strict=True)))
 
 
 def clip_statistics(clipped: Clipped) -> dict[str, float]:

@@ -46,7 +46,9 @@ def admit(
     with _without_dropout(ghost.model), torch.enable_grad():
         _check_buffers(ghost.model, loss_fn, inputs)
         _check_independence(ghost.model, exact_loss_fn, inputs, examples)
-        _check_equality(*_doubled(ghost, exact_loss_fn, inputs), exact_loss_fn, examples)
+        reached = _reached(ghost.model, exact_loss_fn, inputs)
+        exact, exact_inputs = _doubled(ghost, exact_loss_fn, inputs, reached)
+        _check_equality(exact, exact_inputs, exact_loss_fn, examples)
         _check_bound(ghost, loss_fn, inputs, examples)
 
 
@@ -74,17 +76,39 @@ def clipped_gradient(
 
 
 def _doubled(
-    ghost: Ghost, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
+    ghost: Ghost, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], reached: set[str]
 ) -> tuple[Ghost, Sequence[Tensor]]:
-    """The same in float64, or as it is if the model insists on its own precision."""
+    """The same in float64, or as it is if the model insists on its own precision.
+
+    As it is, too, where the losses do not depend on the copy as they do on the model (a forward
+    method that is tied to the model, say): all gradients would be zero, and nothing be compared.
+    """
     try:
         model = copy.deepcopy(ghost.model).double()
         exact = [x.double() if x.is_floating_point() else x for x in inputs]
-        with torch.no_grad():
-            loss_fn(model, *exact)
+        followed = _reached(model, loss_fn, exact) == reached
     except Exception:  # a model of somebody else can break anywhere
         return ghost, inputs
-    return replace(ghost, model=model, layouts={}), exact
+    return (replace(ghost, model=model, layouts={}), exact) if followed else (ghost, inputs)
+
+
+def _reached(
+    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
+) -> set[str]:
+    """The trainable parameters that the losses depend on, be their gradients zero or not."""
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    total = loss_fn(model, *inputs).sum()
+    found = [None] * len(named)
+    if named and total.requires_grad:
+        found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    reached = {n for n, gradient in zip(named, found, strict=True) if gradient is not None}
+    if not reached:
+        raise UnsupportedLayer(
+            f"the losses depend on no trainable parameter of this {type(model).__name__}, so no "
+            "norm can be tested. Compute them from its own output, with gradients on, and see "
+            "that not all of it is frozen."
+        )
+    return reached
 
 
 def refuse_batch_norm(model: nn.Module) -> None:

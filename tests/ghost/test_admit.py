@@ -6,6 +6,7 @@ from test_clip import data, loss_of, small_net
 from torch import nn
 
 from sfumato.errors import UnsupportedLayer
+from sfumato.ghost import grams
 from sfumato.ghost.admit import admit
 from sfumato.ghost.clip import Ghost
 
@@ -40,8 +41,6 @@ def test_a_hand_made_mixing_of_examples_is_noticed():
 
 
 def test_a_wrong_rule_is_noticed(monkeypatch):
-    from sfumato.ghost import grams
-
     x, y = data()
     monkeypatch.setattr(
         grams, "ghost_norm", lambda x, *_: x.flatten(1).square().sum(dim=1).expand(2, -1)
@@ -67,3 +66,41 @@ def test_mixing_is_noticed_wherever_it_comes_from(kind):
 
     with pytest.raises(UnsupportedLayer, match="mixes the examples"):
         admit(Ghost(small_net()), loss, data(), 6)
+
+
+def test_a_loss_that_runs_the_model_it_was_made_for_is_tested_on_that(monkeypatch):
+    model, (x, y) = small_net(), data()
+
+    def tied(_, x, y):
+        return loss_of(model, x.float(), y)
+
+    admit(Ghost(model, mode="ghost"), tied, (x, y), 6)
+    monkeypatch.setattr(
+        grams, "ghost_norm", lambda x, *_: x.flatten(1).square().sum(dim=1).expand(2, -1)
+    )
+    with pytest.raises(UnsupportedLayer, match="not those of autograd"):
+        admit(Ghost(model, mode="ghost"), tied, (x, y), 6)
+
+
+@pytest.mark.parametrize("kind", ["another model", "numbers"])
+def test_losses_that_do_not_depend_on_the_model_are_refused(kind):
+    other = small_net()
+
+    def loss(_, x, y):
+        return loss_of(other, x, y) if kind == "another model" else x.flatten(1).sum(dim=1)
+
+    with pytest.raises(UnsupportedLayer, match="no trainable parameter"):
+        admit(Ghost(small_net()), loss, data(), 6)
+
+
+@pytest.mark.parametrize("kind", ["a head of zeros", "dead units"])
+def test_gradients_that_are_zero_are_no_reason_to_refuse(kind):
+    layers = [nn.Flatten(), nn.Linear(192, 4), nn.ReLU(), nn.Linear(4, 5, bias=False)]
+    if kind == "a head of zeros":
+        nn.init.zeros_(layers[3].weight)
+        layers[3].requires_grad_(False)
+    else:
+        nn.init.constant_(layers[1].bias, -100)
+    model, (x, y) = nn.Sequential(*layers), data()
+    admit(Ghost(model), loss_of, (x, y), 6)
+    assert not Ghost(model).clip(loss_of, (x, y), 6).norms.any()

@@ -1,0 +1,47 @@
+"""An engine goes on where the state of another was taken, and is refused where it could not."""
+
+import pytest
+import torch
+from loops import attached, dataset, engine_for, losses, net
+
+from sfumato.errors import ConfigError
+
+
+def test_the_ledger_survives_a_checkpoint():
+    model, data = net(), dataset()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = engine_for(model)
+    engine.attach(optimizer)
+    loader = engine.loader(data)
+    for _ in range(4):
+        x, y = next(loader)
+        optimizer.step(loss=losses(model, x, y))
+    state = engine.state_dict()
+    engine.detach()
+    resumed = engine_for(model)
+    resumed.load_state_dict(state)
+    resumed.attach(optimizer)
+    assert resumed.get_privacy_spent() == engine.get_privacy_spent()
+    for x, y in resumed.loader(data):
+        optimizer.step(loss=losses(model, x, y))
+    assert resumed.taken == 10
+    assert resumed.get_privacy_spent()["epsilon"] <= 3
+
+
+def test_a_state_of_another_plan_is_refused():
+    _, _, engine = attached()
+    with pytest.raises(ConfigError, match="noise_multiplier"):
+        engine_for(net(), target_epsilon=1.0).load_state_dict(engine.state_dict())
+    with pytest.raises(ConfigError, match="delta"):
+        engine_for(net(), target_delta=0.5, target_epsilon=None, noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize(("then", "now"), [(0.0, 0.5), (0.5, 0.0)])
+def test_an_average_is_neither_made_up_nor_dropped(then, now):
+    state = engine_for(net(), ema=then).state_dict()
+    engine = engine_for(net(), ema=now)
+    ledger = engine.ledger
+    with pytest.raises(ConfigError, match=f"ema: {str(then > 0).lower()} -> "):
+        engine.load_state_dict(state)
+    assert engine.ledger is ledger
+    engine_for(net(), ema=then).load_state_dict(state)

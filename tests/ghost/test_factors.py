@@ -1,0 +1,67 @@
+"""Clip factors keep every contribution within the bound, or are refused."""
+
+import math
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfumato.errors import ConfigError
+from sfumato.ghost.factors import Clipping, ClipStyle, clip_factors
+
+STYLES = get_args(ClipStyle)
+
+
+@given(
+    st.lists(st.floats(0, 1e30), min_size=1, max_size=9),
+    st.floats(1e-6, 1e6),
+    st.sampled_from(STYLES),
+    st.sampled_from([0.0, 0.01, 1e6]),
+)
+def test_no_factor_lets_a_contribution_over_the_bound(norms, max_norm, style, stability):
+    norms = torch.tensor(norms)
+    factors = clip_factors(norms, max_norm, style, stability)
+    assert (factors >= 0).all()
+    assert (factors.double() * norms.double() <= max_norm).all()
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_zero_infinite_and_missing_norms_have_safe_factors(style):
+    factors = clip_factors(torch.tensor([0.0, math.inf, math.nan]), 1.0, style, 0.01)
+    assert factors.isfinite().all()
+    assert factors[1:].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("style", "stability"), [("automatic", 0.0), ("auto-v", 0.01)])
+def test_norms_whose_squares_vanish_are_not_trusted(style, stability):
+    assert clip_factors(torch.tensor([1e-18]), 1.0, style, stability).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("value", [-0.5, math.nan, math.inf])
+def test_clipping_that_bounds_nothing_is_refused(value):
+    with pytest.raises(ConfigError, match=r"stability=.*norm bound"):
+        Clipping(style="automatic", stability=value)
+    with pytest.raises(ConfigError, match=r"max_norm=.*positive and finite"):
+        Clipping(max_norm=value)
+    with pytest.raises(ConfigError, match="max_norm=0 must be positive"):
+        Clipping(max_norm=0.0)
+
+
+def test_the_four_clip_functions_are_the_published_ones():
+    norms = torch.tensor([0.5, 1.0, 4.0])
+    expected = {
+        "vanilla": [1.0, 1.0, 0.25],
+        "automatic": [1 / 0.51, 1 / 1.01, 1 / 4.01],
+        "auto-v": [2.0, 1.0, 0.25],
+        "global": [1.0, 0.0, 0.0],
+    }
+    for style, values in expected.items():
+        found = clip_factors(norms, 1.0, style, 0.01)
+        torch.testing.assert_close(found, torch.tensor(values), rtol=2e-5, atol=1e-6)
+
+
+def test_an_unknown_style_is_refused():
+    with pytest.raises(ConfigError, match="there are vanilla"):
+        clip_factors(torch.ones(1), 1.0, "hard", 0.01)
