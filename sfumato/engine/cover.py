@@ -114,7 +114,7 @@ class PrivacyEngine:
         self.ghost = Ghost(module, mode, clipping=clipping)
         self.recorder = Recorder(self.ghost)
         self.accounting_mode = accounting_mode
-        self.taken = 0
+        self.taken = self._begun = 0
         self._total: Sums | None = None
         self._stats: dict[str, float] = {}
         self._drawn: tuple[int, bool] | None = None
@@ -228,7 +228,8 @@ class PrivacyEngine:
             raise ConfigError("the state is of an engine with another plan: " + "; ".join(changed))
         self.ledger = Ledger.from_records(state["ledger"])
         self.secret = Secret(bytes.fromhex(state["secret"]), state["fixed"])
-        self.taken, self._uses_loader = state["taken"], state["uses_loader"]
+        self._uses_loader = state["uses_loader"]
+        self.taken = self._begun = state["taken"]  # shuffled anew, examples may come once more
         self._forget()
         if self.average is not None:
             self.average.load_state_dict(state["average"])
@@ -273,7 +274,8 @@ class PrivacyEngine:
         plan, family = self.plan, ""
         if not self._uses_loader:
             # Shuffled: within an epoch each example is in one batch, and nothing is amplified.
-            family = f"epoch {self.taken // self._epoch_steps}"
+            epochs = (self.taken - self._begun) // self._epoch_steps
+            family = f"epoch {epochs} from step {self._begun} on"
             plan = replace(self.plan, rate=1.0)
             if plan.noise_decay != 1:
                 raise ConfigError("noise_decay needs Poisson batches: draw them by engine.loader.")

@@ -1,10 +1,14 @@
 """An engine goes on where the state of another was taken, and is refused where it could not."""
 
+import warnings
+
 import pytest
 import torch
 from loops import attached, dataset, engine_for, losses, net
+from torch.utils.data import DataLoader
 
 from sfumato.errors import ConfigError
+from sfumato.privacy.accounting import shuffled_epsilon
 
 
 def test_the_ledger_survives_a_checkpoint():
@@ -45,3 +49,29 @@ def test_an_average_is_neither_made_up_nor_dropped(then, now):
         engine.load_state_dict(state)
     assert engine.ledger is ledger
     engine_for(net(), ema=then).load_state_dict(state)
+
+
+def test_whoever_shuffles_anew_in_the_middle_of_an_epoch_pays_for_examples_that_come_again():
+    noisy = {"target_epsilon": None, "noise_multiplier": 1.0}  # five steps are an epoch
+    through = take(engine_for(net(), **noisy), 5)
+    cut, again = take(engine_for(net(), **noisy), 2), engine_for(net(), **noisy)
+    again.load_state_dict(cut.state_dict())
+    take(again, 3)
+    # An example may have been in a batch before and in one after: twice, not once.
+    for engine, times in ((through, 1), (cut, 1), (again, 2)):
+        spent = engine.get_privacy_spent()["epsilon"]
+        assert spent == pytest.approx(shuffled_epsilon(1.0, times, 1e-3))
+
+
+def take(engine, steps):
+    """So many steps on batches that an ordinary loader drew."""
+    optimizer = torch.optim.SGD(engine.module.parameters(), lr=0.1)
+    engine.attach(optimizer)
+    batches = iter(DataLoader(dataset(), batch_size=int(engine.plan.expected_batch), shuffle=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(steps):
+            x, y = next(batches)
+            optimizer.step(loss=losses(engine.module, x, y))
+    engine.detach()
+    return engine
