@@ -6,7 +6,6 @@ batch) and no per-example gradient exists. Equality: are the norms, and the clip
 autograd asked for one loss at a time? A wrong norm is never silent.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from sfumato.errors import PrivacyError, UnsupportedLayer
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.factors import Clipping
-from sfumato.ghost.trials import random_state, set_random_state
+from sfumato.ghost.trials import awake, random_state, set_random_state
 
 SLACK = 1e-5
 """How far over the bound the double-precision norm of a float32 sum may come out."""
@@ -37,17 +36,18 @@ def admit(
     `inputs` may be noise of the right shape; nothing of them is kept. Dropout and other per-example
     randomness is switched off for the length of the test.
 
-    What is compared is found in float64, on a copy of the model, where that can be had: rounding
-    flips activations that have a kink, and would hide what is looked for. `exact_loss_fn` is the
-    loss without lower precision. That each contribution is within the bound is tested as it is.
+    Both are asked of a copy of the model, in float64 and with no weight at zero, where that can be
+    had: rounding flips activations that have a kink, and behind a weight of zero nothing is seen.
+    `exact_loss_fn` is the loss without lower precision. That each contribution is within the bound
+    is tested as it is.
     """
     refuse_batch_norm(ghost.model)
     exact_loss_fn = exact_loss_fn or loss_fn
     with _without_dropout(ghost.model), torch.enable_grad():
         _check_buffers(ghost.model, loss_fn, inputs)
-        _check_independence(ghost.model, exact_loss_fn, inputs, examples)
-        reached = _reached(ghost.model, exact_loss_fn, inputs)
-        exact, exact_inputs = _doubled(ghost, exact_loss_fn, inputs, reached)
+        model, exact_inputs = awake(ghost.model, exact_loss_fn, inputs)
+        _check_independence(model, exact_loss_fn, exact_inputs, examples)
+        exact = replace(ghost, model=model, layouts={})
         _check_equality(exact, exact_inputs, exact_loss_fn, examples)
         _check_bound(ghost, loss_fn, inputs, examples)
 
@@ -73,42 +73,6 @@ def clipped_gradient(
     if few:
         admit(ghost, loss_fn, [x[:few] for x in noise], few)
     return ghost.clip(loss_fn, inputs, examples, mask)
-
-
-def _doubled(
-    ghost: Ghost, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], reached: set[str]
-) -> tuple[Ghost, Sequence[Tensor]]:
-    """The same in float64, or as it is if the model insists on its own precision.
-
-    As it is, too, where the losses do not depend on the copy as they do on the model (a forward
-    method that is tied to the model, say): all gradients would be zero, and nothing be compared.
-    """
-    try:
-        model = copy.deepcopy(ghost.model).double()
-        exact = [x.double() if x.is_floating_point() else x for x in inputs]
-        followed = _reached(model, loss_fn, exact) == reached
-    except Exception:  # a model of somebody else can break anywhere
-        return ghost, inputs
-    return (replace(ghost, model=model, layouts={}), exact) if followed else (ghost, inputs)
-
-
-def _reached(
-    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
-) -> set[str]:
-    """The trainable parameters that the losses depend on, be their gradients zero or not."""
-    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    total = loss_fn(model, *inputs).sum()
-    found = [None] * len(named)
-    if named and total.requires_grad:
-        found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
-    reached = {n for n, gradient in zip(named, found, strict=True) if gradient is not None}
-    if not reached:
-        raise UnsupportedLayer(
-            f"the losses depend on no trainable parameter of this {type(model).__name__}, so no "
-            "norm can be tested. Compute them from its own output, with gradients on, and see "
-            "that not all of it is frozen."
-        )
-    return reached
 
 
 def refuse_batch_norm(model: nn.Module) -> None:

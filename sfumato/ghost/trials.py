@@ -1,10 +1,13 @@
-"""The inputs of trial passes: more or fewer examples, and the same dice each time."""
+"""Trial passes: more or fewer examples, the same dice each time, and a copy that hides nothing."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from sfumato.errors import UnsupportedLayer
 
 
 def resized(inputs: Sequence[Any], examples: int, number: int) -> list[Any]:
@@ -46,3 +49,58 @@ def set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
     torch.set_rng_state(state[0])
     if state[1]:
         torch.cuda.set_rng_state_all(state[1])
+
+
+def awake(
+    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
+) -> tuple[nn.Module, Sequence[Tensor]]:
+    """A copy in float64 with small numbers in place of zeros, or as much of that as can be had.
+
+    Many networks begin with zeros, in a new head or at the end of each residual branch. What lies
+    before has no gradient then, and a branch that mixes examples adds nothing, until the first step
+    is taken. The model itself is what is left where the losses do not depend on the copy as they do
+    on the model (a forward method that is tied to it, say), or where the copy breaks.
+    """
+    wanted, _ = reached(model, loss_fn, inputs)
+    for exact in (True, False):
+        try:
+            made = copy.deepcopy(model)
+            made = made.double() if exact else made
+            given = [x.double() if exact and x.is_floating_point() else x for x in inputs]
+            fill_zeros(made)
+            if reached(made, loss_fn, given) == (wanted, True):
+                return made, given
+        except Exception:  # a model of somebody else can break anywhere
+            continue
+    return model, inputs
+
+
+@torch.no_grad()
+def fill_zeros(model: nn.Module) -> None:
+    """Give parameters that are all zero small numbers, the same each time."""
+    chance = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if not bool(parameter.any()):
+            parameter.copy_(torch.randn(parameter.shape, generator=chance) / 10)
+
+
+def reached(
+    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
+) -> tuple[set[str], bool]:
+    """The trainable parameters that the losses depend on, be their gradients zero or not.
+
+    And whether the losses are finite.
+    """
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    total = loss_fn(model, *inputs).sum()
+    found = [None] * len(named)
+    if named and total.requires_grad:
+        found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    names = {n for n, gradient in zip(named, found, strict=True) if gradient is not None}
+    if not names:
+        raise UnsupportedLayer(
+            f"the losses depend on no trainable parameter of this {type(model).__name__}, so no "
+            "norm can be tested. Compute them from its own output, with gradients on, and see "
+            "that not all of it is frozen."
+        )
+    return names, bool(total.isfinite())

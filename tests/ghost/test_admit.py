@@ -104,3 +104,35 @@ def test_gradients_that_are_zero_are_no_reason_to_refuse(kind):
     model, (x, y) = nn.Sequential(*layers), data()
     admit(Ghost(model), loss_of, (x, y), 6)
     assert not Ghost(model).clip(loss_of, (x, y), 6).norms.any()
+
+
+class Branch(nn.Module):
+    """Something beside the way of the input, with a scale of zero at its end, as ResNets begin."""
+
+    def __init__(self, within, insists=False):
+        super().__init__()
+        self.within, self.insists = within, insists
+        self.scale = nn.Parameter(torch.zeros(1))
+        self.head = nn.Linear(192, 5)
+
+    def forward(self, x):
+        x = (x.float() if self.insists else x).flatten(1)
+        return self.head(x + self.scale * self.within(x))
+
+
+class Centred(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) - super().forward(x).mean(dim=0)
+
+
+@pytest.mark.parametrize("insists", [False, True])
+def test_what_a_scale_of_zero_hides_is_noticed(insists, monkeypatch):
+    admit(Ghost(Branch(nn.Linear(192, 192), insists), mode="ghost"), loss_of, data(), 6)
+    with pytest.raises(UnsupportedLayer, match="mixes the examples"):
+        admit(Ghost(Branch(Centred(192, 192), insists)), loss_of, data(), 6)
+    real = grams.ghost_norm
+    monkeypatch.setattr(
+        grams, "ghost_norm", lambda x, g, w, *more: real(x, g, w, *more) * (1 + (len(w) == 192))
+    )
+    with pytest.raises(UnsupportedLayer, match="not those of autograd"):
+        admit(Ghost(Branch(nn.Linear(192, 192), insists), mode="ghost"), loss_of, data(), 6)
