@@ -75,9 +75,10 @@ def load_named(
         raise DataError(f'the files of "{name}" in {data_root} are damaged: {problem}') from problem
     except (RuntimeError, OSError) as problem:
         if download:
+            reason = " ".join(str(problem).split()) or type(problem).__name__
             raise DataError(
-                f'"{name}" could not be fetched ({str(problem) or type(problem).__name__}). Try again, '
-                f"or bring its files from elsewhere and put them under {data_root}."
+                f'"{name}" could not be fetched ({reason}). Try again, or bring its files from '
+                f"elsewhere and put them under {data_root}."
             ) from problem
         raise DataError(
             f'"{name}" is not under {data_root}, neither as {prepared.name} nor in torchvision\'s '

@@ -139,10 +139,10 @@ def test_a_missing_set_says_where_it_should_be(tmp_path, name):
 def test_a_download_that_failed_says_why_and_does_not_advise_itself(tmp_path, monkeypatch):
     def fails(*_, **options):
         assert options["download"]
-        raise URLError("no route to host")
+        raise URLError("no route\nto host")
 
     monkeypatch.setattr("torchvision.datasets.CIFAR10", fails)
-    with pytest.raises(DataError, match=r'"cifar10" could not be fetched .*no route') as caught:
+    with pytest.raises(DataError, match=r'"cifar10" could not be fetched .*no route to') as caught:
         load_images("cifar10", data_root=tmp_path, download=True)
     assert "--download" not in str(caught.value)
 
