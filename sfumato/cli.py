@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         raise SystemExit(0) from None
     except OSError as problem:
-        print(f"OSError: {problem.strerror}: {problem.filename}", file=sys.stderr)
+        print(f"OSError: {_reason(problem)}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print(
@@ -75,6 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         )
         raise SystemExit(130) from None
     raise SystemExit(0)
+
+
+def _reason(problem: OSError) -> str:
+    """What failed, and on which file where there is one; those of the network have no number."""
+    if problem.strerror is None:
+        return str(problem) or type(problem).__name__
+    return problem.strerror + (f": {problem.filename}" if problem.filename is not None else "")
 
 
 def _call(verb: str, words: list[str]) -> None:

@@ -129,11 +129,16 @@ def lock(path: Path, *, shared: bool = False) -> int:
     descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError as busy:
+    except OSError as problem:
         os.close(descriptor)
-        raise RunError(
-            f"{path} is in use by another process. Wait for it, or choose another --out."
-        ) from busy
+        if isinstance(problem, BlockingIOError):
+            says = f"{path} is in use by another process. Wait for it, or choose another --out."
+        else:
+            says = (
+                f"{path} lies on a filesystem that cannot lock files ({problem.strerror}). Choose "
+                "an --out on another one: two processes in one run would spoil it."
+            )
+        raise RunError(says) from problem
     return descriptor
 
 

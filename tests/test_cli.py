@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from urllib.error import URLError
 
 import pytest
 
@@ -116,6 +117,25 @@ def test_mistakes_are_answered_with_what_to_do(capsys, tmp_path, monkeypatch, wo
     assert code == 2
     assert message in err
     assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (URLError("no route to host"), "OSError: <urlopen error no route to host>\n"),
+        (TimeoutError(), "OSError: TimeoutError\n"),
+        (OSError(28, "No space left"), "OSError: No space left\n"),
+        (OSError(28, "No space left", "a.png"), "OSError: No space left: a.png\n"),
+    ],
+)
+def test_what_the_system_refused_is_said_as_far_as_it_is_known(
+    capsys, monkeypatch, problem, message
+):
+    def fails(*_):
+        raise problem
+
+    monkeypatch.setattr("sfumato.cli._call", fails)
+    assert call(capsys, "train") == (2, "", message)
 
 
 def test_an_order_that_is_refused_leaves_no_run(tmp_path, monkeypatch, capsys):

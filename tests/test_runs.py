@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import stat
@@ -54,6 +55,15 @@ def test_two_processes_do_not_share_a_run(tmp_path):
         open_run(Config(), verb="train", out=tmp_path / "run")
     run.close()
     open_run(Config(), verb="train", out=tmp_path / "run")
+
+
+def test_a_filesystem_that_cannot_lock_is_not_taken_for_a_busy_run(tmp_path, monkeypatch):
+    def cannot(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", cannot)
+    with pytest.raises(RunError, match=r"cannot lock files \(No locks available\).* --out"):
+        open_run(Config(), verb="train", out=tmp_path / "run")
 
 
 def test_a_folder_with_other_things_in_it_is_refused(tmp_path):

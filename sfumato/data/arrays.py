@@ -228,6 +228,10 @@ def _class_names(arrays: dict[str, np.ndarray], values: np.ndarray, path: Path) 
     names = arrays["classes"]
     if names.ndim != 1 or names.dtype.kind != "U":
         raise DataError(f"{path}: classes must be a list of names, one a class.")
-    if len(values) and not 0 <= values.min() <= values.max() < len(names):
-        raise DataError(f"{path} names {len(names)} classes and has labels up to {values.max()}.")
+    wrong = values[(values < 0) | (values >= len(names))]
+    if len(wrong):
+        raise DataError(
+            f"{path} has a label {wrong.min()}, and the {len(names)} classes that it names are "
+            "numbered from 0."
+        )
     return tuple(str(name) for name in names)

@@ -126,7 +126,7 @@ def _load(
     path = Path(source).expanduser()
     if path.suffix == ".npz":
         return framing.images(load_npz(path, split, private=private))
-    if exists(path):
+    if source and exists(path):  # an empty path would be the folder one stands in
         return load_folder(path, split, private=private, framing=framing, people=people)
     near = get_close_matches(source.partition("@")[0], NAMES, n=1)
     hint = f' Did you mean "{near[0]}"?' if near else ""

@@ -74,6 +74,12 @@ def load_named(
     except (ValueError, EOFError) as problem:
         raise DataError(f'the files of "{name}" in {data_root} are damaged: {problem}') from problem
     except (RuntimeError, OSError) as problem:
+        if download:
+            reason = " ".join(str(problem).split()) or type(problem).__name__
+            raise DataError(
+                f'"{name}" could not be fetched ({reason}). Try again, or bring its files from '
+                f"elsewhere and put them under {data_root}."
+            ) from problem
         raise DataError(
             f'"{name}" is not under {data_root}, neither as {prepared.name} nor in torchvision\'s '
             "own layout. Put it there, name the right --data-root, or fetch it with --download."

@@ -85,7 +85,7 @@ def people_by_csv(files: Sequence[Path], root: Path, source: str) -> list[str]:
     path, _, column = source.partition(".csv:")
     path, column = (f"{path}.csv", column) if column else (source, "person")
     try:
-        with open(path, newline="") as opened:
+        with open(path, newline="", encoding="utf-8-sig") as opened:  # Excel puts a mark first
             table = list(csv.DictReader(opened))
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
         raise DataError(f"{path} cannot be read as a table ({problem}).") from problem

@@ -183,10 +183,14 @@ def _timm(name: str, classes: int, channels: int, pretrained: bool) -> nn.Module
     except (RuntimeError, OSError, ValueError) as problem:
         if not pretrained:
             raise
-        raise ConfigError(
-            f'the weights of "{name}" could not be fetched ({type(problem).__name__}). Bring them '
-            "as a file and give --weights FILE."
-        ) from problem
+        raise _not_fetched(name, problem) from problem
+
+
+def _not_fetched(name: str, problem: Exception) -> ConfigError:
+    return ConfigError(
+        f'the weights of "{name}" could not be fetched ({type(problem).__name__}). Bring them as a '
+        "file and give --weights FILE."
+    )
 
 
 def _torchvision(name: str, classes: int, pretrained: bool) -> nn.Module:
@@ -198,8 +202,17 @@ def _torchvision(name: str, classes: int, pretrained: bool) -> nn.Module:
         raise ConfigError(f'torchvision has no classifier called "{name}".{hint}')
     if not pretrained:
         return models.get_model(name, num_classes=classes)
-    model = models.get_model(name, weights="DEFAULT")
+    try:
+        model = models.get_model(name, weights="DEFAULT")
+    except (RuntimeError, OSError, ValueError) as problem:
+        raise _not_fetched(f"torchvision:{name}", problem) from problem
     heads = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    if not heads:
+        # The head of SqueezeNet goes through a ReLU: begun at zero, it would stay there.
+        raise ConfigError(
+            f'"torchvision:{name}" has no linear layer that would make way for one of {classes} '
+            "classes. Choose another model, or start without its published weights."
+        )
     path, old = heads[-1]
     parent, _, attribute = path.rpartition(".")
     setattr(model.get_submodule(parent), attribute, nn.Linear(old.in_features, classes))

@@ -38,10 +38,8 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         found = audit_run(config, run)
     record = found.record()
     run.write_json("private/audit.json", record)
-    if config.run is not None:  # so that a report on the run has the proof beside the promise
-        Run(config.run).write_json("private/audit.json", record)
     draw(found, run.private / "tradeoff.png")
-    return run.finish(
+    summary = run.finish(
         {
             "target": found.target, "promise": found.promise, "run": str(run.path),
             "bounds": [bound.name for bound in found.bounds],
@@ -50,6 +48,23 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
             "findings": "private/audit.json",
         }
     )  # fmt: skip
+    if config.run is not None:
+        copy(record, run, config.run)
+    return summary
+
+
+def copy(record: Mapping[str, Any], run: Run, audited: Path) -> None:
+    """Leave what was found with the audited run too, for its report: the proof by the promise.
+
+    An auditor may have no right to write there; the audit is done all the same.
+    """
+    try:
+        Run(audited).write_json("private/audit.json", record)
+    except OSError as problem:
+        run.log(
+            f"{audited} could not take a copy of the findings ({problem.strerror or problem}), so "
+            f"its report will lack them. Its owner may copy {run.path}/private/audit.json there."
+        )
 
 
 def draw(found: Findings, path: Path) -> None:

@@ -69,7 +69,11 @@ def test_labels_need_not_begin_at_zero(tmp_path):
         ({"y_train": np.zeros(6, int), "y_test": np.ones(2, int)}, "one class only"),
         ({"y_train": np.full(6, 2**64 - 1, np.uint64)}, "beyond 2"),
         ({"x_train": np.zeros((0, 4, 4), np.uint8), "y_train": np.zeros(0, int)}, "no images"),
-        ({"classes": np.array(["a", "b"])}, "names 2 classes and has labels up to 2"),
+        ({"classes": np.array(["a", "b"])}, "has a label 2, and the 2 classes"),
+        (
+            {"y_train": np.array([-1, 0] * 3), "classes": np.array(["a", "b", "c"])},
+            "has a label -1, and the 3 classes",
+        ),
         ({"classes": np.array([1, 2, 3])}, "list of names"),
     ],
 )
@@ -253,6 +257,18 @@ def test_noise_in_an_npz_file_never_ends_in_a_traceback(tmp_path):
             load_images(tmp_path / "b.npz")
         except DataError:
             continue
+
+
+def test_no_source_is_not_the_folder_one_stands_in(tmp_path, monkeypatch):
+    for name in ("ill", "well"):
+        (tmp_path / name).mkdir()
+        for i in range(5):
+            Image.new("L", (4, 4), i).save(tmp_path / name / f"{i}.png")
+    monkeypatch.chdir(tmp_path)
+    assert load_images(".").classes == ("ill", "well")
+    for source in ("", "@ill"):
+        with pytest.raises(DataError, match=f'"{source}" is neither a file, a folder nor'):
+            load_images(source)
 
 
 def test_a_near_miss_is_understood():

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -133,6 +134,17 @@ def test_files_of_numbers_get_the_names_that_the_numbers_have(tmp_path):
 def test_a_missing_set_says_where_it_should_be(tmp_path, name):
     with pytest.raises(DataError, match=rf'"{name}" is not under .*--download'):
         load_images(name, data_root=tmp_path)
+
+
+def test_a_download_that_failed_says_why_and_does_not_advise_itself(tmp_path, monkeypatch):
+    def fails(*_, **options):
+        assert options["download"]
+        raise URLError("no route\nto host")
+
+    monkeypatch.setattr("torchvision.datasets.CIFAR10", fails)
+    with pytest.raises(DataError, match=r'"cifar10" could not be fetched .*no route to') as caught:
+        load_images("cifar10", data_root=tmp_path, download=True)
+    assert "--download" not in str(caught.value)
 
 
 def test_torchvisions_own_mnist_files_are_read(tmp_path):

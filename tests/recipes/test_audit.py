@@ -24,7 +24,7 @@ from sfumato.recipes.audit_findings import Findings, describe_attack, tell
 from sfumato.recipes.audit_run import open_target
 from sfumato.report import words
 from sfumato.report.card import read_card
-from sfumato.runs import open_run
+from sfumato.runs import Run, open_run
 
 
 def do(config, out):
@@ -93,6 +93,23 @@ def test_what_was_found_is_private_and_the_summary_says_only_what_was_done(audit
     assert '"lira-online"' in done
     assert "auc" not in done
     assert "tpr" not in done
+
+
+def test_an_auditor_who_may_not_write_to_the_run_finishes(plain, tmp_path, monkeypatch):
+    target, out, write = tmp_path / "run", tmp_path / "audit", Run.write_json
+    shutil.copytree(plain, target)
+
+    def refuses(run, name, value):
+        if run.path == target:
+            raise PermissionError(13, "Permission denied")
+        return write(run, name, value)
+
+    monkeypatch.setattr(Run, "write_json", refuses)
+    assert do(Config(run=target, shadows=0, device="cpu"), out) == read_json(out / "done.json")
+    assert (out / "private" / "tradeoff.png").exists()
+    assert (
+        "could not take a copy of the findings (Permission denied)" in (out / "log.txt").read_text()
+    )
 
 
 def test_a_private_run_stands_beside_its_ledger_and_is_hard_to_attack(private, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Promises about people: sampled, clipped and accounted as one, with all of their images."""
 
+import codecs
 import csv
 import json
 from dataclasses import replace
@@ -119,6 +120,9 @@ def test_folders_and_tables_say_who_is_on_each_image(tmp_path):
             table.writerow([path.relative_to(tmp_path / "faces"), path.parent.name])
     by_table = load_images(tmp_path / "faces", "train", people=f"{tmp_path}/who.csv:patient")
     torch.testing.assert_close(by_folder.people, by_table.people)
+    (tmp_path / "excel.csv").write_bytes(codecs.BOM_UTF8 + (tmp_path / "who.csv").read_bytes())
+    by_excel = load_images(tmp_path / "faces", "train", people=f"{tmp_path}/excel.csv:patient")
+    torch.testing.assert_close(by_folder.people, by_excel.people)
     test = load_images(tmp_path / "faces", "test", people="folder")
     people = len(by_folder.people.unique()) + len(test.people.unique())
     assert people == 12

@@ -1,12 +1,14 @@
 """What is chosen before the first step: devices, parameters, batch sizes; and advice on memory."""
 
 from dataclasses import replace
+from urllib.error import URLError
 
 import pytest
 import timm
 import torch
 from people import portraits
 from torch import nn
+from torchvision import models
 
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost import sums
@@ -81,6 +83,20 @@ def test_a_fresh_head_starts_at_zero(tmp_path):
     assert not fresh.fc.weight.any()
     same = build_model("resnet18", classes=7, shape=shape, weights=weights)
     torch.testing.assert_close(same.fc.weight, donor.fc.weight)
+
+
+def test_published_weights_that_cannot_be_had_or_used_are_refused(monkeypatch):
+    def without_weights(name, weights):
+        if name == "resnet18":
+            raise URLError("no route to host")
+        return models.SqueezeNet()
+
+    monkeypatch.setattr(models, "get_model", without_weights)
+    options = {"classes": 3, "shape": (3, 64, 64), "pretrained": True}
+    with pytest.raises(ConfigError, match=r'"torchvision:resnet18" could not be fetched .URLError'):
+        build_model("torchvision:resnet18", **options)
+    with pytest.raises(ConfigError, match='"torchvision:squeezenet1_0" has no linear layer'):
+        build_model("torchvision:squeezenet1_0", **options)
 
 
 def test_weights_fit_a_layer_whose_size_follows_from_the_images(tmp_path):
