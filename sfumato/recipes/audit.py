@@ -39,7 +39,9 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     record = found.record()
     run.write_json("private/audit.json", record)
     draw(found, run.private / "tradeoff.png")
-    summary = run.finish(
+    if config.run is not None:
+        copy(record, run, config.run)
+    return run.finish(
         {
             "target": found.target, "promise": found.promise, "run": str(run.path),
             "bounds": [bound.name for bound in found.bounds],
@@ -48,9 +50,6 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
             "findings": "private/audit.json",
         }
     )  # fmt: skip
-    if config.run is not None:
-        copy(record, run, config.run)
-    return summary
 
 
 def copy(record: Mapping[str, Any], run: Run, audited: Path) -> None:
