@@ -7,11 +7,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sfumato.attack.fleet import Fleet
 from sfumato.attack.heads import HeadRecipe
 from sfumato.cli import main
 from sfumato.data.images import Images
@@ -19,7 +21,7 @@ from sfumato.errors import ConfigError, RunError, SfumatoError
 from sfumato.recipes import reconstruct
 from sfumato.recipes.reconstruct import STAGES, Config
 from sfumato.recipes.reconstruct_decoder import heads_by_step
-from sfumato.recipes.reconstruct_heads import keep_heads
+from sfumato.recipes.reconstruct_heads import keep_heads, together
 from sfumato.runs import Run, open_run
 
 TINY = Config(
@@ -120,6 +122,51 @@ def test_heads_on_disk_in_shards(tmp_path):
     attack(replace(TINY, stage="merge"), out)
     attack(replace(TINY, stage="train", steps=4), out)
     assert (out / "stages" / "train" / "model.safetensors").exists()
+
+
+def test_heads_cut_while_they_were_written_are_written_by_the_same_command(
+    finished, tmp_path, monkeypatch
+):
+    config, heads, calls = replace(TINY, stage="shadow", save=62), Fleet.heads, []
+
+    def cut(self, *arguments):
+        calls.append(arguments)
+        if len(calls) == 2:  # the first is how fast heads can be made
+            raise KeyboardInterrupt
+        return heads(self, *arguments)
+
+    out = without_heads(finished, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Fleet, "heads", cut)
+        with pytest.raises(KeyboardInterrupt):
+            attack(config, out)
+    assert (out / "stages/shadow/heads/.shard-0000-of-0001.draft").is_dir()
+    attack(config, out)
+    assert {p.name for p in (out / "stages/shadow/heads").iterdir()} == {
+        "fleet.json", "shard-0000-of-0001",
+    }  # fmt: skip
+
+
+def test_a_process_leaves_the_drafts_of_the_others_alone(finished, tmp_path):
+    out = without_heads(finished, tmp_path)
+    draft = out / "stages/shadow/heads/.shard-0000-of-0002.draft"
+    draft.mkdir(parents=True)
+    world = SimpleNamespace(
+        size=2, rank=1, leads=False, agree=lambda _: str(out), any=lambda _: False
+    )
+    together(replace(TINY, stage="shadow", save=62, shards=2), None, world)
+    assert (out / "stages/shadow/heads/shard-0001-of-0002").is_dir()
+    assert draft.is_dir()
+
+
+def without_heads(finished, folder):
+    """A copy of a run that ends with its features."""
+    left = shutil.ignore_patterns("private", "shadow", "stats", "train", "evaluate", "done.json")
+    shutil.copytree(finished, folder / "run", ignore=left)
+    for name in ("base", "features"):
+        shutil.rmtree(folder / "run" / "stages" / name)
+        shutil.copytree(finished / "stages" / name, folder / "run" / "stages" / name)
+    return folder / "run"
 
 
 def test_batches_from_disk_are_never_empty(finished, tmp_path):
