@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from sfumato.attack.fleet import Fleet
 from sfumato.attack.heads import HeadRecipe
 from sfumato.cli import main
+from sfumato.data.alike import overlap
 from sfumato.data.images import Images
-from sfumato.errors import ConfigError, RunError, SfumatoError
+from sfumato.errors import ConfigError, DataError, RunError, SfumatoError
 from sfumato.recipes import reconstruct
 from sfumato.recipes.reconstruct import STAGES, Config
 from sfumato.recipes.reconstruct_decoder import heads_by_step
@@ -293,17 +294,46 @@ def test_one_picture_a_head_is_judged_by_all_its_images(tmp_path):
 
 
 def test_colour_images_in_a_folder(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    shape = (60, 3, 32, 32)
-    pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    labels = torch.arange(60) % 3
-    for split in ("train", "test"):
-        images = Images(
-            pixels=pixels, labels=labels, classes=("a", "b", "c"), name="noise", private=False
-        )
-        images.save_folder(tmp_path / "data" / split)
+    for seed, split in enumerate(("train", "test")):
+        noise(60, seed).save_folder(tmp_path / "data" / split)
     attack(replace(TINY, data=str(tmp_path / "data"), trials=8), tmp_path / "run")
     assert (tmp_path / "run" / "private" / "gallery.png").exists()
+
+
+def noise(count, seed):
+    """Colour images of three classes, none like another."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, 3, 32, 32)
+    pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    labels = torch.arange(count) % 3
+    return Images(
+        pixels=pixels, labels=labels, classes=("a", "b", "c"), name="noise", private=False
+    )
+
+
+@pytest.mark.parametrize("known", ["train", "base_data"])
+def test_targets_that_the_attacker_has_are_left_out_and_many_are_refused(tmp_path, known):
+    said, train, test = [], noise(60, 0), noise(300, 1)
+    config = replace(TINY, data=str(tmp_path / "data"))
+    if known == "base_data":
+        config = replace(config, base_data=str(tmp_path / "base"))
+        train.save_folder(tmp_path / "data" / "train")
+    has = tmp_path / ("data" if known == "train" else "base") / "train"
+    test.save_folder(tmp_path / "data" / "test")
+    for count in (3, 4):  # of 300: a hundredth, and more
+        shutil.rmtree(has, ignore_errors=True)
+        pixels = torch.cat([test.pixels[100 : 100 + count], train.pixels[count:]])
+        labels = torch.cat([test.labels[100 : 100 + count], train.labels[count:]])
+        replace(train, pixels=pixels, labels=labels).save_folder(has)
+        run = Run(tmp_path, said.append)
+        if count == 3:
+            scene = reconstruct.set_scene(config, run)
+            assert len(scene.targets) == 297
+            assert not len(overlap(scene.targets, scene.own))
+            assert said == ["the attacker has 3 of the test images: these are left out"]
+        else:
+            with pytest.raises(DataError, match="4 of the 300 images under attack"):
+                reconstruct.set_scene(config, run)
 
 
 def test_statistics_of_another_fleet_are_refused(finished, tmp_path):
