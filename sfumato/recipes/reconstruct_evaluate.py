@@ -152,6 +152,8 @@ def public_numbers(scene: Scene) -> dict[str, Any]:
 
 def tell(scene: Scene, scores: dict[str, Any]) -> str:
     """For people: what was attacked, and where to look."""
+    from sfumato.report.words import up
+
     recipe, folder = scene.recipe, scene.run.private
     privacy = scores["privacy"]
     lines = [
@@ -165,8 +167,8 @@ def tell(scene: Scene, scores: dict[str, Any]) -> str:
     if "epsilon" in privacy:
         bound = privacy["tpr_bound_at_1_percent_fpr"]
         promised = (
-            f"epsilon {privacy['epsilon']:.3g} at delta {privacy['delta']:.2g}, "
-            f"{privacy['epsilon_at_delta_1e-5']:.3g} at 1e-5 (one image replaced); at 1 % FPR no "
+            f"epsilon {up(privacy['epsilon'])} at delta {privacy['delta']:.2g}, "
+            f"{up(privacy['epsilon_at_delta_1e-5'])} at 1e-5 (one image replaced); at 1 % FPR no "
             f"attack has a TPR above {bound:.3g}"
         )
     lines.insert(1, f"  promise   {promised}")

@@ -70,6 +70,8 @@ def first_head(scene: Scene) -> "tuple[Tensor, Tensor]":
 
 def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
     """The study for people."""
+    from sfumato.report.words import down, up
+
     titles = (name, "accuracy of heads", "epsilon (replace)", "AUC", "TPR at 1 % FPR", "bound")
     lines = [" | ".join((*titles, "epsilon proved")), " | ".join(["---"] * 7)]
     for value, scores in rows.items():
@@ -78,11 +80,11 @@ def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
         cells = (
             value,
             f"{scores['accuracy_of_heads']:.3f}",
-            f"{privacy.get('epsilon', float('inf')):.3g}",
+            up(privacy.get("epsilon", float("inf"))),
             f"{scores['auc']:.3f}",
             f"{scores['tpr_at_1_percent_fpr']:.3f} ({low:.3f} to {high:.3f})",
             f"{privacy.get('tpr_bound_at_1_percent_fpr', 1.0):.3f}",
-            f"{privacy['epsilon_proved']:.2f}",
+            down(privacy["epsilon_proved"]),
         )
         lines.append(" | ".join(cells))
     return "".join(f"| {line} |\n" for line in lines)

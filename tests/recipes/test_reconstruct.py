@@ -23,6 +23,8 @@ from sfumato.recipes import reconstruct
 from sfumato.recipes.reconstruct import STAGES, Config
 from sfumato.recipes.reconstruct_decoder import heads_by_step
 from sfumato.recipes.reconstruct_heads import keep_heads, together
+from sfumato.recipes.reconstruct_study import table_of
+from sfumato.report.words import up
 from sfumato.runs import Run, open_run
 
 TINY = Config(
@@ -101,6 +103,8 @@ def test_noise_is_priced_and_bounded(finished, tmp_path):
     assert privacy["tpr_bound_at_1_percent_fpr"] == pytest.approx(0.1, abs=2e-3)
     assert privacy["epsilon_proved"] <= privacy["epsilon"]
     assert "no attack has a TPR above 0.1" in text
+    assert f"epsilon {up(privacy['epsilon'])} at delta" in text
+    assert f", {up(privacy['epsilon_at_delta_1e-5'])} at 1e-5" in text
 
 
 def dumps_config(config):
@@ -243,6 +247,16 @@ def test_a_study_has_a_row_for_each_value(tmp_path):
     table = (tmp_path / "run" / "private" / "study.md").read_text().splitlines()
     assert [line.split(" | ")[0] for line in table] == ["| class_size", "| ---", "| 1", "| 2"]
     assert (tmp_path / "run" / "private" / "study.png").exists()
+
+
+def test_a_study_rounds_promises_up_and_proofs_down():
+    scores = {"accuracy_of_heads": 0.5, "auc": 0.5, "tpr_at_1_percent_fpr": 0.01}
+    scores["tpr_at_1_percent_fpr_interval"] = (0.0, 0.02)
+    promised = {**scores, "privacy": {"epsilon": 1.401, "epsilon_proved": 0.996}}
+    nothing = {**scores, "privacy": {"epsilon_proved": 2.789}}
+    rows = table_of("noise_multiplier", {"7": promised, "0": nothing}).splitlines()[2:]
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    assert [(row[2], row[-1]) for row in cells] == [("1.41", "0.99"), ("∞", "2.78")]
 
 
 @pytest.mark.parametrize(
