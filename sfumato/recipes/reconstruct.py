@@ -30,6 +30,13 @@ FIRST_WORDS = {stage: ("--stage", stage) for stage in (*STAGES, "merge")}
 """A first word, and the flags it stands for."""
 
 
+LEARNT = (
+    "features and networks, learnt without privacy from train images: share it only if these are "
+    "public"
+)
+"""What lies open in the run directory, and what that means."""
+
+
 def needs_run(_: Config) -> bool:
     """Stages hand their work on in the run directory."""
     return True

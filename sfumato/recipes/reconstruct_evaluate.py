@@ -6,7 +6,7 @@ the attacker's, and everything it writes goes to `private/`.
 
 from typing import TYPE_CHECKING, Any
 
-from sfumato.recipes.reconstruct import Scene, fleet_of, own_features
+from sfumato.recipes.reconstruct import LEARNT, Scene, fleet_of, own_features
 from sfumato.recipes.reconstruct_decoder import game_of, trained_decoder
 from sfumato.recipes.reconstruct_heads import statistics_of
 from sfumato.runs import Run
@@ -162,6 +162,7 @@ def tell(scene: Scene, scores: dict[str, Any]) -> str:
         f"  pictures  {folder}/gallery.png: truth above, what the attacker got below",
         f"  ROC       {folder}/roc.png",
         f"  scores    {folder}/scores.json: do not share",
+        f"  the rest  {scene.run.path}: {LEARNT}",
     ]
     promised = "none: epsilon is infinite"
     if "epsilon" in privacy:

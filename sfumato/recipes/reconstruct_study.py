@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import ConfigError
 from sfumato.files import read_json
-from sfumato.recipes.reconstruct import Scene, fleet_of, take
+from sfumato.recipes.reconstruct import LEARNT, Scene, fleet_of, take
 from sfumato.recipes.reconstruct_decoder import game_of, trained_decoder
 from sfumato.recipes.reconstruct_heads import statistics_of
 
@@ -53,6 +53,7 @@ def study(scene: Scene) -> dict[str, Any]:
         f"  plot      {table.with_suffix('.png')}",
         f"  pictures  {scene.run.private}/pictures.png: the truth, what the attacker got, and what "
         "anybody could guess",
+        f"  the rest  {scene.run.path}: {LEARNT}",
     ]
     return scene.run.finish({"text": "\n".join(lines), "run": str(scene.run.path)})
 

@@ -55,6 +55,7 @@ def test_a_whole_attack_leaves_pictures_and_scores_in_private(finished):
     assert scores["privacy"]["epsilon_proved"] >= 0
     assert "epsilon" not in scores["privacy"]
     done = json.loads((finished / "done.json").read_text())
+    assert "learnt without privacy from train images" in done["text"]
     assert not {"auc", "accuracy_of_heads", "tpr_at_1_percent_fpr"} & set(done)
     targets = finished / "stages" / "features" / "private" / "features.safetensors"
     assert targets.exists()  # what comes from secret images stays in private
