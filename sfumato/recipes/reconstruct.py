@@ -48,8 +48,8 @@ def shares_run(config: Config) -> bool:
 
 
 def asks_more(config: Config) -> bool:
-    """Whether a finished run has something left to do: to look at somebody's head."""
-    return config.target is not None
+    """Whether a finished run has something to do or refuse: somebody's head, one more shard."""
+    return config.target is not None or config.shard is not None
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,10 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         raise ConfigError(
             f"jobs that make shards share one base: first run sfumato reconstruct features --out "
             f"{run.path} with the same settings."
+        )
+    if config.shard is not None and run.stage("shadow").finished:
+        raise ConfigError(
+            f"the heads of {run.path} are made, and no shard is wanted any more. Leave --shard out."
         )
     last = {"all": "evaluate", "merge": "shadow"}.get(config.stage, config.stage)
     summary = take(scene, "shadow" if config.shard else last)

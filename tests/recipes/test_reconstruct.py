@@ -125,9 +125,22 @@ def test_heads_on_disk_in_shards(tmp_path):
         found = attack(replace(TINY, save=62, shard=f"{number}/2"), out)
         assert "merge" in reconstruct.show(found)
         assert not (out / "done.json").exists()
-    attack(replace(TINY, stage="merge"), out)
-    attack(replace(TINY, stage="train", steps=4), out)
+    attack(replace(TINY, save=62, stage="merge"), out)
+    with pytest.raises(ConfigError, match="Leave --shard out"):
+        attack(replace(TINY, save=62, shard="2/2"), out)
+    assert not (out / "done.json").exists()
+    attack(replace(TINY, save=62, stage="train", steps=4), out)
     assert (out / "stages" / "train" / "model.safetensors").exists()
+
+
+def test_heads_are_not_kept_or_parted_when_they_are_made_already(finished, capsys):
+    before = (finished / "config.json").read_bytes()
+    for words in (["--save", "62"], ["--shards", "2"], ["shadow", "--save", "62"]):
+        with pytest.raises(SystemExit) as end:
+            main(["reconstruct", *words, "--out", str(finished)])
+        assert end.value.code == 2
+        assert "the stage shadow has used it" in capsys.readouterr().err
+    assert (finished / "config.json").read_bytes() == before
 
 
 def test_heads_cut_while_they_were_written_are_written_by_the_same_command(
