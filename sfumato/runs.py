@@ -233,8 +233,11 @@ class Run:
         """Remove drafts that a crash left, and of a finished run what only a running one needs."""
         # Where others work, what lies deeper may be a draft of theirs.
         for place in (".*.draft", "private/.*.draft") if self._is_shared else ("**/.*.draft",):
-            for draft in self.path.glob(place):
-                draft.unlink(missing_ok=True)
+            for draft in list(self.path.glob(place)):
+                if draft.is_dir():
+                    shutil.rmtree(draft)
+                else:
+                    draft.unlink(missing_ok=True)
         if self.finished:
             (self.path / "private" / "secret.key").unlink(missing_ok=True)
             (self.path / "private" / "checkpoint.safetensors").unlink(missing_ok=True)

@@ -156,6 +156,16 @@ def test_what_was_there_before_a_refused_order_stays(tmp_path, capsys):
     assert (tmp_path / "mine").exists()
 
 
+def test_account_rounds_its_upper_bounds_up():
+    from sfumato.recipes.account import show
+
+    told = {2.0: "2", 1.65401: "1.655", 0.000123401: "0.0001235", "inf": "inf", "nan": "no formula"}
+    for epsilon, words in told.items():
+        prices = dict.fromkeys(("epsilon", "rdp_epsilon", "shuffled_epsilon"), epsilon)
+        lines = show({**prices, "delta": 1e-5, "relation": "replace"}).splitlines()[:3]
+        assert [line[18:].partition("   (")[0] for line in lines] == [words] * 3
+
+
 def test_account_finds_the_noise_for_an_epsilon(capsys):
     plan = ["--size", "50000", "--batch-size", "1000", "--epochs", "3", "--delta", "1e-5"]
     code, out, _ = call(capsys, "account", "--epsilon", "1", *plan, "--json")

@@ -104,6 +104,20 @@ def test_drafts_that_a_crash_left_in_folders_below_are_removed(tmp_path):
     assert not any(draft.exists() for draft in drafts)
 
 
+def test_a_draft_that_is_a_folder_is_removed_with_what_is_in_it(tmp_path):
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    draft = run.stage("heads").path / ".shard-0000-of-0001.draft"
+    draft.mkdir()
+    for name in (".lock", "members.npy", ".weights.npy.77.draft"):
+        (draft / name).touch()
+    run.close()
+    with open_run(Config(), verb="train", out=tmp_path / "run", shared=True) as shared:
+        shared.stage("other")
+        assert draft.exists(), "others may be at work there"
+    open_run(Config(), verb="train", out=tmp_path / "run").close()
+    assert not draft.exists()
+
+
 def test_one_damaged_run_does_not_stop_others(tmp_path):
     with open_run(Config(), verb="train", root=tmp_path) as run:
         run.measure(0, lr=1.0)

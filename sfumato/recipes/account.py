@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Any
 
@@ -192,5 +193,9 @@ def _price_ledger(config: Config) -> dict[str, Any]:
 
 
 def _number(value: float | str) -> str:
+    """An upper bound with four digits, which is still one."""
     value = float(value)
-    return "no formula" if math.isnan(value) else f"{value:.4g}"
+    return "no formula" if math.isnan(value) else f"{float(FOUR_UP.create_decimal(value)):.4g}"
+
+
+FOUR_UP = Context(prec=4, rounding=ROUND_CEILING)

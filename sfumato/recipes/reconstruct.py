@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, DataError
 from sfumato.recipes.reconstruct_settings import PRESETS as PRESETS
 from sfumato.recipes.reconstruct_settings import STAGES as STAGES
 from sfumato.recipes.reconstruct_settings import Config as Config
@@ -30,6 +30,13 @@ FIRST_WORDS = {stage: ("--stage", stage) for stage in (*STAGES, "merge")}
 """A first word, and the flags it stands for."""
 
 
+LEARNT = (
+    "features and networks, learnt without privacy from train images: share it only if these are "
+    "public"
+)
+"""What lies open in the run directory, and what that means."""
+
+
 def needs_run(_: Config) -> bool:
     """Stages hand their work on in the run directory."""
     return True
@@ -41,8 +48,8 @@ def shares_run(config: Config) -> bool:
 
 
 def asks_more(config: Config) -> bool:
-    """Whether a finished run has something left to do: to look at somebody's head."""
-    return config.target is not None
+    """Whether a finished run has something to do or refuse: somebody's head, one more shard."""
+    return config.target is not None or config.shard is not None
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,10 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         raise ConfigError(
             f"jobs that make shards share one base: first run sfumato reconstruct features --out "
             f"{run.path} with the same settings."
+        )
+    if config.shard is not None and run.stage("shadow").finished:
+        raise ConfigError(
+            f"the heads of {run.path} are made, and no shard is wanted any more. Leave --shard out."
         )
     last = {"all": "evaluate", "merge": "shadow"}.get(config.stage, config.stage)
     summary = take(scene, "shadow" if config.shard else last)
@@ -160,17 +171,46 @@ def set_scene(config: Config, run: Run) -> Scene:
 
     own = load_images(config.data, "train", private=False, **config.loading)
     targets = load_images(config.data, "test", private=True, **config.loading)
+    targets = never_had(targets, own, run)
     made = config.pretrained or config.weights is not None
     if made:
         base = own
     elif config.base_data is not None:
         base = load_images(config.base_data, "train", private=False, **config.loading)
+        if base.shape == targets.shape:
+            targets = never_had(targets, base, run)
     else:
         from sfumato.attack.features import turned
 
         part, own = own.split(config.base_share, seed=config.seed)
         base = turned(part)
     return Scene(config, run, run, pick_device(config.device), base, own, targets)
+
+
+def never_had(targets: "Images", known: "Images", run: Run) -> "Images":
+    """The images under attack without those that the attacker has, pixel for pixel.
+
+    Well-known sets have a few images in both splits: these are left out. Many are a mistake.
+    """
+    from sfumato.data.alike import overlap
+
+    places = overlap(targets, known)
+    if len(places) > MOST_KNOWN * len(targets):
+        raise DataError(
+            f'{len(places)} of the {len(targets)} images under attack (test of "{targets.name}") '
+            f'are among those that the attacker has (train of "{known.name}"): to see these again '
+            "is no reconstruction. Leave them out of one of the two."
+        )
+    if not len(places):
+        return targets
+    # On the screen only: a log may be shared, and this counts private images.
+    run.say(f"the attacker has {len(places)} of the test images: these are left out")
+    twice = set(places.tolist())
+    return targets.select([place for place in range(len(targets)) if place not in twice])
+
+
+MOST_KNOWN = 0.01
+"""The share of test images that may be among the attacker's own, and are left out."""
 
 
 def base(scene: Scene, stage: Run) -> None:

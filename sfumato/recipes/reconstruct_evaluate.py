@@ -6,7 +6,7 @@ the attacker's, and everything it writes goes to `private/`.
 
 from typing import TYPE_CHECKING, Any
 
-from sfumato.recipes.reconstruct import Scene, fleet_of, own_features
+from sfumato.recipes.reconstruct import LEARNT, Scene, fleet_of, own_features
 from sfumato.recipes.reconstruct_decoder import game_of, trained_decoder
 from sfumato.recipes.reconstruct_heads import statistics_of
 from sfumato.runs import Run
@@ -152,6 +152,8 @@ def public_numbers(scene: Scene) -> dict[str, Any]:
 
 def tell(scene: Scene, scores: dict[str, Any]) -> str:
     """For people: what was attacked, and where to look."""
+    from sfumato.report.words import up
+
     recipe, folder = scene.recipe, scene.run.private
     privacy = scores["privacy"]
     lines = [
@@ -160,13 +162,14 @@ def tell(scene: Scene, scores: dict[str, Any]) -> str:
         f"  pictures  {folder}/gallery.png: truth above, what the attacker got below",
         f"  ROC       {folder}/roc.png",
         f"  scores    {folder}/scores.json: do not share",
+        f"  the rest  {scene.run.path}: {LEARNT}",
     ]
     promised = "none: epsilon is infinite"
     if "epsilon" in privacy:
         bound = privacy["tpr_bound_at_1_percent_fpr"]
         promised = (
-            f"epsilon {privacy['epsilon']:.3g} at delta {privacy['delta']:.2g}, "
-            f"{privacy['epsilon_at_delta_1e-5']:.3g} at 1e-5 (one image replaced); at 1 % FPR no "
+            f"epsilon {up(privacy['epsilon'])} at delta {privacy['delta']:.2g}, "
+            f"{up(privacy['epsilon_at_delta_1e-5'])} at 1e-5 (one image replaced); at 1 % FPR no "
             f"attack has a TPR above {bound:.3g}"
         )
     lines.insert(1, f"  promise   {promised}")

@@ -79,7 +79,7 @@ def together(config: Config, run: Run | None, world: "World") -> dict[str, Any]:
     if world.leads and run is not None:
         take(set_scene(config, run), "features")
     place = Path(world.agree(run and str(run.path)))
-    scene = set_scene(config, Run(place))
+    scene = set_scene(config, Run(place, _is_shared=True))
     stage = scene.run.stage("shadow")
     for index in range(config.shards)[world.rank :: world.size]:
         write_heads(config, fleet_of(scene), stage, index)

@@ -16,8 +16,10 @@ STAGES = ("base", "features", "shadow", "stats", "train", "evaluate")
 class Config(ImageSource):
     """Training images back from the weights of a head, and how sure one can be of them."""
 
-    MAY_CHANGE: ClassVar = ("stage", "save", "shards", "shard", "device", "compile", "target")
+    MAY_CHANGE: ClassVar = ("stage", "shard", "device", "compile", "target")
     """Settings that say how, not what: a run may go on with others."""
+    read_first: ClassVar = {"shadow": ("save", "shards")}
+    """Settings that may change until this stage has begun: afterwards nobody would heed them."""
     PASSING: ClassVar = {"stage": "all", "shard": None, "target": None}
     """Settings of one command, which a run does not remember."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import ConfigError
 from sfumato.files import read_json
-from sfumato.recipes.reconstruct import Scene, fleet_of, take
+from sfumato.recipes.reconstruct import LEARNT, Scene, fleet_of, take
 from sfumato.recipes.reconstruct_decoder import game_of, trained_decoder
 from sfumato.recipes.reconstruct_heads import statistics_of
 
@@ -53,6 +53,7 @@ def study(scene: Scene) -> dict[str, Any]:
         f"  plot      {table.with_suffix('.png')}",
         f"  pictures  {scene.run.private}/pictures.png: the truth, what the attacker got, and what "
         "anybody could guess",
+        f"  the rest  {scene.run.path}: {LEARNT}",
     ]
     return scene.run.finish({"text": "\n".join(lines), "run": str(scene.run.path)})
 
@@ -70,6 +71,8 @@ def first_head(scene: Scene) -> "tuple[Tensor, Tensor]":
 
 def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
     """The study for people."""
+    from sfumato.report.words import down, up
+
     titles = (name, "accuracy of heads", "epsilon (replace)", "AUC", "TPR at 1 % FPR", "bound")
     lines = [" | ".join((*titles, "epsilon proved")), " | ".join(["---"] * 7)]
     for value, scores in rows.items():
@@ -78,11 +81,11 @@ def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
         cells = (
             value,
             f"{scores['accuracy_of_heads']:.3f}",
-            f"{privacy.get('epsilon', float('inf')):.3g}",
+            up(privacy.get("epsilon", float("inf"))),
             f"{scores['auc']:.3f}",
             f"{scores['tpr_at_1_percent_fpr']:.3f} ({low:.3f} to {high:.3f})",
             f"{privacy.get('tpr_bound_at_1_percent_fpr', 1.0):.3f}",
-            f"{privacy['epsilon_proved']:.2f}",
+            down(privacy["epsilon_proved"]),
         )
         lines.append(" | ".join(cells))
     return "".join(f"| {line} |\n" for line in lines)

@@ -24,7 +24,7 @@ def evaluate(scene: Scene, stage: Run) -> None:
     from sfumato.synth.bundle import read_bundle
     from sfumato.train.steps import accuracy
 
-    images, logits, _, _ = read_bundle(scene.run.path / "bundle")
+    images, logits, _, card = read_bundle(scene.run.path / "bundle")
     model, reading = teacher_of(scene)
     scores: dict[str, Any] = {
         "test_accuracy": accuracy(*trained_student(scene)),
@@ -47,9 +47,12 @@ def evaluate(scene: Scene, stage: Run) -> None:
         f"{scores['test_accuracy']:.3f}{words}"
     )
     draw(scene, images)
+    shown = None
     if scene.config.card_scores:
-        shown = ("test_accuracy", "teacher_accuracy")
-        pack(scene, {name: scores[name] for name in shown} | scores["membership"])
+        names = ("test_accuracy", "teacher_accuracy")
+        shown = {name: scores[name] for name in names} | scores["membership"]
+    if shown != card.scores:
+        pack(scene, shown)
     stage.finish({"bundle": str(scene.run.path / "bundle"), "student": scene.student})
 
 

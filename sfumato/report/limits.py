@@ -10,7 +10,11 @@ NO_LEDGER = {
     "account": "A plan is arithmetic: it promises something when it is carried out.",
     "audit": "An audit promises nothing itself. What it finds is as private as the images.",
     "invert": "An attack promises nothing. What it finds is as private as the images.",
-    "reconstruct": "An attack promises nothing. What it finds is as private as the images.",
+    "reconstruct": (
+        "An attack promises nothing. What it finds is as private as the images. The run also holds "
+        "features and networks learnt without privacy from the train split: share it only if that "
+        "split is public."
+    ),
 }
 
 

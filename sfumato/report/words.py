@@ -143,7 +143,7 @@ def may_be_shared(card: Card) -> bool:
     """Whether a promise covers what lies open in the run."""
     promise = card.promise
     if promise is None:
-        return card.verb != "train"
+        return card.verb not in ("train", "reconstruct")
     return math.isfinite(promise.epsilon) and not promise.not_for_release
 
 

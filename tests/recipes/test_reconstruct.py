@@ -7,19 +7,24 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sfumato.attack.fleet import Fleet
 from sfumato.attack.heads import HeadRecipe
 from sfumato.cli import main
+from sfumato.data.alike import overlap
 from sfumato.data.images import Images
-from sfumato.errors import ConfigError, RunError, SfumatoError
+from sfumato.errors import ConfigError, DataError, RunError, SfumatoError
 from sfumato.recipes import reconstruct
 from sfumato.recipes.reconstruct import STAGES, Config
 from sfumato.recipes.reconstruct_decoder import heads_by_step
-from sfumato.recipes.reconstruct_heads import keep_heads
+from sfumato.recipes.reconstruct_heads import keep_heads, together
+from sfumato.recipes.reconstruct_study import table_of
+from sfumato.report.words import up
 from sfumato.runs import Run, open_run
 
 TINY = Config(
@@ -50,6 +55,7 @@ def test_a_whole_attack_leaves_pictures_and_scores_in_private(finished):
     assert scores["privacy"]["epsilon_proved"] >= 0
     assert "epsilon" not in scores["privacy"]
     done = json.loads((finished / "done.json").read_text())
+    assert "learnt without privacy from train images" in done["text"]
     assert not {"auc", "accuracy_of_heads", "tpr_at_1_percent_fpr"} & set(done)
     targets = finished / "stages" / "features" / "private" / "features.safetensors"
     assert targets.exists()  # what comes from secret images stays in private
@@ -98,6 +104,8 @@ def test_noise_is_priced_and_bounded(finished, tmp_path):
     assert privacy["tpr_bound_at_1_percent_fpr"] == pytest.approx(0.1, abs=2e-3)
     assert privacy["epsilon_proved"] <= privacy["epsilon"]
     assert "no attack has a TPR above 0.1" in text
+    assert f"epsilon {up(privacy['epsilon'])} at delta" in text
+    assert f", {up(privacy['epsilon_at_delta_1e-5'])} at 1e-5" in text
 
 
 def dumps_config(config):
@@ -117,9 +125,67 @@ def test_heads_on_disk_in_shards(tmp_path):
         found = attack(replace(TINY, save=62, shard=f"{number}/2"), out)
         assert "merge" in reconstruct.show(found)
         assert not (out / "done.json").exists()
-    attack(replace(TINY, stage="merge"), out)
-    attack(replace(TINY, stage="train", steps=4), out)
+    attack(replace(TINY, save=62, stage="merge"), out)
+    with pytest.raises(ConfigError, match="Leave --shard out"):
+        attack(replace(TINY, save=62, shard="2/2"), out)
+    assert not (out / "done.json").exists()
+    attack(replace(TINY, save=62, stage="train", steps=4), out)
     assert (out / "stages" / "train" / "model.safetensors").exists()
+
+
+def test_heads_are_not_kept_or_parted_when_they_are_made_already(finished, capsys):
+    before = (finished / "config.json").read_bytes()
+    for words in (["--save", "62"], ["--shards", "2"], ["shadow", "--save", "62"]):
+        with pytest.raises(SystemExit) as end:
+            main(["reconstruct", *words, "--out", str(finished)])
+        assert end.value.code == 2
+        assert "the stage shadow has used it" in capsys.readouterr().err
+    assert (finished / "config.json").read_bytes() == before
+
+
+def test_heads_cut_while_they_were_written_are_written_by_the_same_command(
+    finished, tmp_path, monkeypatch
+):
+    config, heads, calls = replace(TINY, stage="shadow", save=62), Fleet.heads, []
+
+    def cut(self, *arguments):
+        calls.append(arguments)
+        if len(calls) == 2:  # the first is how fast heads can be made
+            raise KeyboardInterrupt
+        return heads(self, *arguments)
+
+    out = without_heads(finished, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Fleet, "heads", cut)
+        with pytest.raises(KeyboardInterrupt):
+            attack(config, out)
+    assert (out / "stages/shadow/heads/.shard-0000-of-0001.draft").is_dir()
+    attack(config, out)
+    assert {p.name for p in (out / "stages/shadow/heads").iterdir()} == {
+        "fleet.json", "shard-0000-of-0001",
+    }  # fmt: skip
+
+
+def test_a_process_leaves_the_drafts_of_the_others_alone(finished, tmp_path):
+    out = without_heads(finished, tmp_path)
+    draft = out / "stages/shadow/heads/.shard-0000-of-0002.draft"
+    draft.mkdir(parents=True)
+    world = SimpleNamespace(
+        size=2, rank=1, leads=False, agree=lambda _: str(out), any=lambda _: False
+    )
+    together(replace(TINY, stage="shadow", save=62, shards=2), None, world)
+    assert (out / "stages/shadow/heads/shard-0001-of-0002").is_dir()
+    assert draft.is_dir()
+
+
+def without_heads(finished, folder):
+    """A copy of a run that ends with its features."""
+    left = shutil.ignore_patterns("private", "shadow", "stats", "train", "evaluate", "done.json")
+    shutil.copytree(finished, folder / "run", ignore=left)
+    for name in ("base", "features"):
+        shutil.rmtree(folder / "run" / "stages" / name)
+        shutil.copytree(finished / "stages" / name, folder / "run" / "stages" / name)
+    return folder / "run"
 
 
 def test_batches_from_disk_are_never_empty(finished, tmp_path):
@@ -197,6 +263,16 @@ def test_a_study_has_a_row_for_each_value(tmp_path):
     assert (tmp_path / "run" / "private" / "study.png").exists()
 
 
+def test_a_study_rounds_promises_up_and_proofs_down():
+    scores = {"accuracy_of_heads": 0.5, "auc": 0.5, "tpr_at_1_percent_fpr": 0.01}
+    scores["tpr_at_1_percent_fpr_interval"] = (0.0, 0.02)
+    promised = {**scores, "privacy": {"epsilon": 1.401, "epsilon_proved": 0.996}}
+    nothing = {**scores, "privacy": {"epsilon_proved": 2.789}}
+    rows = table_of("noise_multiplier", {"7": promised, "0": nothing}).splitlines()[2:]
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    assert [(row[2], row[-1]) for row in cells] == [("1.41", "0.99"), ("∞", "2.78")]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -246,17 +322,46 @@ def test_one_picture_a_head_is_judged_by_all_its_images(tmp_path):
 
 
 def test_colour_images_in_a_folder(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    shape = (60, 3, 32, 32)
-    pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    labels = torch.arange(60) % 3
-    for split in ("train", "test"):
-        images = Images(
-            pixels=pixels, labels=labels, classes=("a", "b", "c"), name="noise", private=False
-        )
-        images.save_folder(tmp_path / "data" / split)
+    for seed, split in enumerate(("train", "test")):
+        noise(60, seed).save_folder(tmp_path / "data" / split)
     attack(replace(TINY, data=str(tmp_path / "data"), trials=8), tmp_path / "run")
     assert (tmp_path / "run" / "private" / "gallery.png").exists()
+
+
+def noise(count, seed):
+    """Colour images of three classes, none like another."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, 3, 32, 32)
+    pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    labels = torch.arange(count) % 3
+    return Images(
+        pixels=pixels, labels=labels, classes=("a", "b", "c"), name="noise", private=False
+    )
+
+
+@pytest.mark.parametrize("known", ["train", "base_data"])
+def test_targets_that_the_attacker_has_are_left_out_and_many_are_refused(tmp_path, known):
+    said, train, test = [], noise(60, 0), noise(300, 1)
+    config = replace(TINY, data=str(tmp_path / "data"))
+    if known == "base_data":
+        config = replace(config, base_data=str(tmp_path / "base"))
+        train.save_folder(tmp_path / "data" / "train")
+    has = tmp_path / ("data" if known == "train" else "base") / "train"
+    test.save_folder(tmp_path / "data" / "test")
+    for count in (3, 4):  # of 300: a hundredth, and more
+        shutil.rmtree(has, ignore_errors=True)
+        pixels = torch.cat([test.pixels[100 : 100 + count], train.pixels[count:]])
+        labels = torch.cat([test.labels[100 : 100 + count], train.labels[count:]])
+        replace(train, pixels=pixels, labels=labels).save_folder(has)
+        run = Run(tmp_path, said.append)
+        if count == 3:
+            scene = reconstruct.set_scene(config, run)
+            assert len(scene.targets) == 297
+            assert not len(overlap(scene.targets, scene.own))
+            assert said == ["the attacker has 3 of the test images: these are left out"]
+        else:
+            with pytest.raises(DataError, match="4 of the 300 images under attack"):
+                reconstruct.set_scene(config, run)
 
 
 def test_statistics_of_another_fleet_are_refused(finished, tmp_path):

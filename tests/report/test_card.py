@@ -205,6 +205,14 @@ def test_what_an_attacker_proves_of_other_models_is_no_headline(tmp_path):
     assert card.private.bounds[0].epsilon == 2.9
 
 
+def test_what_reconstruct_learnt_is_not_said_to_be_for_sharing(tmp_path):
+    (tmp_path / "run").mkdir()
+    write(tmp_path / "run" / "config.json", {"verb": "reconstruct", "config": {"data": "digits"}})
+    card = read_card(tmp_path / "run")
+    assert not words.may_be_shared(card)
+    assert any("share it only if that split is public" in limit for limit in limits(card))
+
+
 def test_cost_is_told_against_plain_training_of_the_same(tmp_path):
     runs = [make_run(tmp_path / "dp"), make_run(tmp_path / "plain", private=False)]
     cards = [read_card(run, include_private=True) for run in runs]
