@@ -9,7 +9,6 @@ physical batches: their gradients are added up before the rest is done.
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,6 +29,8 @@ from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Secret
 from sfumato.train.replay import Replay
+from sfumato.train.tally import BROKEN, Tally
+from sfumato.train.world import World
 
 Step = Callable[[], object]
 Inputs = tuple[Tensor, Tensor]
@@ -42,10 +43,7 @@ def private_clip(
     ghost = Ghost(model, clipping=Clipping(max_norm=max_norm))
     (x, y), few = inputs, min(3, len(inputs[1]))
     ghost.clip(losses, (x[: few * (len(x) // len(y))], y[:few]), few)  # it examines the model
-    clip = Compiled(ghost) if way.compiled else ghost.clip
-    # As in training, where what is recorded cannot wait. (That looks at the norms afterwards; the
-    # benchmark does not.)
-    return ghost, partial(clip, careful=not way.graphs)
+    return ghost, Compiled(ghost) if way.compiled else ghost.clip
 
 
 def new_step(
@@ -109,21 +107,26 @@ def plain_step(model: nn.Module, losses: Losses, inputs: Inputs, way: Way, chunk
 def private_step(
     model: nn.Module, losses: Losses, inputs: Inputs, way: Way, chunks: int = 1, *, secure: bool
 ) -> Step:
-    """Ours: clipped sum, noise and ledger, then the same optimizer."""
+    """Ours: clipped sum, noise and ledger, then the same optimizer.
+
+    As in training, whether all gradients are finite is read before noise is drawn.
+    """
     examples, secret = len(inputs[1]), Secret.draw()
     noise = "chacha20" if secure else "philox"
     ledger = Ledger(Header(data="noise", delta=1e-5, noise=noise, secret=secret.commitment))
     plan = Plan(noise_multiplier=1.0, expected_batch=chunks * examples, rate=0.01, steps=10**6)
     ghost, clip = private_clip(model, losses, inputs, way, plan.max_norm)
     named, numbers = ghost.parameters, itertools.count()
-    one = recorded(lambda: clip(losses, inputs, examples).total, inputs, way)
-
-    layout = Layout.of(named)
+    layout, tally = Layout.of(named), Tally(inputs[0].device)
+    one = recorded(lambda: clip(losses, inputs, examples, tell=tally).total, inputs, way)
 
     def gradient() -> list[Tensor]:
         total = layout.zeros()
+        tally.begin()
         for _ in range(chunks):
             total.add(one())
+        if tally.read(chunks, World())[BROKEN]:
+            raise ArithmeticError("gradients of noise are not finite")
         noisy = privatize(total, plan, ledger, secret, step=next(numbers), stage="train")
         return [noisy[name] for name in named]
 

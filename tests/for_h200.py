@@ -11,7 +11,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 TARGET = GPUTarget("cuda", 90, 32)
-ON_A_GPU = {"on_gpu": True, "LANES": 128}
+ON_A_GPU = {"on_gpu": True, "LANES": 128, "PART": 1024}
 """Settings that ops choose otherwise for a CPU, where the interpreter is meant."""
 
 
@@ -90,12 +90,16 @@ def noise():
     from sfumato.privacy.kernels.digest import hash_columns
     from sfumato.privacy.kernels.philox import philox_flat
     from sfumato.privacy.kernels.release import release_flat
+    from sfumato.privacy.kernels.seal import seal_words
 
-    hash_columns(torch.zeros(2**18, dtype=torch.int32), torch.zeros(768, dtype=torch.int64))
+    words, broken = torch.zeros(2**18, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    for width in (0, 4, 8):
+        hash_columns(words, torch.zeros(768, dtype=torch.int64), broken, width)
+    seal_words(words[:3072], words[:16], broken, 2)
+    key, numbers = words[:9], torch.ones(3, dtype=torch.float64)
     for dtype in (torch.float32, torch.float64):
-        key, numbers = torch.zeros(8, dtype=torch.int32), torch.ones(3, dtype=torch.float64)
         release_flat(torch.zeros(10**5, dtype=dtype), key, numbers)
-    philox_flat(torch.zeros(10**5), 1, 2, 1.0, 1.0)
+    philox_flat(torch.zeros(10**5), key, 1.0, 1.0)
 
 
 if __name__ == "__main__":

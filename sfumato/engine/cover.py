@@ -35,7 +35,7 @@ from sfumato.engine.guards import (
 )
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.ghost.clip import Ghost
+from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.nn.average import new_average
 from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
@@ -116,7 +116,7 @@ class PrivacyEngine:
         self.accounting_mode = accounting_mode
         self.taken = self._begun = 0
         self._total: Sums | None = None
-        self._stats: dict[str, float] = {}
+        self._last: Clipped | None = None
         self._drawn: tuple[int, bool] | None = None
         self._uses_loader = False
         self._gathered = 0
@@ -206,7 +206,7 @@ class PrivacyEngine:
 
     def get_training_stats(self) -> dict[str, float]:
         """Clip statistics of the last batch. They are private: noise does not cover them."""
-        return dict(self._stats)
+        return {} if self._last is None else clip_statistics(self._last)
 
     def state_dict(self) -> dict[str, Any]:
         """Ledger, steps and secret. Keep it as private as the data: the secret is in it."""
@@ -248,7 +248,7 @@ class PrivacyEngine:
         self.ghost.clipping = replace(self.ghost.clipping, max_norm=max_norm)
         clipped = self.recorder.clip(tape, loss)
         self._sums.add(clipped.total)
-        self._stats = clip_statistics(clipped)
+        self._last = replace(clipped, total={})
         self._gathered, self._drawn = self._gathered + tape.examples, None
         return complete
 

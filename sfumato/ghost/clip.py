@@ -22,7 +22,7 @@ from sfumato.ghost.factors import MARGIN, Clipping
 from sfumato.ghost.layout import MODES, choose_methods, layer_groups
 from sfumato.ghost.leaf import new_leaf_type, swapped
 from sfumato.ghost.sizes import FEW, MANY, AnotherPath, Watch, flat
-from sfumato.ghost.sums import Clipped, conclude
+from sfumato.ghost.sums import Clipped, Tell, conclude
 from sfumato.ghost.tape import Part, Tape
 from sfumato.ghost.trials import (
     examples_at,
@@ -66,13 +66,14 @@ class Ghost:
         inputs: Sequence[Tensor],
         examples: int,
         mask: Bool[Tensor, " n"] | None = None,
-        careful: bool = True,
+        tell: Tell | None = None,
     ) -> Clipped:
         """The sum of clipped gradients of `loss_fn(model, *inputs)`, one loss for each example.
 
         Guarantee: each example adds a vector of norm at most `clipping.max_norm` to the total;
-        where `mask` is false it adds nothing. An example whose gradient is not finite adds nothing;
-        if not `careful` it spoils the sum, which its norm shows.
+        where `mask` is false it adds nothing. An example whose gradient is not finite adds nothing.
+        With `tell`, which is told losses, norms, factors and mask before the sums are there, it
+        spoils the sum, and it is for whoever is told to see that by its norm.
 
         An example may have several rows in the inputs (views, the images of one person), next to
         each other; the loss is then one number for all of them. All that belongs to the batch must
@@ -84,7 +85,7 @@ class Ghost:
         state = random_state() if self.two_pass else None
         with self.recording(examples, key) as tape:
             losses = loss_fn(self.model, *tape.mark(inputs))
-        result = self.finish(tape, losses, mask, careful)
+        result = self.finish(tape, losses, mask, tell)
         if state is None:
             return result
         set_random_state(state)
@@ -187,7 +188,7 @@ class Ghost:
 
     def finish(
         self, tape: Tape, losses: Tensor, mask: Bool[Tensor, " n"] | None = None,
-        careful: bool = True,
+        tell: Tell | None = None,
     ) -> Clipped:  # fmt: skip
         """Backward pass, norms, clip factors and, in one pass, the weighted sums."""
         if tape.count != len(tape.parts):
@@ -203,7 +204,7 @@ class Ghost:
                 found = torch.autograd.grad(
                     losses.sum(), dummies, allow_unused=True, retain_graph=retain
                 )
-            return conclude(tape, losses, found, self.clipping, self.margin, mask, careful)
+            return conclude(tape, losses, found, self.clipping, self.margin, mask, tell)
 
     def _second_pass(
         self, first: Clipped, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]

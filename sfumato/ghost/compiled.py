@@ -21,7 +21,7 @@ from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.clip import Ghost, check_losses, kind_of_batch
 from sfumato.ghost.leaf import Leaf, change_leaves
 from sfumato.ghost.sizes import FEW, flat
-from sfumato.ghost.sums import Clipped, conclude
+from sfumato.ghost.sums import Clipped, Tell, conclude
 from sfumato.ghost.tape import Recipe
 from sfumato.ghost.trials import random_state, resized, set_random_state
 
@@ -108,13 +108,13 @@ class Compiled:
 
     def __call__(
         self, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int,
-        mask: Bool[Tensor, " n"] | None = None, careful: bool = True,
+        mask: Bool[Tensor, " n"] | None = None, tell: Tell | None = None,
     ) -> Clipped:  # fmt: skip
         """As `Ghost.clip`."""
         kind = kind_of_batch(inputs, examples)
         if (kind, examples) not in self.passes:
             if len(self.passes) == SIZES:
-                return self.ghost.clip(loss_fn, inputs, examples, mask, careful)
+                return self.ghost.clip(loss_fn, inputs, examples, mask, tell)
             self.passes[kind, examples] = self._prepare(loss_fn, inputs, examples, kind)
         known = self.passes[kind, examples]
         dummies = (known.norms, known.keeps)
@@ -127,7 +127,7 @@ class Compiled:
         tape.values, tape.extras = self._values(known), extras
         clipping, margin = self.ghost.clipping, self.ghost.margin
         with torch.autocast(self.ghost.seed.device.type, enabled=False):
-            return conclude(tape, losses, found, clipping, margin, mask, careful)
+            return conclude(tape, losses, found, clipping, margin, mask, tell)
 
     def _forward(
         self, loss_fn: Callable[..., Tensor], inputs: tuple[Tensor, ...], examples: int, kind: Any,

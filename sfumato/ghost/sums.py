@@ -5,7 +5,7 @@ norm itself, and one that lies above all that rounding may add to what is summed
 from the second, so an example may be clipped a little more than asked, never less.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +17,11 @@ from sfumato.ghost.factors import Clipping, clip_factors
 from sfumato.ghost.kept import Bundle, Kept, bundle, pull_back, sort_kept
 from sfumato.ghost.layout import joint_names
 from sfumato.ghost.tape import Tape
+from sfumato.privacy.kernels import from_device
 
 Squares = Float[Tensor, "groups 2 n"]
+Tell = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
+"""What is told losses, norms, factors and mask as soon as they are there, before the sums are."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,12 @@ class Left:
 
 def conclude(
     tape: Tape, losses: Tensor, found: Sequence[Tensor | None], clipping: Clipping, margin: float,
-    mask: Bool[Tensor, " n"] | None, careful: bool = True,
+    mask: Bool[Tensor, " n"] | None, tell: Tell | None = None,
 ) -> Clipped:  # fmt: skip
     """Norms, factors and, in one pass, the sums; `found` are the gradients of the tape's dummies.
 
-    If not `careful`, nobody looks whether an example's gradient is finite: one that is not spoils
-    the sum, and shows by its norm. (To look is to wait for the GPU.)
+    An example whose gradient is not finite spoils the sums, so then they are made once more without
+    it. To see that is to wait for the GPU: who gives `tell` does not want that, and looks itself.
     """
     kept = sort_kept(tape, found[len(tape.norms) :])
     squares, left = _measure(tape, kept, found[: len(tape.norms)])
@@ -59,13 +62,25 @@ def conclude(
     factors = torch.where(norms.isfinite(), factors, 0.0)
     if mask is not None:
         factors = torch.where(mask, factors, 0.0)
-    total = {}
-    if tape.keeps_factors:
-        broken = ~norms.isfinite() if careful else None
-        if broken is not None and not torch.compiler.is_compiling() and not bool(broken.any()):
-            broken = None
-        total = _add_up(tape, left, factors, broken)
+    if tell is not None:
+        tell(losses.detach(), norms, factors, mask)
+    total = _sums(tape, left, norms, factors, look=tell is None) if tape.keeps_factors else {}
     return Clipped(total, norms, factors, losses.detach())
+
+
+def _sums(
+    tape: Tape, left: Left, norms: Tensor, factors: Tensor, *, look: bool
+) -> dict[str, Tensor]:
+    """The sums; if it is to `look`, without examples that are not finite."""
+    if not look:
+        return _add_up(tape, left, factors, None)
+    broken = ~norms.isfinite()
+    if torch.compiler.is_compiling():
+        return _add_up(tape, left, factors, broken)
+    # Whether one is broken arrives while the sums are made: nearly always they are good.
+    is_spoilt = from_device(broken.any())
+    total = _add_up(tape, left, factors, None, again=True)
+    return _add_up(tape, left, factors, broken) if bool(is_spoilt()) else total
 
 
 def _measure(
@@ -108,8 +123,13 @@ def _square_norm(one: Kept, tape: Tape) -> Float[Tensor, " n"] | float:
     return contract.standardised_norm(one.tensors[0], tape.parameters[one.part.path], eps)
 
 
-def _add_up(tape: Tape, left: Left, factors: Tensor, broken: Tensor | None) -> dict[str, Tensor]:
-    """The sums of clipped gradients, pulled back from where they met the batch."""
+def _add_up(
+    tape: Tape, left: Left, factors: Tensor, broken: Tensor | None, *, again: bool = False
+) -> dict[str, Tensor]:
+    """The sums of clipped gradients, pulled back from where they met the batch.
+
+    `again`: it may have to be done once more.
+    """
     total = {}
     for name, each in left.several.items():
         sound = contract.without(each, broken)
@@ -127,6 +147,7 @@ def _add_up(tape: Tape, left: Left, factors: Tensor, broken: Tensor | None) -> d
     names = [name for name in tape.parameters if name in met]
     if names:
         sums = [summed.to(value.dtype) for summed, value in zip(sums, values, strict=True)]
-        found = torch.autograd.grad(values, [tape.parameters[n] for n in names], sums)
+        wanted = [tape.parameters[n] for n in names]
+        found = torch.autograd.grad(values, wanted, sums, retain_graph=again)
         total |= {name: g.detach() for name, g in zip(names, found, strict=True)}
     return total

@@ -8,14 +8,15 @@ Read in this order; it takes about an hour:
 4. `ledger`      the append-only record of what was spent (`Ledger`)
 5. `sampling`    the run's `Secret`, and Poisson batches as index chunks
 6. `flat`        sums by name in one flat vector (`Sums`)
-7. `noise`       `privatize`: the only way from private sums to something releasable
-8. `secure`      noise from a cryptographic stream, safe against floating-point attacks
-9. `kernels`     the same on a GPU
-10. `moments`    sums of clipped vectors, the simplest thing to release
-11. `tradeoff`   what any attack can reach against all of this, as a ROC curve
-12. `lower`      what an attack that succeeds proves: lower bounds on epsilon
-13. `checks`     whether a mechanism does what the ledger says, from what canaries saw
-14. `lower_noise`  lower bounds for whoever believes that the noise is Gaussian
+7. `seal`        what names a sum, and what its noise is drawn from
+8. `noise`       `privatize`: the only way from private sums to something releasable
+9. `secure`      noise from a cryptographic stream, safe against floating-point attacks
+10. `kernels`    the same on a GPU
+11. `moments`    sums of clipped vectors, the simplest thing to release
+12. `tradeoff`   what any attack can reach against all of this, as a ROC curve
+13. `lower`      what an attack that succeeds proves: lower bounds on epsilon
+14. `checks`     whether a mechanism does what the ledger says, from what canaries saw
+15. `lower_noise`  lower bounds for whoever believes that the noise is Gaussian
 
 This room knows tensors and numbers. It knows nothing of images, models or files.
 """

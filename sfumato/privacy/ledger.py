@@ -2,10 +2,10 @@
 
 Epsilon is always derived from it, never stored in it. The first line says what the promise is
 about: which data is private, which data sets count as neighbours, how the randomness was made.
-Each further line is an `Event`, written *before* the step it pays for. A step taken again after a
-crash, with the same batch and the same noise, is the same release: it finds its line there and is
-not charged twice. What is made from an artefact inherits its lines, so a student distilled from a
-private teacher carries the teacher's cost.
+Each further line is an `Event`, written *before* the step it pays for, or the tag that a GPU told
+later. A step taken again after a crash, with the same batch and the same noise, is the same
+release: it finds its line there and is not charged twice. What is made from an artefact inherits
+its lines, so a student distilled from a private teacher carries the teacher's cost.
 """
 
 import uuid
@@ -67,22 +67,30 @@ class Ledger:
         self._tags: dict[tuple[str, str, int], set[str]] = {}
         self._charged: set[tuple[str, int]] = set()
         self._seeded_parents: list[str] = []
+        self._untold: tuple[Event, Callable[[], str]] | None = None
         self._record({"header": asdict(header)})
 
     @property
     def events(self) -> tuple[Event, ...]:
         """All lines so far."""
+        self.settle()
         return tuple(self._events.values())
 
-    def charge(self, event: Event) -> None:
-        """Write the line for what is about to happen.
+    def charge(self, event: Event, tag: str | Callable[[], str] = "") -> None:
+        """Write the line for what is about to happen, with the tag of its sum.
 
         Guarantee: when this returns, the event is in the ledger, and on disk if the ledger has a
         file. A line read back from there may be charged again, once, with the same tag: that is a
         step repeated after a crash, the same sum with the same noise, and costs nothing more. With
         another tag (the data or the code changed in between) it is another release, and pays. A
         step asked for twice in one process is refused: it is a mistake in counting.
+
+        Where to know the tag is to wait for a GPU, `tag` is what to call for it. It is called, and
+        has a line of its own, when the ledger is next asked for anything (`settle`); at once if
+        there is a line of that step already. A line whose tag was never told is that of another
+        release, whatever comes: nobody knows what it paid for.
         """
+        self.settle()
         event = replace(event, ledger=self.header.id)
         step = (event.stage, event.step)
         if step in self._charged:
@@ -90,11 +98,26 @@ class Ledger:
                 f'step {event.step} of stage "{event.stage}" was already taken. Count steps up, or '
                 "name another stage."
             )
-        self._add(event)
+        if callable(tag) and (event.ledger, *step) not in self._tags:
+            self._add(event)
+            self._untold = event, tag
+        else:
+            self._add(replace(event, tag=tag() if callable(tag) else tag or event.tag))
         self._charged.add(step)
 
+    def settle(self) -> None:
+        """Ask for the tag of the last charge, if it is not known yet, and write it down."""
+        if self._untold is None:
+            return
+        (event, tag), self._untold = self._untold, None
+        self._tell(event.stage, event.step, tag())
+
     def tags(self, stage: str, step: int) -> set[str]:
-        """Tags of what this ledger has paid for under that step; none if it was not taken yet."""
+        """Tags of what this ledger has paid for under that step; none if it was not taken yet.
+
+        One that was never told is empty: no sum has it.
+        """
+        self.settle()
         return set(self._tags.get((self.header.id, stage, step), ()))
 
     def inherit(self, parent: "Ledger") -> None:
@@ -168,6 +191,10 @@ class Ledger:
                     ledger._read_event(from_json(Event, values))
                 case {"seeded_parent": str(parent), **others} if not others:
                     ledger._mark_seeded(parent)
+                case {"stage": str(stage), "step": int(step), "tag": str(tag), **others} if (
+                    not others
+                ):
+                    ledger._tell(stage, step, tag)
                 case _:
                     raise RunError(f"this ledger line holds no event: {record!r}.")
         ledger._write = write
@@ -184,6 +211,17 @@ class Ledger:
                 f'step {event.step} of stage "{event.stage}" was charged as {known.describe()}, '
                 f"and would now be {event.describe()}. A second release needs its own stage."
             )
+
+    def _tell(self, stage: str, step: int, tag: str) -> None:
+        """Give the line of a step, which had none, its tag."""
+        place = (self.header.id, stage, step)
+        untold = self._events.get((*place, ""))
+        if untold is None:
+            raise RunError(f'step {step} of stage "{stage}" waits for no tag: {tag}.')
+        self._record({"stage": stage, "step": step, "tag": tag})
+        del self._events[untold.name]
+        self._events[(*place, tag)] = replace(untold, tag=tag)
+        self._tags[place] = {tag}
 
     def _read_event(self, event: Event) -> None:
         if event.name in self._events:

@@ -4,12 +4,10 @@ Bookkeeping, noise and division are one call, so that none of them can be forgot
 done with a different number than the ledger records. The divisor is the public expected batch.
 
 All is done to one flat vector of the sums, in the order of their mapping, where it lies: a model of
-hundreds of parameters takes a few passes over memory, and one wait for the GPU.
+hundreds of parameters takes a few passes over memory, and no wait for the GPU.
 """
 
-import hashlib
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -20,8 +18,10 @@ from torch import Tensor
 from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
+from sfumato.privacy.kernels import has_kernels
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.sampling import Secret
+from sfumato.privacy.seal import Key, key_words, seal
 from sfumato.privacy.secure import to_secure_mean
 
 
@@ -44,7 +44,8 @@ def privatize(
     Guarantee: if `total` is a sum over the Poisson batch of step `step` of vectors whose norm,
     taken over all tensors together, is at most that norm bound, the result is the subsampled
     Gaussian mechanism that the ledger now records. An empty batch is an all-zero `total`: it is
-    noised and charged like any other.
+    noised and charged like any other. A sum that is not finite is refused; on a GPU it becomes NaN
+    everywhere, and is refused when the ledger is next asked for anything.
 
     The noise is a function of the secret, the ledger, stage, step and the sums themselves, with
     their names and their order. So a step repeated after a crash releases the same values and is
@@ -58,87 +59,54 @@ def privatize(
     """
     _check(total, plan, ledger, secret)
     sums = Sums.of(total)
-    extremes = [torch.stack(torch.aminmax(flat)) for flat in sums.flats if flat.numel()]
-    finite = [torch.isfinite(pair).all() for pair in extremes]
-    event = plan.event(stage, step, data=ledger.header.data)
-    # Reading the tag waits for the device, and that is the one wait: until noise is asked for, the
-    # device has nothing to do.
-    tag = fingerprint(sums, secret, (ledger.header.id, stage, step))
-    if not all(map(bool, finite)):
-        _refuse(sums)
-    ledger.charge(replace(event, tag=tag, family=family))
-    # With a fixed seed the noise must repeat, in another run and with other rounding of the sum.
-    book = () if secret.fixed else (ledger.header.id, tag)
+    event = replace(plan.event(stage, step, data=ledger.header.data), family=family)
+    sealed = seal(sums, secret, (ledger.header.id, stage, step))
+    ledger.charge(event, sealed.tag)
     dimension = sum(flat.numel() for flat in sums.flats)
-    for number, flat in enumerate(sums.flats):
-        key = secret.derive(("noise", stage, step, number, *book), 32)
+    for flat, key in zip(sums.flats, sealed.keys, strict=True):
         _to_noisy_mean(flat, plan.at(step), ledger.header.noise, key, dimension)
     return dict(sums)
 
 
-def _to_noisy_mean(flat: Tensor, plan: Plan, source: str, key: bytes, dimension: int) -> None:
+def _to_noisy_mean(flat: Tensor, plan: Plan, source: str, key: Key, dimension: int) -> None:
     if plan.noise_multiplier == 0:
         flat.div_(plan.expected_batch)
     elif source == "chacha20":
         to_secure_mean(flat, plan, key, dimension)
     else:
-        to_noisy_mean(flat, plan.noise_deviation, plan.expected_batch, key[:16])
+        to_noisy_mean(flat, plan.noise_deviation, plan.expected_batch, key)
 
 
 def to_noisy_mean(
-    total: Float[Tensor, " numbers"], deviation: float, divisor: float, key: bytes
+    total: Float[Tensor, " numbers"], deviation: float, divisor: float, key: Key
 ) -> None:
-    """Put noise from a Philox generator under `key`, 128 bits, on the sum, and divide it.
+    """Put noise from a Philox generator under the first 128 bits of a key on the sum, and divide.
 
     It is fit for research. On a GPU one kernel does all of it (`kernels.philox`), from other words,
     and with deviates in float32. Neither is a cryptographic generator; `to_secure_mean` has one.
     """
-    if total.is_cuda:
-        _on_gpu(total, deviation, divisor, key)
+    if has_kernels(total):
+        _on_gpu(total, deviation, divisor, key_words(key, total.device))
         return
+    assert isinstance(key, bytes)
     noise = torch.empty_like(total, device="cpu")
     # Not torch's CPU generator: it takes 32 bits of its seed, which can be searched.
-    philox = np.random.Philox(key=np.frombuffer(key, dtype=np.uint64))
+    philox = np.random.Philox(key=np.frombuffer(key[:16], dtype=np.uint64))
     drawn = noise.numpy()
     np.random.Generator(philox).standard_normal(dtype=drawn.dtype, out=drawn)
     noise *= deviation / divisor
-    total.copy_(noise.to(total.device).add_(total, alpha=1 / divisor))
+    total.copy_(noise.add_(total, alpha=1 / divisor))
 
 
-def _on_gpu(total: Tensor, deviation: float, divisor: float, key: bytes) -> None:
+def _on_gpu(total: Tensor, deviation: float, divisor: float, key: Tensor) -> None:
     from sfumato.privacy.kernels.philox import philox_flat
 
-    halves = struct.unpack("<qq", key)
     if total.dtype == torch.float32:
-        philox_flat(total, *halves, 1 / divisor, deviation / divisor)
+        philox_flat(total, key, 1 / divisor, deviation / divisor)
         return
     noise = torch.zeros_like(total, dtype=torch.float32)
-    philox_flat(noise, *halves, 1.0, deviation)
+    philox_flat(noise, key, 1.0, deviation)
     total.add_(noise).div_(divisor)
-
-
-def fingerprint(total: Mapping[str, Tensor], secret: Secret, place: Sequence[str | int]) -> str:
-    """A short tag of the sums, under the secret and for this place alone.
-
-    It tells a repeated release from another one. In another place the same sums have another tag,
-    so that a ledger, which is public, does not show which sums were equal. Two different sums have
-    the same tag with a chance of about 2^-96. On a GPU the bits are hashed where they lie.
-    """
-    sums = Sums.of(total)
-    tag = hashlib.blake2b(key=secret.derive(("tag", *place), 32), digest_size=12)
-    tag.update(sums.layout.description)
-    for number, flat in enumerate(sums.flats):
-        tag.update(_content(flat, secret, ("digest", number, *place)))
-    return tag.hexdigest()
-
-
-def _content(flat: Tensor, secret: Secret, place: Sequence[str | int]) -> bytes | memoryview:
-    """The bits of a flat vector; from a GPU, a keyed digest of them."""
-    if not flat.is_cuda:
-        return memoryview(flat.cpu().numpy())  # pyright: ignore
-    from sfumato.privacy.kernels.digest import digest
-
-    return digest(flat, lambda level, count: secret.derive((*place, level), count))
 
 
 def _check(total: Mapping[str, Tensor], plan: Plan, ledger: Ledger, secret: Secret) -> None:
@@ -165,14 +133,3 @@ def _check(total: Mapping[str, Tensor], plan: Plan, ledger: Ledger, secret: Secr
                 f'"{name}" holds {tensor.dtype}: a sum in less than float32 can jump by more than '
                 "the norm bound when one example joins. Add up in float32."
             )
-
-
-def _refuse(sums: Sums) -> None:
-    """Name the tensor that is not finite."""
-    for name, tensor in sums.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise PrivacyError(
-                f'"{name}" is not finite, so no noise can hide it. Clip first: a clipped sum is '
-                "finite whatever the examples were."
-            )
-    raise AssertionError("the extremes of finite sums are finite")

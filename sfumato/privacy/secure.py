@@ -30,6 +30,8 @@ from torch import Tensor
 
 from sfumato.errors import ConfigError
 from sfumato.privacy.budget import Plan
+from sfumato.privacy.kernels import has_kernels, to_device
+from sfumato.privacy.seal import Key, key_words
 
 GRID_BITS = 20
 """A grid step is about 2^-20 deviations. Finer steps round less, but then float64 places their
@@ -39,9 +41,7 @@ PIECE = 2**17
 """So many blocks of the stream are made at a time: some 8 MB, which a processor's cache holds."""
 
 
-def to_secure_mean(
-    total: Float[Tensor, " numbers"], plan: Plan, key: bytes, dimension: int
-) -> None:
+def to_secure_mean(total: Float[Tensor, " numbers"], plan: Plan, key: Key, dimension: int) -> None:
     """Round the sum to a grid, add rounded Gaussian noise from a ChaCha20 stream, and divide.
 
     Guarantee: up to the exactness stated above, the result is post-processing of the Gaussian
@@ -50,22 +50,21 @@ def to_secure_mean(
     """
     grid, deviation = grid_noise(plan, dimension)
     numbers = (1 / grid, deviation / grid, grid / plan.expected_batch)
-    if total.is_cuda:
-        _on_gpu(total, key, numbers)
+    if has_kernels(total):
+        _on_gpu(total, key_words(key, total.device), numbers)
         return
+    assert isinstance(key, bytes)
     per_grid, deviation, worth = numbers
     whole = normal_deviates(key, total.numel()).mul_(deviation).round_()
     whole += total.to("cpu", torch.float64).mul(per_grid).round_()
     total.copy_(whole.mul_(worth))
 
 
-def _on_gpu(total: Tensor, key: bytes, numbers: tuple[float, ...]) -> None:
-    from sfumato.privacy.kernels import to_device
+def _on_gpu(total: Tensor, key: Tensor, numbers: tuple[float, ...]) -> None:
     from sfumato.privacy.kernels.release import release_flat
 
-    words = torch.frombuffer(bytearray(key), dtype=torch.int32)
     settings = torch.tensor(numbers, dtype=torch.float64)
-    release_flat(total, to_device(words, total.device), to_device(settings, total.device))
+    release_flat(total, key, to_device(settings, total.device))
 
 
 def grid_noise(plan: Plan, dimension: int) -> tuple[float, float]:

@@ -6,12 +6,14 @@ norms and sums is recorded once and launched as one.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 from torch import Tensor
 
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.compiled import Compiled
-from sfumato.ghost.sums import Clipped
+from sfumato.ghost.sums import Clipped, Tell
 from sfumato.train.reading import Reading
 from sfumato.train.replay import Recorded
 
@@ -37,23 +39,30 @@ def records(ghost: Ghost, reading: Reading) -> bool:
 def recorded(ghost: Ghost, clip: Clip, reading: Reading) -> Clip:
     """The same, replayed where the shapes have come before.
 
-    It is to be called with the losses of this reading, which are in the recording. Nothing may wait
-    for the GPU while it is recorded, so whether all gradients are finite is seen afterwards: by the
-    caller, if not `careful`. If one is not, which is rare, the examples are clipped once more.
+    It is to be called with the losses of this reading, which are in the recording, and so is what
+    `tell` does. Nothing may wait for the GPU while it is recorded, so whether all gradients are
+    finite is seen afterwards, if nobody is told. If one is not, which is rare, the examples are
+    clipped once more.
     """
 
-    def work(mask: Tensor, *inputs: Tensor) -> Clipped:
-        return clip(reading.losses, inputs, len(mask), mask, careful=False)
+    @cache
+    def replayed(tell: Tell) -> Recorded:
+        def work(mask: Tensor, *inputs: Tensor) -> Clipped:
+            return clip(reading.losses, inputs, len(mask), mask, tell=tell)
 
-    replayed = Recorded(work, reading.device)
+        return Recorded(work, reading.device)
 
     def quick(
         loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int, mask: Tensor,
-        careful: bool = True,
+        tell: Tell | None = None,
     ) -> Clipped:  # fmt: skip
-        found = replayed((ghost.clipping, ghost.model.training), mask, *inputs)
-        if not careful or bool(found.norms.isfinite().all()):
+        found = replayed(tell or nobody)((ghost.clipping, ghost.model.training), mask, *inputs)
+        if tell is not None or bool(found.norms.isfinite().all()):
             return found
         return ghost.clip(loss_fn, inputs, examples, mask)
 
     return quick
+
+
+def nobody(*_: Any) -> None:
+    """Is told, and does nothing."""

@@ -14,18 +14,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sfumato.ghost.admit import check_contributions
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.quick_norms import QuickNorms, has_groups
 from sfumato.nn.observe import evaluating
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.flat import Layout, Sums
+from sfumato.privacy.flat import Layout
 from sfumato.privacy.kernels import to_device
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.noise import fingerprint, privatize
+from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Batch, Secret
+from sfumato.privacy.seal import fingerprint
+from sfumato.train.gather import Gather
 from sfumato.train.reading import Reading
 from sfumato.train.replay import Recorded
+from sfumato.train.tally import BROKEN, Tally, averages_of
 from sfumato.train.world import World
 
 Step = Callable[[Batch], dict[str, float]]
@@ -52,59 +54,35 @@ def private_step(
     steps two examples are added alone, and a contribution beyond the bound is an error.
     """
     world = World() if world is None else world
-    clip = ghost.clip if clip is None else clip
     book = () if secret.fixed else (ledger.header.id,)
     # Views belong to the place of an image in the data, and dropout to its place in a batch. Both
     # places move when somebody joins, which is covered only while nobody knows what is drawn.
     reading = replace(reading, seed=secret.seed(("views", *book, "train")))
-
-    layout = Layout.of(ghost.parameters)
-
-    def gather(batch: Batch, *, careful: bool) -> tuple[Sums, list[float]]:
-        """Sums over a batch: of clipped gradients; of losses, of what was clipped, of examples, and
-        of chunks in which an example is not finite. Nothing waits for the GPU before the end."""
-        # Not where the last sums were: what it released lies there, and whoever kept a gradient
-        # would see the sums of this step before they have their noise.
-        total, numbers = layout.zeros(), torch.zeros(4, device=reading.device)
-        for place, chunk in world.share(batch.chunks):
-            inputs = reading.inputs(chunk, batch.step)
-            seed = secret.seed(("dropout", *book, "train", batch.step, place))
-            torch.manual_seed(seed)
-            mask = to_device(chunk.mask, reading.device)
-            wanted = check_every and batch.step % check_every == 0 and place < world.size
-            if wanted and not careful:
-                # Before: what a recorded clip gives is overwritten by its next call.
-                check_contributions(ghost, reading.losses, inputs, len(mask), clip=clip)
-                torch.manual_seed(seed)
-            found = clip(reading.losses, inputs, len(mask), mask, careful=careful)
-            total.add(found.total)
-            losses, clipped = found.losses.where(mask, 0.0), (found.factors[0] < 1) & mask
-            broken = ~found.norms.isfinite().all()
-            numbers += torch.stack([losses.sum(), clipped.sum(), mask.sum(), broken])
-            del found  # as large as the sums, and memory is short where noise is added
-        world.add_up({**total, "": numbers})
-        # Read here: later it would be a wait for the noise, before the optimizer may begin.
-        return total, numbers.tolist()
+    gather = Gather(
+        ghost=ghost, reading=reading, clip=clip or ghost.clip, secret=secret, book=book,
+        world=world, check_every=check_every,
+    )  # fmt: skip
 
     def step(batch: Batch) -> dict[str, float]:
         max_norm = plan.at(batch.step).max_norm
         if ghost.clipping.max_norm != max_norm:
             ghost.clipping = replace(ghost.clipping, max_norm=max_norm)
-        total, (*numbers, broken) = gather(batch, careful=False)
-        if broken and not ghost.two_pass:  # it has spoilt the sums: rare; once more, without it
-            total, (*numbers, _) = gather(batch, careful=True)
-        averages = _averages(*numbers)
+        total = gather(batch)
+        ledger.settle()  # while the GPU is busy: the last step's tag is there by now
+        numbers = gather.numbers(batch)
+        if numbers[BROKEN] and not ghost.two_pass:  # it has spoilt the sums: rare; without it
+            total = gather.with_care(batch)
         if world.agree(world.leads and is_lost(total, ledger, secret, batch.step)):
             for parameter in ghost.parameters.values():
                 parameter.grad = None
-            return averages
-        noisy = layout.zeros() if not world.leads else privatize(
+            return averages_of(numbers)
+        noisy = gather.layout.zeros() if not world.leads else privatize(
             total, plan, ledger, secret, step=batch.step, stage="train"
         )  # fmt: skip
         world.hand_round(noisy)
         for name, parameter in ghost.parameters.items():
             parameter.grad = noisy[name]
-        return averages
+        return averages_of(numbers)
 
     return step
 
@@ -135,44 +113,40 @@ def plain_step(
     answer: Any = torch.compile(model, dynamic=False) if compiled else model
     quick = reading.device.type == "cuda" and not compiled and has_groups(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    layout = Layout.of(named)
+    layout, tally = Layout.of(named), Tally(reading.device)
 
-    def work(mask: Tensor, *inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum of the losses, and its gradient: zero where no example reached a parameter."""
+    def work(mask: Tensor, *inputs: Tensor) -> dict[str, Tensor]:
+        """The gradient of the sum of the losses: zero where no example reached a parameter."""
         with QuickNorms() if quick else nullcontext():
-            loss = torch.where(mask, reading.losses(answer, *inputs), 0.0).sum()
+            losses = torch.where(mask, reading.losses(answer, *inputs), 0.0)
+        tally.add(losses.detach(), mask)
         found = torch.autograd.grad(
-            loss, list(named.values()), allow_unused=True, materialize_grads=True
+            losses.sum(), list(named.values()), allow_unused=True, materialize_grads=True
         )
-        return loss.detach(), dict(zip(named, found, strict=True))
+        return dict(zip(named, found, strict=True))
 
     recorded = Recorded(work, reading.device)
 
     def step(batch: Batch) -> dict[str, float]:
-        total, loss = layout.zeros(), torch.zeros((), device=reading.device)
+        total = layout.zeros()
+        tally.begin()
         for place, chunk in world.share(batch.chunks):
             inputs = reading.inputs(chunk, batch.step)
             mask = to_device(chunk.mask, reading.device)
             torch.manual_seed(hash((reading.seed, batch.step, place)))
             if reading.change is None:
-                found, gradient = recorded(model.training, mask, *inputs)
+                total.add(recorded(model.training, mask, *inputs))
             else:  # it may change from step to step
-                found, gradient = work(mask, *inputs)
-            total.add(gradient)
-            loss += found
-        world.add_up({**total, "": loss})
+                total.add(work(mask, *inputs))
+        world.add_up({**total, "": tally.numbers})
         size = max(1, len(batch.indices))
         for flat in total.flats:
             flat /= size
         for name, parameter in named.items():
             parameter.grad = total[name]
-        return _averages(float(loss), 0.0, size)
+        return averages_of(tally.read(len(batch.chunks), world))
 
     return step
-
-
-def _averages(loss: float, clipped: float, count: float) -> dict[str, float]:
-    return {"loss": loss / max(count, 1.0), "clipped": clipped / max(count, 1.0), "batch": count}
 
 
 def accuracy(model: nn.Module, reading: Reading, batch_size: int = 512) -> float:

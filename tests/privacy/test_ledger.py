@@ -143,6 +143,70 @@ def test_a_ledger_that_is_not_one_is_refused(records):
         Ledger.from_records(records)
 
 
+def test_a_tag_that_comes_later_has_a_line_of_its_own():
+    written, asked = [], []
+    ledger = Ledger(header(), written.append)
+
+    def tag():
+        asked.append(True)
+        return "abc"
+
+    ledger.charge(Event(stage="a", step=3, noise_multiplier=2.0), tag)
+    assert not asked
+    assert [set(record) for record in written] == [{"header"}, {"event"}]
+    (event,) = ledger.events
+    assert (event.tag, len(asked)) == ("abc", 1)
+    assert written[-1] == {"stage": "a", "step": 3, "tag": "abc"}
+    again = Ledger.from_records(written)
+    assert again.events == ledger.events
+    assert again.tags("a", 3) == {"abc"}
+    again.charge(Event(stage="a", step=3, noise_multiplier=2.0), tag)
+    assert len(again.events) == 1, "a repetition is known by its tag, which is asked for at once"
+    assert len(asked) == 2
+
+
+def test_the_next_charge_and_all_questions_ask_for_the_tag_before():
+    for look in (Ledger.epsilon, Ledger.records, lambda book: book.tags("a", 0), Ledger.settle):
+        ledger = Ledger(header())
+        ledger.charge(Event(stage="a", noise_multiplier=2.0), lambda: "abc")
+        look(ledger)
+        assert ledger._untold is None
+    ledger.charge(Event(stage="a", step=1, noise_multiplier=2.0), lambda: "def")
+    ledger.charge(Event(stage="a", step=2, noise_multiplier=2.0), lambda: "ghi")
+    assert [event.tag for event in ledger.events] == ["abc", "def", "ghi"]
+
+
+def test_a_tag_that_cannot_be_told_or_written_leaves_the_line_that_was_paid():
+    def refuse():
+        raise PrivacyError("not finite")
+
+    ledger = Ledger(header())
+    ledger.charge(Event(stage="a", noise_multiplier=2.0), refuse)
+    with pytest.raises(PrivacyError, match="not finite"):
+        ledger.settle()
+    assert ledger.epsilon() > 0
+
+    def write(record):
+        if "tag" in record:
+            raise OSError("disk full")
+
+    ledger = Ledger(header(), write)
+    ledger.charge(Event(stage="a", noise_multiplier=2.0), lambda: "abc")
+    with pytest.raises(OSError, match="disk full"):
+        ledger.settle()
+    assert len(ledger.events) == 1
+
+
+def test_a_tag_for_a_line_that_waits_for_none_is_refused():
+    records = filled(2).records()
+    ledger = Ledger(header())
+    ledger.charge(Event(stage="a", noise_multiplier=2.0), "abc")
+    told = {"stage": "a", "step": 0, "tag": "def"}
+    for lines in ([*ledger.records(), told], [*records, {**told, "stage": "none"}]):
+        with pytest.raises(RunError, match="waits for no tag"):
+            Ledger.from_records(lines)
+
+
 def test_a_line_that_stands_twice_is_refused():
     records = filled(2).records()
     with pytest.raises(RunError, match="twice"):

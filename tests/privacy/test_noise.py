@@ -7,12 +7,23 @@ from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.noise import fingerprint, privatize, to_noisy_mean
+from sfumato.privacy.noise import privatize, to_noisy_mean
 from sfumato.privacy.sampling import Secret
+from sfumato.privacy.seal import fingerprint
 
 PLAN = Plan(noise_multiplier=1.5, max_norm=4.0, expected_batch=20, rate=0.1, steps=50)
 SOURCES = ["philox", "chacha20"]
 SEED = Secret.from_seed(0)
+
+
+@pytest.fixture(autouse=True, params=["torch", "kernels"])
+def way(request, monkeypatch):
+    """Noise and tags as a CPU makes them; and as a GPU does, in Triton's interpreter."""
+    if request.param == "kernels":
+        pytest.importorskip("triton", reason="Triton is for Linux")
+        for module in ("noise", "seal", "secure"):
+            monkeypatch.setattr(f"sfumato.privacy.{module}.has_kernels", lambda _: True)
+    return request.param
 
 
 def ledger(noise="philox", secret=SEED, **changes):
@@ -272,13 +283,51 @@ def test_plan_and_ledger_must_speak_of_the_same_neighbours():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, 500, 998])
-def test_a_sum_that_is_not_finite_is_refused_by_name_and_not_charged(bad, place):
+def test_a_sum_that_is_not_finite_is_refused(bad, place, way):
     book, wrong = ledger(), torch.zeros(999)
     wrong[place] = bad
     sums = {"fine": torch.ones(999), "wrong": wrong, "empty": torch.zeros(0)}
+    if way == "kernels":  # later, and until then nothing of it shows
+        found = privatize(sums, PLAN, book, SEED, step=0, stage="train")
+        assert all(tensor.isnan().all() for tensor in found.values())
+        with pytest.raises(PrivacyError, match="of train, step 0, are not finite"):
+            book.epsilon()
+        return
     with pytest.raises(PrivacyError, match='"wrong" is not finite'):
         privatize(sums, PLAN, book, SEED, step=0, stage="train")
     assert not book.events
+
+
+def test_what_a_gpu_cannot_tell_yet_is_paid_before_and_told_after(way):
+    written, secret = [], Secret.draw()
+    header = Header(data="faces", delta=1e-5, secret=secret.commitment)
+    book = Ledger(header, written.append)
+    for step in range(3):
+        release(torch.ones(4), book=book, secret=secret, step=step)
+    told_later = way == "kernels"
+    # The header, three lines, and the tags of all but the last step.
+    assert len(written) == 4 + 2 * told_later
+    again = Ledger.from_records(written)
+    assert again.tags("train", 2) == {""} if told_later else again.tags("train", 2) != {""}
+    book.settle()
+    book.settle()
+    assert len(written) == 4 + 3 * told_later
+    assert Ledger.from_records(written).events == book.events
+    for step, event in enumerate(book.events):
+        place = (header.id, "train", step)
+        assert event.tag == fingerprint({"x": torch.ones(4)}, secret, place)
+
+
+def test_a_crash_before_a_tag_is_told_costs_that_release_and_never_hides_one(way):
+    if way == "torch":
+        pytest.skip("a CPU knows the tag before it pays")
+    written, secret = [], Secret.draw()
+    header = Header(data="faces", delta=1e-5, secret=secret.commitment)
+    first = release(torch.ones(4), book=Ledger(header, written.append), secret=secret)
+    resumed = Ledger.from_records(written, written.append)
+    assert torch.equal(release(torch.ones(4), book=resumed, secret=secret), first)
+    assert len(resumed.events) == 2, "nobody knows that it was the same"
+    assert Ledger.from_records(written).events == resumed.events
 
 
 def test_whole_numbers_are_refused():

@@ -8,8 +8,9 @@ from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.noise import fingerprint, privatize
+from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Secret
+from sfumato.privacy.seal import fingerprint
 from sfumato.privacy.secure import grid_noise
 from sfumato.train.setup import make_optimizer
 
@@ -92,15 +93,35 @@ def test_tags_repeat_and_tell_every_bit():
             assert fingerprint(changed, SEED, ("a", 0)) != first
 
 
+@pytest.mark.parametrize("noise", SOURCES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, 123_456, -1])
-def test_what_is_not_finite_is_named(bad, place):
+def test_of_what_is_not_finite_nothing_is_shown_and_the_ledger_says_so(noise, bad, place):
     sums = some()
     sums["fc"].view(-1)[place] = bad
-    book = ledger("chacha20")
-    with pytest.raises(PrivacyError, match='"fc" is not finite'):
-        release(sums, "chacha20", book=book)
-    assert not book.events
+    book = ledger(noise)
+    found = release(sums, noise, book=book)
+    assert all(tensor.isnan().all() for tensor in found.values())
+    with pytest.raises(PrivacyError, match="of train, step 0, are not finite"):
+        book.epsilon()
+
+
+@pytest.mark.parametrize("noise", SOURCES)
+def test_a_release_does_not_wait_for_the_gpu(noise):
+    sums, secret = Sums.of(some()), Secret.draw()
+    book = ledger(noise, secret)
+    release(Sums.of(some()), noise, secret=secret)  # kernels are compiled now
+    busy = torch.randn(8192, 8192, device="cuda")
+    torch.cuda.synchronize()
+    for _ in range(60):
+        busy = busy @ busy
+    after = torch.cuda.Event()
+    release(sums, noise, book=book, secret=secret)
+    after.record()
+    assert not after.query(), "it came back while the GPU was at work"
+    (event,) = book.events
+    assert after.query(), "the tag could only be told by then"
+    assert event.tag == fingerprint(some(), secret, (book.header.id, "train", 0))
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])

@@ -13,6 +13,7 @@ tl = pytest.importorskip("triton.language")
 
 from sfumato.privacy.kernels.philox import _philox, normal_pair, philox_block, philox_flat
 from sfumato.privacy.noise import _on_gpu, to_noisy_mean
+from sfumato.privacy.seal import key_words
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KEYS = [(0, 0), (1, 0), (16, -1), (-(2**63), 2**63 - 1), (0x0123456789ABCDEF, -0x123456789)]
@@ -61,9 +62,15 @@ def deviates(count, low=LOW, high=HIGH):
     return noisy(torch.zeros(count), low, high, 1.0, 1.0)
 
 
-def noisy(total, *settings):
+def key_of(low, high, broken=0):
+    """The key as kernels take it: of its eight words the first four are used."""
+    halves = np.array([low, high, 0, 0], dtype=np.int64).view(np.int32)
+    return torch.tensor([*halves.tolist(), broken], dtype=torch.int32, device=DEVICE)
+
+
+def noisy(total, low, high, *settings):
     found = total.to(DEVICE, copy=True)
-    philox_flat(found, *settings)
+    philox_flat(found, key_of(low, high), *settings)
     return found.cpu()
 
 
@@ -126,7 +133,7 @@ def test_every_number_has_the_noise_of_its_place(count):
 def test_nothing_is_written_beyond_the_end_whatever_the_programs(count):
     for lanes, parts, programs in ((128, 4, 2), (256, 2, 2), (1024, 1, 1)):
         found = torch.full((4096,), 7.0, device=DEVICE)
-        _philox[(programs,)](found, count, LOW, HIGH, 0.0, 1.0, lanes, parts)
+        _philox[(programs,)](found, key_of(LOW, HIGH), count, 0.0, 1.0, lanes, parts)
         assert (found[count:] == 7).all()
         torch.testing.assert_close(found[:count].cpu(), deviates(count), rtol=1e-6, atol=0)
 
@@ -163,12 +170,20 @@ def test_both_halves_of_the_key_and_both_types_reach_the_kernel(dtype):
     key = bytes(range(240, 256))
     total = torch.linspace(-5, 5, 1000, dtype=dtype)
     found = total.to(DEVICE, copy=True)
-    _on_gpu(found, 3.0, 20.0, key)
+    _on_gpu(found, 3.0, 20.0, key_words(key, found.device))
     found = found.cpu()
     low, high = (int.from_bytes(half, "little", signed=True) for half in (key[:8], key[8:]))
     wanted = (total.double() + 3.0 * normals(1000, low, high)) / 20
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_of_a_sum_that_is_not_finite_nothing_is_shown(dtype):
+    total = torch.arange(2000.0, dtype=dtype, device=DEVICE)
+    total[7] = torch.inf
+    _on_gpu(total, 3.0, 20.0, key_of(LOW, HIGH, broken=1))
+    assert total.isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -194,7 +209,7 @@ def test_the_kernels_deviates_are_normal_and_independent():
 
 
 def test_the_kernel_is_known_to_the_compiler():
-    given = (torch.zeros(20, device=DEVICE), LOW, HIGH, 0.5, 1.0)
+    given = (torch.zeros(20, device=DEVICE), key_of(LOW, HIGH), 0.5, 1.0)
     torch.library.opcheck(philox_flat, given, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -222,4 +237,4 @@ def test_a_large_sum_on_a_gpu_gets_this_noise_in_every_place():
 @pytest.mark.parametrize("apart", [torch.arange(300.0)[::2], torch.tensor([3.0]).expand(150)])
 def test_sums_that_do_not_lie_side_by_side_are_refused(apart):
     with pytest.raises(ValueError, match="side by side"):
-        philox_flat(apart.to(DEVICE), LOW, HIGH, 1.0, 0.5)
+        philox_flat(apart.to(DEVICE), key_of(LOW, HIGH), 1.0, 0.5)

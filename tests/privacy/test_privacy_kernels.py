@@ -14,6 +14,7 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.kernels.chacha import chacha_block
 from sfumato.privacy.kernels.digest import COLUMNS, FEW, HASHES, ROWS, digest, hash_columns
 from sfumato.privacy.kernels.release import release_flat
+from sfumato.privacy.kernels.seal import seal_words
 from sfumato.privacy.sampling import Secret
 from sfumato.privacy.secure import chacha20, grid_noise, normal_deviates, to_secure_mean
 
@@ -29,7 +30,7 @@ def release(total, plan=PLAN, key=KEY):
     numbers = (1 / grid, deviation / grid, grid / plan.expected_batch)
     settings = torch.tensor(numbers, dtype=torch.float64, device=DEVICE)
     found = total.to(DEVICE, copy=True)
-    release_flat(found, words_of(key), settings)
+    release_flat(found, key_of(key), settings)
     return found.cpu()
 
 
@@ -43,8 +44,13 @@ def deviates(count, key=KEY):
     """The kernel's deviates, to 2^-51, as noise on zeros with a grid as fine as that."""
     settings = torch.tensor([1.0, 2.0**50, 2.0**-50], dtype=torch.float64, device=DEVICE)
     zeros = torch.zeros(count, dtype=torch.float64, device=DEVICE)
-    release_flat(zeros, words_of(key), settings)
+    release_flat(zeros, key_of(key), settings)
     return zeros.cpu()
+
+
+def key_of(data, broken=0):
+    """The key as kernels take it."""
+    return torch.cat([words_of(data), torch.tensor([broken], dtype=torch.int32, device=DEVICE)])
 
 
 def words_of(data):
@@ -132,7 +138,14 @@ SECRET = Secret.from_seed(0)
 
 
 def digest_of(flat, secret=SECRET):
-    return digest(flat.to(DEVICE), lambda level, count: secret.derive(("keys", level), count))
+    return digested(flat, secret)[0]
+
+
+def digested(flat, secret=SECRET):
+    """The digest, and whether something in it is not finite."""
+    broken = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    found = digest(flat.to(DEVICE), lambda n, count: secret.derive(("keys", n), count), broken)
+    return found.cpu().numpy().tobytes(), int(broken)
 
 
 def test_hashes_are_sums_of_products_with_the_keys():
@@ -141,7 +154,8 @@ def test_hashes_are_sums_of_products_with_the_keys():
     generator = torch.Generator().manual_seed(0)
     words = torch.randint(-(2**31), 2**31, (count,), generator=generator).int()
     keys = torch.randint(-(2**63), 2**63 - 1, (ROWS * HASHES,), generator=generator)
-    found = hash_columns(words.to(DEVICE), keys.to(DEVICE)).cpu().view(2, HASHES, COLUMNS)
+    found = hash_columns(words.to(DEVICE), keys.to(DEVICE), words_of(bytes(4)), 0)
+    found = found.cpu().view(2, HASHES, COLUMNS)
     full = np.zeros(2 * ROWS * COLUMNS, dtype=object)
     full[:count] = [w % 2**32 for w in words.tolist()]
     by_row = np.array(keys.tolist(), dtype=object).reshape(ROWS, HASHES)
@@ -181,11 +195,73 @@ def test_a_digest_is_short_and_depends_on_the_secret():
     assert digest_of(flat, Secret.from_seed(1)) != found
 
 
+LARGE = ROWS * COLUMNS + 777
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 5, 3000, LARGE])
+def test_a_digest_tells_whether_all_numbers_are_finite(count, dtype):
+    flat = torch.randn(count, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    flat[count // 2] = torch.finfo(dtype).max
+    flat[0] = -torch.finfo(dtype).tiny / 4  # below what is normal, in its last digits
+    assert digested(flat)[1] == 0
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        for place in {0, count // 2, count - 1}:
+            spoilt = flat.clone()
+            spoilt[place] = bad
+            assert digested(spoilt)[1] == 1, (bad, place)
+    # Words that would not be finite as float32 are, as the lower halves of float64.
+    if dtype == torch.float64:
+        flat.view(torch.int32)[::2] = -1
+        assert digested(flat)[1] == 0
+
+
+def sealed_by_hand(words, key, rows):
+    """The rows by Python's own whole numbers, and the CPU's ChaCha20."""
+    hashes = [0, 0, 0]
+    for number, word in enumerate([*words, 1]):
+        block = np.frombuffer(chacha20(key[:32], 24, number.to_bytes(16, "little")), "<u8")
+        hashes = [h + word % 2**32 * int(k) for h, k in zip(hashes, block, strict=True)]
+    nonce = b"".join((h % 2**64 >> 32).to_bytes(4, "little") for h in hashes)
+    blocks = [chacha20(key[32:], 32, row.to_bytes(4, "little") + nonce) for row in range(rows)]
+    return np.frombuffer(b"".join(blocks), "<i4").reshape(rows, 8)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1023, 1024, 4095, 4096])
+@pytest.mark.parametrize("broken", [0, 1])
+def test_rows_of_a_seal_are_chacha_blocks_under_hashes_of_the_words(count, broken):
+    generator = torch.Generator().manual_seed(count)
+    words = torch.randint(-(2**31), 2**31, (count,), generator=generator).int()
+    key, rows = bytes(range(100, 164)), 3
+    found = seal_words(
+        words.to(DEVICE), words_of(key), torch.tensor([broken]).int().to(DEVICE), rows
+    )
+    assert (found[:, 8] == broken).all()
+    assert (found[:, :8].cpu().numpy() == sealed_by_hand(words.tolist(), key, rows)).all()
+
+
+def test_a_seal_has_as_many_rows_as_it_can_make_and_no_more():
+    words, broken = torch.zeros(5, dtype=torch.int32, device=DEVICE), words_of(bytes(4))
+    assert len(seal_words(words, words_of(bytes(64)), broken, 16).unique(dim=0)) == 16
+    with pytest.raises(ValueError, match="16 at the most"):
+        seal_words(words, words_of(bytes(64)), broken, 17)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_of_a_sum_that_is_not_finite_nothing_is_shown(dtype):
+    total = torch.arange(2000.0, dtype=dtype, device=DEVICE)
+    total[7] = torch.nan
+    settings = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64, device=DEVICE)
+    release_flat(total, key_of(KEY, broken=1), settings)
+    assert total.isnan().all()
+
+
 def test_the_kernels_are_known_to_the_compiler():
     settings = torch.ones(3, dtype=torch.float64, device=DEVICE)
     keys = torch.ones(ROWS * HASHES, dtype=torch.int64, device=DEVICE)
     for kernel, given in (
-        (release_flat, (torch.zeros(20, device=DEVICE), words_of(KEY), settings)),
-        (hash_columns, (torch.zeros(20, dtype=torch.int32, device=DEVICE), keys)),
+        (release_flat, (torch.zeros(20, device=DEVICE), key_of(KEY), settings)),
+        (hash_columns, (words_of(bytes(80)), keys, words_of(bytes(4)), 4)),
+        (seal_words, (words_of(bytes(80)), words_of(bytes(64)), words_of(bytes(4)), 2)),
     ):
         torch.library.opcheck(kernel, given, test_utils=("test_schema", "test_faketensor"))

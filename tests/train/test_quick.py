@@ -12,7 +12,7 @@ from sfumato.ghost.clip import Ghost
 from sfumato.ghost.compiled import Compiled
 from sfumato.ghost.factors import Clipping
 from sfumato.nn.wrn import StandardisedConv2d
-from sfumato.train.quick import quick_clip, recorded
+from sfumato.train.quick import nobody, quick_clip, recorded
 from sfumato.train.reading import Reading
 from sfumato.train.replay import WARM
 
@@ -76,7 +76,7 @@ def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing(device):
         x, y = reading.trial(4)
         if turn % 2:
             x[2] = torch.inf
-        spoilt = clip(reading.losses, (x, y), 4, mask, careful=False)
+        spoilt = clip(reading.losses, (x, y), 4, mask, tell=nobody)
         assert bool(spoilt.norms.isfinite().all()) == (turn % 2 == 0), "callers look at the norms"
         found = clip(reading.losses, (x, y), 4, mask)
         assert all(total.isfinite().all() for total in found.total.values())
@@ -124,7 +124,7 @@ def test_without_care_such_an_example_shows():
     _, ghost, reading = scene("cpu")
     x, y = reading.trial(4)
     x[1] = torch.nan
-    found = ghost.clip(reading.losses, (x, y), 4, careful=False)
+    found = ghost.clip(reading.losses, (x, y), 4, tell=nobody)
     assert found.norms.isfinite().tolist() == [True, False, True, True]
     assert not all(total.isfinite().all() for total in found.total.values())
 

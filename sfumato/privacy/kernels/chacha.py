@@ -17,17 +17,18 @@ import triton.language as tl
 
 @triton.jit
 @no_type_check
-def chacha_block(key, block):
+def chacha_block(key, block, third=0, fourth=0):
     """The sixteen words of each block, by its number (int64); `key` points at eight words.
 
     The number fills two words of the state, so past 2^32 blocks the stream goes on and does not
-    begin anew. The rest of the nonce is zero, since no key is used twice.
+    begin anew. The rest of the nonce, two words, is zero for a stream, whose key is used once.
     """
     zero = tl.zeros_like(block).to(tl.uint32)
     x0, x1, x2, x3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
     x4, x5, x6, x7 = _keyed(key, 0, zero)
     x8, x9, x10, x11 = _keyed(key, 4, zero)
-    x12, x13, x14, x15 = block.to(tl.uint32), (block >> 32).to(tl.uint32), zero, zero
+    x12, x13 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
+    x14, x15 = zero + third, zero + fourth
     for _ in range(10):
         x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
         x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
@@ -43,7 +44,7 @@ def chacha_block(key, block):
     return (
         x0 + 0x61707865, x1 + 0x3320646E, x2 + 0x79622D32, x3 + 0x6B206574,
         x4 + k4, x5 + k5, x6 + k6, x7 + k7, x8 + k8, x9 + k9, x10 + k10, x11 + k11,
-        x12 + low, x13 + high, x14, x15,
+        x12 + low, x13 + high, x14 + third, x15 + fourth,
     )  # fmt: skip
 
 

@@ -22,11 +22,11 @@ WIDTH = tl.constexpr(128)
 
 
 @torch.library.custom_op("sfumato::philox_flat", mutates_args=("total",))
-def philox_flat(total: Tensor, low: int, high: int, scale: float, deviation: float) -> None:
+def philox_flat(total: Tensor, key: Tensor, scale: float, deviation: float) -> None:
     """Multiply the flat sum (float32) by `scale`, and add noise of this deviation.
 
-    `low` and `high` are the halves of the key, 64 bits each. The noise is a function of them and of
-    a number's place.
+    The noise is a function of the first four words of the key (int32) and of a number's place. If
+    the ninth is not zero, the sum is not finite, and nothing of it is shown: all becomes NaN.
     """
     require_flat(total)
     # Parts of a program share what is made of the key alone; the interpreter likes few.
@@ -35,20 +35,21 @@ def philox_flat(total: Tensor, low: int, high: int, scale: float, deviation: flo
     if programs:
         with torch.cuda.device_of(total):
             _philox[(programs,)](
-                total, total.numel(), low, high, scale, deviation, lanes, parts, num_warps=4
+                total, key, total.numel(), scale, deviation, lanes, parts, num_warps=4
             )
 
 
 @philox_flat.register_fake
-def _(total, low, high, scale, deviation):  # pyright: ignore
+def _(total, key, scale, deviation):  # pyright: ignore
     return None
 
 
-# Nothing is compiled anew for a key that 16 divides.
-@triton.jit(do_not_specialize=["low", "high"])
+@triton.jit
 @no_type_check
-def _philox(total, count, low, high, scale, deviation, LANES: tl.constexpr, PARTS: tl.constexpr):
+def _philox(total, key, count, scale, deviation, LANES: tl.constexpr, PARTS: tl.constexpr):
     """The numbers of one program."""
+    low, high = _half(key), _half(key + 2)
+    scale = tl.where(tl.load(key + 8) == 0, scale, float("nan"))
     lane = tl.arange(0, LANES)
     first = lane // WIDTH * (4 * WIDTH) + lane % WIDTH
     second, third, fourth = first + WIDTH, first + 2 * WIDTH, first + 3 * WIDTH
@@ -68,6 +69,14 @@ def _philox(total, count, low, high, scale, deviation, LANES: tl.constexpr, PART
         one, other = normal_pair(c, d, deviation)
         tl.store(total + start + third, y * scale + one, mask=third < left)
         tl.store(total + start + fourth, z * scale + other, mask=fourth < left)
+
+
+@triton.jit
+@no_type_check
+def _half(words):
+    """Two words as one of 64 bits, the low one first."""
+    low, high = tl.load(words).to(tl.uint32, bitcast=True), tl.load(words + 1)
+    return high.to(tl.int64) << 32 | low.to(tl.int64)
 
 
 @triton.jit

@@ -24,8 +24,10 @@ from sfumato.privacy.kernels.chacha import chacha_block
 def release_flat(total: Tensor, key: Tensor, numbers: Tensor) -> None:
     """Round the flat sum to the grid, add noise, divide.
 
-    `key` has eight words (int32). `numbers`, in float64, are what the sum is multiplied by to count
-    grid steps, the deviation of the noise in grid steps, and what a step is worth in the result.
+    `key` has eight words (int32), and a ninth: if that is not zero, the sum is not finite, and
+    nothing of it is shown: all becomes NaN. `numbers`, in float64, are what the sum is multiplied
+    by to count grid steps, the deviation of the noise in grid steps, and what a step is worth in
+    the result.
     """
     require_flat(total)
     blocks = triton.cdiv(total.numel(), 8)
@@ -60,7 +62,8 @@ def _release(total, key, numbers, count, blocks, LANES: tl.constexpr):
     w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15 = chacha_block(
         key, first + lane
     )
-    numbers = (tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2))
+    worth = tl.where(tl.load(key + 8) == 0, tl.load(numbers + 2), float("nan"))
+    numbers = (tl.load(numbers), tl.load(numbers + 1), worth)
     # All pairs take a step before any takes the next: so they share the constants.
     m0, m1 = _mantissa(w0, w1, w2), _mantissa(w4, w5, w6)
     m2, m3 = _mantissa(w8, w9, w10), _mantissa(w12, w13, w14)

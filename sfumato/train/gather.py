@@ -1,0 +1,94 @@
+"""Sums of clipped gradients over a logical batch, chunk after chunk, and what is known of them.
+
+Nothing here waits for a GPU's sums: only `numbers` waits, and for norms alone (see `tally`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from sfumato.ghost.admit import check_contributions
+from sfumato.ghost.clip import Clipped, Ghost
+from sfumato.privacy.flat import Layout, Sums
+from sfumato.privacy.kernels import to_device
+from sfumato.privacy.sampling import Batch, Secret
+from sfumato.train.quick import Clip
+from sfumato.train.reading import Reading
+from sfumato.train.tally import Tally
+from sfumato.train.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gather:
+    """Adds up the clipped gradients of a batch; in several processes, those of all of them."""
+
+    ghost: Ghost
+    reading: Reading
+    clip: Clip
+    """`ghost.clip`, or what is quicker and does the same (`quick_clip`)."""
+    secret: Secret
+    book: tuple[str, ...]
+    """Names the ledger: what is drawn under the secret is drawn for it alone."""
+    world: World
+    check_every: int = 0
+    """In every so many steps two examples are added alone, and may not pass the bound."""
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How the sums lie."""
+        return Layout.of(self.ghost.parameters)
+
+    @cached_property
+    def _tally(self) -> Tally:
+        return Tally(self.reading.device)
+
+    def __call__(self, batch: Batch) -> Sums:
+        """The sums. An example that is not finite spoils them, which `numbers` shows."""
+        total = self._nothing()
+        self._tally.begin()
+        checked = self.check_every and batch.step % self.check_every == 0
+        for number, (seed, given) in enumerate(self._chunks(batch)):
+            if checked and not number:
+                # Before: what a recorded clip gives is overwritten by its next call.
+                losses, inputs, examples, _ = given
+                check_contributions(self.ghost, losses, inputs, examples, clip=self._look)
+                self._tally.begin()
+                torch.manual_seed(seed)
+            # It gets no name: it is as large as the sums, and memory is short where noise is added.
+            total.add(self.clip(*given, tell=self._tally).total)
+        self.world.add_up({**total, "": self._tally.numbers})
+        return total
+
+    def with_care(self, batch: Batch) -> Sums:
+        """The sums without examples that are not finite: slower, and rarely needed."""
+        total = self._nothing()
+        for _, given in self._chunks(batch):
+            total.add(self.ghost.clip(*given).total)
+        self.world.add_up(total)
+        return total
+
+    def numbers(self, batch: Batch) -> list[float]:
+        """The tally of the batch, which was gathered last."""
+        return self._tally.read(len(batch.chunks), self.world)
+
+    def _nothing(self) -> Sums:
+        # Not where the last sums were: what was released lies there, and whoever kept a gradient
+        # would see the sums of this step before they have their noise.
+        return self.layout.zeros()
+
+    def _chunks(self, batch: Batch) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """What to clip of each of this process's chunks, with torch's seed set, and that seed."""
+        for place, chunk in self.world.share(batch.chunks):
+            inputs = self.reading.inputs(chunk, batch.step)
+            seed = self.secret.seed(("dropout", *self.book, "train", batch.step, place))
+            torch.manual_seed(seed)
+            mask = to_device(chunk.mask, self.reading.device)
+            yield seed, (self.reading.losses, inputs, len(mask), mask)
+
+    def _look(self, *given: Any) -> Clipped:
+        """What a step calls, with care."""
+        found = self.clip(*given, tell=self._tally)
+        return found if bool(found.norms.isfinite().all()) else self.ghost.clip(*given)
