@@ -9,7 +9,7 @@ from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize, to_noisy_mean
 from sfumato.privacy.sampling import Secret
-from sfumato.privacy.seal import fingerprint
+from sfumato.privacy.seal import fingerprint, seal
 
 PLAN = Plan(noise_multiplier=1.5, max_norm=4.0, expected_batch=20, rate=0.1, steps=50)
 SOURCES = ["philox", "chacha20"]
@@ -190,6 +190,33 @@ def test_tensors_of_several_types_share_no_noise(noise):
     for row in rows:
         drawn = row * PLAN.expected_batch
         assert stats.kstest(drawn, "norm", (0, PLAN.noise_deviation)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("noise", SOURCES)
+def test_a_difference_anywhere_is_other_noise_everywhere(noise):
+    secret = Secret.draw()
+    book = ledger(noise, secret)
+    given = {"a": torch.zeros(200), "b": torch.zeros(200, dtype=torch.float64)}
+    first = privatize(given, PLAN, book, secret, step=0, stage="train")
+    for name in given:
+        changed = {n: t + (n == name) for n, t in given.items()}
+        again = Ledger.from_records(book.records())
+        found = privatize(changed, PLAN, again, secret, step=0, stage="train")
+        assert len(again.events) == 2
+        assert not any((found[n] == first[n]).any() for n in given)
+
+
+def test_what_the_ledger_shows_is_no_part_of_what_noise_is_drawn_from():
+    secret = Secret.draw()
+    sums = Sums.of({"a": torch.randn(20), "b": torch.randn(20, dtype=torch.float64)})
+    found = seal(sums, secret, ("book", "train", 0))
+    tag = found.tag if isinstance(found.tag, str) else found.tag()
+    keys = [key if isinstance(key, bytes) else key[:8].numpy().tobytes() for key in found.keys]
+    assert len(tag) == 24
+    assert len(set(keys)) == 2
+    for key in keys:
+        assert len(key) == 32
+        assert not any(key[at : at + 4].hex() in tag for at in range(0, 32, 4))
 
 
 def test_two_releases_of_one_step_cost_as_one_with_less_noise():

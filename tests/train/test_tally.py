@@ -88,6 +88,23 @@ def batch(step, *parts):
     return Batch(step, tuple(map(Chunk, map(torch.tensor, parts), every)))
 
 
+def test_to_check_contributions_changes_nothing_of_the_step():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 3))
+    _, _, reading = scene()
+    plan = Plan(noise_multiplier=0.0, expected_batch=4.0, steps=9, max_norm=2.0)
+    secret, found = Secret.from_seed(0), []
+    header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
+    for every in (0, 1):
+        ghost = Ghost(model, clipping=Clipping(max_norm=2.0))
+        step = private_step(ghost, reading, plan, Ledger(header), secret, check_every=every)
+        numbers = step(batch(0, [0, 1, 2], [3, 4]))
+        found.append((numbers, [p.grad.clone() for p in model.parameters()]))
+    (one, gradients), (other, again) = found
+    assert one == other
+    assert all(torch.equal(*pair) for pair in zip(gradients, again, strict=True))
+
+
 @pytest.mark.usefixtures("kernels")
 def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeated():
     model, ghost, reading = scene()
