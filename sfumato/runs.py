@@ -149,8 +149,11 @@ class Run:
         return read_lines(self.path / "ledger.jsonl", mend=True)
 
     def write_ledger(self, record: Mapping[str, Any]) -> None:
-        """Append a line to ledger.jsonl; it is on disk when this returns."""
-        append_line(self.path / "ledger.jsonl", record, durable=True)
+        """Append a line to ledger.jsonl; it is on disk when this returns.
+
+        A tag that was told later may come to the disk later: without it a step costs no less.
+        """
+        append_line(self.path / "ledger.jsonl", record, durable="tag" not in record)
 
     def secret(self, make: Callable[[], bytes]) -> bytes:
         """The run's secret key, made once and kept in `private/` until the run is finished.
@@ -192,7 +195,7 @@ class Run:
         tensors: dict[str, Tensor] = {}
         shape = pack(dict(state), "", tensors)
         ledger = self.path / "ledger.jsonl"
-        length = ledger.stat().st_size if ledger.exists() else 0
+        length = sync_file(ledger)
         paid = [length, digest(ledger, length)]
         notes = {"state": shape, "written": written, "ledger": paid}
         notes = {key: json.dumps(value) for key, value in notes.items()}

@@ -57,7 +57,7 @@ class Header:
 class Ledger:
     """A header and its events, in the order they were charged.
 
-    `write`, if given, must make a record durable before it returns.
+    `write`, if given, must make a record durable before it returns, unless it is a tag told later.
     """
 
     def __init__(self, header: Header, write: Callable[[Record], None] | None = None) -> None:
@@ -87,8 +87,8 @@ class Ledger:
 
         Where to know the tag is to wait for a GPU, `tag` is what to call for it. It is called, and
         has a line of its own, when the ledger is next asked for anything (`settle`); at once if
-        there is a line of that step already. A line whose tag was never told is that of another
-        release, whatever comes: nobody knows what it paid for.
+        there is a line of that step already. A line whose tag was never told, since a crash came
+        first, is that of another release: what comes pays again.
         """
         self.settle()
         event = replace(event, ledger=self.header.id)
@@ -106,11 +106,15 @@ class Ledger:
         self._charged.add(step)
 
     def settle(self) -> None:
-        """Ask for the tag of the last charge, if it is not known yet, and write it down."""
+        """Ask for the tag of the last charge, if it is not known yet, and write it down.
+
+        What is wrong with its sums is said then, and again whenever the ledger is asked.
+        """
         if self._untold is None:
             return
-        (event, tag), self._untold = self._untold, None
+        event, tag = self._untold
         self._tell(event.stage, event.step, tag())
+        self._untold = None
 
     def tags(self, stage: str, step: int) -> set[str]:
         """Tags of what this ledger has paid for under that step; none if it was not taken yet.
@@ -201,16 +205,19 @@ class Ledger:
         return ledger
 
     def _add(self, event: Event) -> None:
-        known = self._events.get(event.name)
-        if known is None:
+        # A line whose tag was never told may have paid for this very sum.
+        for tag in (event.tag, ""):
+            known = self._events.get((event.ledger, event.stage, event.step, tag))
+            if known is not None and replace(known, tag=event.tag) != event:
+                raise PrivacyError(
+                    f'step {event.step} of stage "{event.stage}" was charged as '
+                    f"{known.describe()}, and would now be {event.describe()}. A second release "
+                    "needs its own stage."
+                )
+        if event.name not in self._events:
             self._record({"event": asdict(event)})
             self._events[event.name] = event
             self._tags.setdefault((event.ledger, event.stage, event.step), set()).add(event.tag)
-        elif known != event:
-            raise PrivacyError(
-                f'step {event.step} of stage "{event.stage}" was charged as {known.describe()}, '
-                f"and would now be {event.describe()}. A second release needs its own stage."
-            )
 
     def _tell(self, stage: str, step: int, tag: str) -> None:
         """Give the line of a step, which had none, its tag."""

@@ -44,14 +44,15 @@ def privatize(
     Guarantee: if `total` is a sum over the Poisson batch of step `step` of vectors whose norm,
     taken over all tensors together, is at most that norm bound, the result is the subsampled
     Gaussian mechanism that the ledger now records. An empty batch is an all-zero `total`: it is
-    noised and charged like any other. A sum that is not finite is refused; on a GPU it becomes NaN
-    everywhere, and is refused when the ledger is next asked for anything.
+    noised and charged like any other. A sum that is not finite is refused; on a GPU noise makes it
+    NaN everywhere, and it is refused when the ledger is next asked for anything.
 
     The noise is a function of the secret, the ledger, stage, step and the sums themselves, with
     their names and their order. So a step repeated after a crash releases the same values and is
     not charged again, and no noise ever hides two different sums. (Where arithmetic does not repeat
-    to the last bit, as in some GPU kernels, a repeated step is another release, and pays.) With a
-    fixed seed, which is never for release, the noise depends on stage, step and place alone.
+    to the last bit, as in some GPU kernels, a repeated step is another release, and pays. So does,
+    on a GPU, the step that was under way in the crash: its tag was not told yet.) With a fixed
+    seed, which is never for release, the noise depends on stage, step and place alone.
 
     `Sums` are overwritten where they lie: of what was exact nothing is left. The result is theirs,
     so add up the next step in others. Tensors that lie apart stay as they are, and are copied into
@@ -60,7 +61,7 @@ def privatize(
     _check(total, plan, ledger, secret)
     sums = Sums.of(total)
     event = replace(plan.event(stage, step, data=ledger.header.data), family=family)
-    sealed = seal(sums, secret, (ledger.header.id, stage, step))
+    sealed = seal(sums, secret, (ledger.header.id, stage, step), plan.at(step).noise_deviation)
     ledger.charge(event, sealed.tag)
     dimension = sum(flat.numel() for flat in sums.flats)
     for flat, key in zip(sums.flats, sealed.keys, strict=True):
@@ -95,7 +96,7 @@ def to_noisy_mean(
     drawn = noise.numpy()
     np.random.Generator(philox).standard_normal(dtype=drawn.dtype, out=drawn)
     noise *= deviation / divisor
-    total.copy_(noise.add_(total, alpha=1 / divisor))
+    total.copy_(noise.to(total.device).add_(total, alpha=1 / divisor))
 
 
 def _on_gpu(total: Tensor, deviation: float, divisor: float, key: Tensor) -> None:

@@ -36,29 +36,31 @@ class Seal:
     keys: Sequence[Key]
 
 
-def seal(sums: Sums, secret: Secret, place: Place) -> Seal:
-    """Name the sums, and make keys for their noise.
+def seal(sums: Sums, secret: Secret, place: Place, deviation: float) -> Seal:
+    """Name the sums, and make keys for their noise, which is to have this deviation.
 
-    Sums that are not finite are refused: on a CPU here, on a GPU when the tag is asked for. Until
-    then their keys let kernels show nothing of them.
+    The deviation belongs to the keys: the same noise in two sizes would cancel, and leave the sums.
+    With a fixed seed the keys are those of the place alone, so that noise repeats in another run
+    and with other rounding of the sums. Sums that are not finite are refused: on a CPU here, on a
+    GPU when the tag is asked for. Until then their keys let kernels show nothing of them.
     """
     ledger, stage, step = place
+    book = () if secret.fixed else (ledger, repr(deviation))
     if any(has_kernels(flat) for flat in sums.flats):
         rows = _rows(sums, secret, place)
         tag, keys = _reader(rows[0], place), list(rows[1:])
-        if secret.fixed:  # the ninth word stays the sums'
-            for number, key in enumerate(keys):
-                key[:8] = _words(_noise_key(secret, stage, step, number), key.device)
+        for number, key in enumerate(keys):  # the ninth word stays the sums'
+            words = _words(_noise_key(secret, stage, step, number, *book), key.device)
+            key[:8] = words if secret.fixed else key[:8] ^ words
         return Seal(tag, [_at(flat, k, tag) for flat, k in zip(sums.flats, keys, strict=True)])
     _refuse_broken(sums)
     tag = _hash(sums, secret, place)
-    # With a fixed seed the noise must repeat, in another run and with other rounding of the sum.
-    book = () if secret.fixed else (ledger, tag)
+    book = (*book, tag) if book else ()
     return Seal(tag, [_noise_key(secret, stage, step, n, *book) for n in range(len(sums.flats))])
 
 
 def fingerprint(total: Mapping[str, Tensor], secret: Secret, place: Sequence[str | int]) -> str:
-    """The tag of the sums alone. Two different sums have the same with a chance of 2^-96."""
+    """The tag of the sums. Two different ones have the same with a chance of about 2^-96."""
     sums = Sums.of(total)
     if any(has_kernels(flat) for flat in sums.flats):
         return _reader(_rows(sums, secret, place)[0], place)()
@@ -80,7 +82,7 @@ def _hash(sums: Sums, secret: Secret, place: Sequence[str | int]) -> str:
     tag = hashlib.blake2b(key=secret.derive(("tag", *place), 32), digest_size=12)
     tag.update(sums.layout.description)
     for flat in sums.flats:
-        tag.update(memoryview(flat.numpy()))  # pyright: ignore
+        tag.update(memoryview(flat.cpu().numpy()))  # pyright: ignore
     return tag.hexdigest()
 
 
@@ -123,7 +125,7 @@ def _reader(row: Tensor, place: Sequence[str | int]) -> Callable[[], str]:
         if int(words[8]):
             raise PrivacyError(
                 f"the sums of {place[-2]}, step {place[-1]}, are not finite, so no noise can hide "
-                f"them, and nothing of them was shown: what they became is NaN everywhere. {CLIP}"
+                f"them: all that noise was put on is NaN. Nothing that came after is kept. {CLIP}"
             )
         return words[:3].numpy().tobytes().hex()
 

@@ -253,7 +253,10 @@ def learn(
             look(done)
 
     with advised(ghost, reading, size, work):
-        fit(learner, batches, step, run, world=world, tell=tell_and_look)
+        fit(
+            learner, batches, step, run, world=world, before_saving=ledger.settle,
+            tell=tell_and_look,
+        )  # fmt: skip
 
 
 def explain_layers(config: Config, learner: "Learner", reading: "Reading") -> str:

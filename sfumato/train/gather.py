@@ -1,6 +1,7 @@
 """Sums of clipped gradients over a logical batch, chunk after chunk, and what is known of them.
 
-Nothing here waits for a GPU's sums: only `numbers` waits, and for norms alone (see `tally`).
+In one process an ordinary step does not wait for a GPU's sums: `numbers` waits for norms alone (see
+`tally`).
 """
 
 from collections.abc import Iterator

@@ -3,7 +3,7 @@
 It takes batches and a step that leaves gradients, and does everything around them: optimizer,
 schedule, average of weights, progress, metrics, checkpoints. A run cut anywhere goes on from its
 last checkpoint and ends with the same model, because batches, noise and augmentations are
-functions of the step.
+functions of the step. (On a GPU the step that was under way may be lost: see `steps.is_lost`.)
 """
 
 import signal
@@ -108,17 +108,19 @@ def fit(
     *,
     world: World | None = None,
     checkpoint_seconds: float = 30.0,
+    before_saving: Callable[[], None] = lambda: None,
     tell: Callable[[int, dict[str, float]], None] = lambda *_: None,
 ) -> None:
     """Train until the batches end. They must begin with batch number `learner.step`.
 
     Losses, clip rates and times are private: they go to private/metrics.jsonl. Ctrl-C leaves a
     checkpoint of the last whole step before it goes on its way. Without a run nothing is written:
-    that is how all processes but the leader train.
+    that is how all processes but the leader train. `before_saving` may object to what is there:
+    then the checkpoint before stays.
     """
     world = World() if world is None else world
     saved = last = time.monotonic()
-    with whole_steps() as interrupted, _kept(learner, run):
+    with whole_steps() as interrupted, _kept(learner, run, before_saving):
         for batch in batches:
             numbers = step(batch)
             rate = learner.optimizer.param_groups[0]["lr"]
@@ -129,6 +131,7 @@ def fit(
                 now = time.monotonic()
                 run.measure(batch.step, private=True, **numbers, seconds=round(now - last, 6))
                 if time.monotonic() - saved > checkpoint_seconds:
+                    before_saving()
                     run.save_checkpoint(learner.state())
                     saved = time.monotonic()
             if world.any(interrupted()):
@@ -138,7 +141,7 @@ def fit(
 
 
 @contextmanager
-def _kept(learner: Learner, run: Run | None) -> Iterator[None]:
+def _kept(learner: Learner, run: Run | None, before_saving: Callable[[], None]) -> Iterator[None]:
     """A checkpoint of the last whole step, however training ends.
 
     Steps that are taken again, with sums that were added in another order, would be paid again.
@@ -147,4 +150,5 @@ def _kept(learner: Learner, run: Run | None) -> Iterator[None]:
         yield
     finally:
         if run is not None and learner.whole:
+            before_saving()
             run.save_checkpoint(learner.state())

@@ -48,9 +48,9 @@ class Tally:
         clipped, broken = counts or (torch.zeros_like(mask), torch.zeros_like(mask))
         found = [losses, clipped, mask, broken, mask.new_ones(1)]
         self.numbers += torch.stack([one.float().sum() for one in found])
-        self._there.copy_(self.numbers, non_blocking=True)
+        self._there.copy_(self.numbers, non_blocking=self._arrived is not None)
         if self._arrived is not None:
-            self._arrived.record()
+            self._arrived.record(torch.cuda.current_stream(self.numbers.device))
 
     def read(self, chunks: int, world: World) -> list[float]:
         """What was told of so many chunks. It waits for the norms of the last, not for its sums.

@@ -182,19 +182,34 @@ def test_a_tag_that_cannot_be_told_or_written_leaves_the_line_that_was_paid():
 
     ledger = Ledger(header())
     ledger.charge(Event(stage="a", noise_multiplier=2.0), refuse)
+    for ask in (ledger.settle, ledger.epsilon, ledger.records):
+        with pytest.raises(PrivacyError, match="not finite"):
+            ask()
     with pytest.raises(PrivacyError, match="not finite"):
-        ledger.settle()
-    assert ledger.epsilon() > 0
+        ledger.charge(Event(stage="a", step=1, noise_multiplier=2.0))
 
     def write(record):
-        if "tag" in record:
+        if "tag" in record and full:
             raise OSError("disk full")
 
-    ledger = Ledger(header(), write)
+    full, ledger = True, Ledger(header(), write)
     ledger.charge(Event(stage="a", noise_multiplier=2.0), lambda: "abc")
     with pytest.raises(OSError, match="disk full"):
         ledger.settle()
-    assert len(ledger.events) == 1
+    full = False
+    assert [event.tag for event in ledger.events] == ["abc"]
+
+
+def test_a_step_whose_tag_was_never_told_is_not_taken_again_with_other_noise():
+    written = []
+    Ledger(header(), written.append).charge(Event(stage="a", noise_multiplier=2.0), lambda: "abc")
+    for change in ({"noise_multiplier": 1.0}, {"max_norm": 2.0}, {"rate": 0.5}):
+        event = Event(**{"stage": "a", "noise_multiplier": 2.0, **change})
+        with pytest.raises(PrivacyError, match="its own stage"):
+            Ledger.from_records(written).charge(event, lambda: "abc")
+    again = Ledger.from_records(written)
+    again.charge(Event(stage="a", noise_multiplier=2.0), lambda: "abc")
+    assert len(again.events) == 2
 
 
 def test_a_tag_for_a_line_that_waits_for_none_is_refused():

@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from interpreted import interpret_kernels
 from scipy import stats
 
 from sfumato.errors import ConfigError, PrivacyError
@@ -20,9 +23,7 @@ SEED = Secret.from_seed(0)
 def way(request, monkeypatch):
     """Noise and tags as a CPU makes them; and as a GPU does, in Triton's interpreter."""
     if request.param == "kernels":
-        pytest.importorskip("triton", reason="Triton is for Linux")
-        for module in ("noise", "seal", "secure"):
-            monkeypatch.setattr(f"sfumato.privacy.{module}.has_kernels", lambda _: True)
+        interpret_kernels(monkeypatch)
     return request.param
 
 
@@ -209,7 +210,7 @@ def test_a_difference_anywhere_is_other_noise_everywhere(noise):
 def test_what_the_ledger_shows_is_no_part_of_what_noise_is_drawn_from():
     secret = Secret.draw()
     sums = Sums.of({"a": torch.randn(20), "b": torch.randn(20, dtype=torch.float64)})
-    found = seal(sums, secret, ("book", "train", 0))
+    found = seal(sums, secret, ("book", "train", 0), 1.0)
     tag = found.tag if isinstance(found.tag, str) else found.tag()
     keys = [key if isinstance(key, bytes) else key[:8].numpy().tobytes() for key in found.keys]
     assert len(tag) == 24
@@ -217,6 +218,38 @@ def test_what_the_ledger_shows_is_no_part_of_what_noise_is_drawn_from():
     for key in keys:
         assert len(key) == 32
         assert not any(key[at : at + 4].hex() in tag for at in range(0, 32, 4))
+
+
+@pytest.mark.parametrize("noise", SOURCES)
+def test_the_same_sums_under_noise_of_another_size_get_other_noise(noise):
+    # Twice the first less the second would be the sums, if both were the same deviates.
+    secret, total = Secret.draw(), torch.randn(500)
+    header = ledger(noise, secret).header
+    plans = [replace(PLAN, noise_multiplier=size) for size in (1.0, 2.0)]
+    one, two = (release(total, plan=p, book=Ledger(header), secret=secret) for p in plans)
+    left = (2 * one - two) * PLAN.expected_batch - total
+    assert float(left.std()) > 2 * PLAN.max_norm
+
+
+@pytest.mark.parametrize("noise", SOURCES)
+@pytest.mark.parametrize("secret", [SEED, Secret.draw()], ids=["fixed", "drawn"])
+def test_a_model_of_which_a_part_is_on_a_cpu_is_released_too(noise, secret, way, monkeypatch):
+    if way == "torch":
+        pytest.skip("that part is everything")
+    interpret_kernels(monkeypatch, lambda flat: flat.dtype == torch.float32)
+    zeros = {"a": torch.zeros(3000), "b": torch.zeros(3000, dtype=torch.float64)}
+    book = ledger(noise, secret)
+    first = privatize(zeros, PLAN, book, secret, step=0, stage="train")
+    again = Ledger.from_records(book.records())
+    second = privatize(zeros, PLAN, again, secret, step=0, stage="train")
+    assert len(again.events) == 1
+    for name, found in first.items():
+        assert torch.equal(found, second[name])
+        drawn = found.double().numpy() * PLAN.expected_batch
+        assert stats.kstest(drawn, "norm", (0, PLAN.noise_deviation)).pvalue > 1e-4
+    zeros["a"][3] = torch.inf
+    with pytest.raises(PrivacyError, match="not finite"):
+        privatize(zeros, PLAN, book, secret, step=1, stage="train")
 
 
 def test_two_releases_of_one_step_cost_as_one_with_less_noise():

@@ -115,12 +115,12 @@ def test_a_release_does_not_wait_for_the_gpu(noise):
     torch.cuda.synchronize()
     for _ in range(60):
         busy = busy @ busy
-    after = torch.cuda.Event()
+    worked = torch.cuda.Event()
+    worked.record()
     release(sums, noise, book=book, secret=secret)
-    after.record()
-    assert not after.query(), "it came back while the GPU was at work"
+    assert not worked.query(), "it came back while the GPU was at work"
     (event,) = book.events
-    assert after.query(), "the tag could only be told by then"
+    assert worked.query(), "the tag could only be told by then"
     assert event.tag == fingerprint(some(), secret, (book.header.id, "train", 0))
 
 

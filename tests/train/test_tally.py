@@ -2,17 +2,23 @@
 
 import pytest
 import torch
+from interpreted import interpret_kernels
 from people import portraits
 from torch import nn
 
+from sfumato.errors import PrivacyError
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk, Secret
+from sfumato.recipes.train import Config
+from sfumato.runs import open_run
+from sfumato.train.loop import Learner, fit
 from sfumato.train.quick import recorded
 from sfumato.train.reading import Reading
 from sfumato.train.replay import WARM
+from sfumato.train.setup import make_schedule
 from sfumato.train.steps import private_step
 from sfumato.train.tally import BROKEN, CHUNKS, CLIPPED, EXAMPLES, LOSS, Tally, averages_of
 from sfumato.train.world import World
@@ -78,9 +84,7 @@ def test_an_empty_batch_has_averages_too():
 @pytest.fixture
 def kernels(monkeypatch):
     """Releases as on a GPU, in Triton's interpreter."""
-    pytest.importorskip("triton", reason="Triton is for Linux")
-    for module in ("noise", "seal", "secure"):
-        monkeypatch.setattr(f"sfumato.privacy.{module}.has_kernels", lambda _: True)
+    interpret_kernels(monkeypatch)
 
 
 def batch(step, *parts):
@@ -129,3 +133,41 @@ def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeate
     assert again[2] == [None] * 4
     assert len(resumed.events) == 3
     assert resumed.epsilon() == Ledger.from_records(written).epsilon()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path):
+    model, ghost, reading = scene()
+    plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=4, max_norm=2.0)
+    secret = Secret.draw()
+    header = Header(data="d", delta=1e-5, secret=secret.commitment)
+    batches = [batch(step, [0, 1, 2]) for step in range(4)]
+
+    def train(run, *, spoilt):
+        def clip(*given, tell):
+            found = ghost.clip(*given, tell=tell)
+            if len(taken) == spoilt:  # a sum that overflows, of norms that are fine
+                found.total["3.bias"][0] = torch.inf
+            taken.append(found)
+            return found
+
+        taken = []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        learner = Learner(model, optimizer, make_schedule(optimizer, "constant", 4))
+        learner.load(run.load_checkpoint())
+        ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
+        step = private_step(ghost, reading, plan, ledger, secret, clip=clip)
+        fit(
+            learner, batches[learner.step :], step, run, before_saving=ledger.settle,
+            checkpoint_seconds=0.0,
+        )  # fmt: skip
+        return ledger
+
+    with open_run(Config(epsilon=1.0), verb="train", out=tmp_path / "run") as run:
+        with pytest.raises(PrivacyError, match="of train, step 2, are not finite"):
+            train(run, spoilt=2)
+        assert not all(p.isfinite().all() for p in model.parameters())
+        ledger = train(run, spoilt=None)
+        assert all(p.isfinite().all() for p in model.parameters())
+    assert [event.step for event in ledger.events] == [0, 1, 2, 3]
+    assert [event.tag == "" for event in ledger.events] == [False, False, True, False]
