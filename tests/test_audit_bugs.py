@@ -78,9 +78,9 @@ def test_noise_of_half_the_size_is_caught(tmp_path, monkeypatch):
 def unclipped_weight(original):
     """The sums of `_add_up`, with every example's whole gradient in that of the weight."""
 
-    def add_up(tape, left, factors, broken):
+    def add_up(tape, left, factors, broken, **options):
         present = (factors > 0).to(factors.dtype)
-        total = original(tape, left, factors, broken)
+        total = original(tape, left, factors, broken, **options)
         with torch.enable_grad():
             whole = original(tape, left, present, broken)
         return {**total, "1.weight": whole["1.weight"]}
