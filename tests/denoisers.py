@@ -50,3 +50,11 @@ def of_two_classes(classes):
 def plain(classes):
     """A network that says nothing of itself."""
     return nn.Conv2d(1, 1, 3, padding=1)
+
+
+def needs_a_package(classes):
+    import a_package_that_nobody_has  # noqa: F401
+
+
+def breaks(classes):
+    raise RuntimeError("16 channels are no 5 groups")

@@ -19,8 +19,10 @@ from sfumato.data.images import Images, keras_layout
 from sfumato.errors import DataError
 from sfumato.files import atomic
 
-LAYOUTS = (("x_train", "y_train"), ("samples", "label"), ("arr_0", "arr_1"))
-"""Where a file has samples and their labels: ours, EDM-G++'s, guided diffusion's."""
+LAYOUTS = (
+    ("x_train", "y_train"), ("samples", "label"), ("samples", "labels"), ("arr_0", "arr_1")
+)  # fmt: skip
+"""Where a file has samples and their labels: ours, EDM-G++'s, DPTrainer's, guided diffusion's."""
 
 
 def load_npz(path: Path, split: str, *, private: bool, name: str | None = None) -> Images:
@@ -56,11 +58,12 @@ def load_samples(path: Path, like: Images) -> Images:
     or classes are others, or if a class has no image.
     """
     arrays, there = _arrays(path, tuple(name for pair in LAYOUTS for name in (*pair, "classes")))
-    pair = next((pair for pair in LAYOUTS if pair[0] in arrays), None)
-    if pair is None or pair[1] not in arrays:
+    pair = next((pair for pair in LAYOUTS if set(pair) <= arrays.keys()), None)
+    if pair is None:
         layouts = ", or ".join(" and ".join(names) for names in LAYOUTS)
+        images = any(name in arrays for name, _ in LAYOUTS)
         raise DataError(
-            f"{path} has no {'images' if pair is None else 'labels'}: it holds "
+            f"{path} has no {'labels' if images else 'images'}: it holds "
             f"{', '.join(there) or 'nothing'}, and {layouts} are wanted. Samples need labels: "
             "draw them by a class-conditional generator, and keep what it was asked for."
         )

@@ -39,7 +39,7 @@ class NoisyDiscriminator(nn.Module):
         if size < 8:
             raise ConfigError(f"images of {size} pixels are too small to tell: use --image-size 8.")
         if width < 4 or width % 4:
-            raise ConfigError(f"a width of {width} has no groups of 4 maps: use 32 or 64.")
+            raise ConfigError(f"a width of {width} has no groups of 4 maps: use a multiple of 4.")
         # Halved, odd sides rounded down, until 4 to 7 pixels are left.
         widths = [width * min(2**level, WIDEST) for level in range(size.bit_length() - 2)]
         self.sigma_data = sigma_data

@@ -55,7 +55,9 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         if width < 4 or width % 4:
-            raise ConfigError(f"a U-Net of width {width} has no groups of 4 maps: use 32 or 64.")
+            raise ConfigError(
+                f"a U-Net of width {width} has no groups of 4 maps: use a multiple of 4."
+            )
         self.channels, self.size = channels, size
         self.classes, self.conditions = classes, conditions
         sides = _sides(size, len(multipliers))

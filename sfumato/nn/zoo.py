@@ -234,9 +234,10 @@ def own_function(module: str, function: str, classes: int) -> nn.Module:
     make = find_function(module, function)
     try:
         made = make(classes)
-    except TypeError as problem:
+    except Exception as problem:  # whatever somebody's own code raises
         raise ConfigError(
-            f"{module}:{function} is called with the number of classes, and fails: {problem}."
+            f"{module}:{function} is called with the number of classes, and fails: "
+            f"{type(problem).__name__}: {problem}."
         ) from problem
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{module}:{function} gave a {type(made).__name__}, not a torch module.")

@@ -199,11 +199,14 @@ class Config(ImageSource):
     def _check_promise(self) -> None:
         given = [value for value in (self.epsilon, self.noise_multiplier) if value is not None]
         if self.mode == "non-private" and given:
-            raise ConfigError("mode non-private keeps no promise: leave --epsilon out.")
-        if self.mode != "non-private" and not self.explain and len(given) != 1:
-            what = "both" if given else "neither"
             raise ConfigError(
-                f"{what} of --epsilon and --noise-multiplier: give one of them, or --mode "
+                "mode non-private keeps no promise: leave --epsilon out (after a preset: --epsilon "
+                "None)."
+            )
+        if self.mode != "non-private" and not self.explain and len(given) != 1:
+            what, hint = ("both", " (after a preset: --epsilon None)") if given else ("neither", "")
+            raise ConfigError(
+                f"{what} of --epsilon and --noise-multiplier: give one of them{hint}, or --mode "
                 "non-private."
             )
 

@@ -32,7 +32,8 @@ def check_nothing_drawn(config: "Config") -> None:
     }  # fmt: skip
     if found := [name for name, given in asked.items() if given]:
         raise ConfigError(
-            f"--number 0 draws no image, and {found[0]} needs some: leave one of them out."
+            f"--number 0 draws no image, and {found[0]} needs some: leave one of them out (after a "
+            "preset: --warm-repeats 1)."
         )
 
 

@@ -19,6 +19,7 @@ from sfumato.errors import ConfigError, RunError
 from sfumato.files import atomic, lock, read_json, read_lines
 from sfumato.recipes.warmup_checks import require_all_classes
 from sfumato.recipes.warmup_settings import Config
+from sfumato.recipes.warmup_watch import watch_file
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +58,8 @@ def write_file(config: Config, out: Path | None, say: Callable[[str], None]) -> 
         elif world.leads:
             say(f"{out} is drawn already.")
             shutil.rmtree(parts_of(out), ignore_errors=True)  # of a command killed at its very end
+        if world.leads:
+            watch_file(out, config.run, stored, say)
         world.any(False)  # all leave at once
     finally:
         leave_world()
@@ -90,7 +93,9 @@ def open_generator(folder: Path, config: Config) -> "tuple[Stored, dict[str, Any
 
     record = folder / "config.json"
     if not record.exists():
-        raise RunError(f"{folder} is no run directory: config.json is missing.")
+        stage = folder.parent.name == "stages"
+        hint = f" Its run is {folder.parent.parent}: give that." if stage else ""
+        raise RunError(f"{folder} is no run directory: config.json is missing.{hint}")
     verb = read_json(record)["verb"]
     if verb != "warmup":
         raise RunError(f"{folder} is a run of sfumato {verb}: one of sfumato warmup is wanted.")

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from sfumato.synth.pieces import Draw, Pieces
     from sfumato.synth.stored import Blueprint, Stored
 
-COUNTED = 2000
-"""Drawn images among which copies are counted."""
-
 
 def split(scene: Scene, stage: Run) -> None:
     """Keep the public share: it is what all of this may be checked against."""
@@ -155,6 +152,7 @@ def drawing_like(scene: Scene, real: "Images") -> "Draw":
 def sample(scene: Scene, stage: Run | None) -> None:
     """Draw images of every class, in pieces; each is a function of its own number."""
     from sfumato.recipes.warmup_classifier import drawn_images
+    from sfumato.recipes.warmup_watch import watch
     from sfumato.synth.album import SHOWN
     from sfumato.synth.pieces import Pieces, piece_size
 
@@ -170,8 +168,11 @@ def sample(scene: Scene, stage: Run | None) -> None:
     shown = drawn.pixels[: min(SHOWN, len(drawn) // classes) * classes]
     in_columns = shown.unflatten(0, (-1, classes)).transpose(0, 1).flatten(0, 1)
     show_samples(scene, stage, len(drawn), in_columns)
-    some = drawn.select(range(min(COUNTED, len(drawn))))
-    copies = say_copies(scene, stage, some) if len(scene.public) else {}
+    copies = {}
+    if len(scene.public):
+        held_out, learnt = parts_of(scene)
+        place = scene.run.path / "stages" / "generator"
+        copies = watch(drawn, learnt, held_out, place, stage.log)
     stage.finish({"drawn": len(drawn), **copies, **promise_about(scene, stored)})
 
 
@@ -200,19 +201,3 @@ def promise_about(scene: Scene, stored: "Stored") -> dict[str, Any]:
     from sfumato.recipes.warmup_draw import promise_of
 
     return promise_of(scene.run.path / "stages" / "generator", stored.blueprint.ledger)
-
-
-def say_copies(scene: Scene, stage: Run, drawn: "Images") -> dict[str, float]:
-    """How many drawn images are copies of public ones, and how many held-out ones: said, too."""
-    from sfumato.synth.copies import MARGIN, copy_rates
-
-    held_out, own = parts_of(scene)
-    rates = copy_rates(drawn, own, held_out)
-    made, by_chance = rates["copies"], rates["copies_among_held_out"]
-    told = (
-        f"copies among {len(drawn)} drawn images: {made:.1%} (of held-out images {by_chance:.1%})"
-    )
-    if made > by_chance + MARGIN:
-        told += ". WARNING: they replay public images, and so may whoever learns from them"
-    stage.log(told)
-    return rates

@@ -112,6 +112,7 @@ def checks(config: Config, stage: str) -> "tuple[Callable[[Scene], object], ...]
 
     learnt = (check_plan,) if config.private else (check_parts,)
     found: dict[str, tuple[Callable[[Scene], object], ...]] = {
+        "split": learnt if "generator" in config.stages and not config.private else (),
         "generator": (*learnt, build_generator),
         "sample": (check_number,) if config.samples is None else (read_samples,),
         "warmup": (build_classifier,), "train": (check_plan, build_classifier),

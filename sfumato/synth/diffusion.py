@@ -46,6 +46,11 @@ class Diffusion:
         for name, value in values:
             if value < 1:
                 raise ConfigError(f"gen_{name}={value} must be at least 1.")
+        if self.gen_batch > self.gen_images:
+            raise ConfigError(
+                f"gen_batch={self.gen_batch} is more than all the images to learn from, "
+                f"gen_images={self.gen_images}: that is less than a step."
+            )
         if not self.gen_multipliers:
             raise ConfigError("gen_multipliers needs a number for each size of map.")
         if not 0 < self.gen_lr < math.inf:

@@ -9,7 +9,8 @@ image is asked.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,8 @@ from sfumato.train.replay import Replay
 from sfumato.train.resume import load_optimizer
 from sfumato.train.world import World
 
+AT_ONCE = 64
+"""Images of a batch that a CPU takes at once: all of a large one would not fit its memory."""
 CHECKPOINT_SECONDS = 60.0
 """At most so much is lost when training is killed; Ctrl-C loses nothing."""
 
@@ -138,7 +141,8 @@ def train_painter(
             set_rate(painter.optimizer, settings.rate(painter.step))
             dice = (seed, painter.step, *([world.rank] if world.size > 1 else []))
             torch.manual_seed(hash(dice) % 2**63)  # for dropout, which has no dice
-            turn(*dice)
+            with advised(settings):
+                turn(*dice)
             painter.average.update_parameters(painter.denoiser)
             painter.step += 1
             due = not painter.step % every or painter.step == settings.steps
@@ -156,6 +160,18 @@ def train_painter(
         tell_end(painter, settings, run)
     painter.denoiser.load_state_dict(painter.best)
     return painter.denoiser.eval().requires_grad_(False)
+
+
+@contextmanager
+def advised(settings: Diffusion) -> Iterator[None]:
+    """Say out of memory in words that help."""
+    try:
+        yield
+    except torch.OutOfMemoryError as problem:
+        raise ConfigError(
+            f"out of memory with --gen-batch {settings.gen_batch} and --gen-width "
+            f"{settings.gen_width}. Lower one of them, with another --out."
+        ) from problem
 
 
 def tell_progress(
@@ -212,7 +228,8 @@ def tell_end(painter: Painter, settings: Diffusion, run: Run) -> None:
     best, seen = painter.best_look, painter.step * settings.gen_batch
     if painter.step < settings.steps:
         run.log(
-            f"stopped after {seen} images: {settings.gen_patience} looks brought nothing better"
+            f"stopped after {seen} images: {settings.gen_patience} looks brought nothing better "
+            f"than the weights after {best['images']:.0f}, which are kept"
         )
     if copies_too_much(best):
         run.log(
@@ -272,12 +289,17 @@ def learn(
         )
     sigma = draw_sigma(count, dice, device)
     noise = torch.randn(images.shape, generator=dice, device=device)
+    labels = album.labels[where]
     painter.optimizer.zero_grad(set_to_none=True)
-    with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-        losses = denoising_losses(
-            painter.denoiser, images, album.labels[where], conditions, sigma=sigma, noise=noise
-        )
-    (losses.sum() / settings.gen_batch).backward()
+    piece = count if device.type == "cuda" else AT_ONCE
+    for some in (slice(first, first + piece) for first in range(0, count, piece)):
+        with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+            losses = denoising_losses(
+                painter.denoiser, images[some], labels[some],
+                None if conditions is None else conditions[some],
+                sigma=sigma[some], noise=noise[some],
+            )  # fmt: skip
+        (losses.sum() / settings.gen_batch).backward()
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -28,11 +28,12 @@ def load(tmp_path, **arrays):
     [
         {"samples": PIXELS, "label": np.eye(3)[LABELS]},
         {"samples": PIXELS, "label": LABELS},
+        {"samples": PIXELS, "labels": np.eye(3)[LABELS]},
         {"arr_0": PIXELS, "arr_1": LABELS},
         {"x_train": PIXELS, "y_train": LABELS, "classes": np.array(LIKE.classes)},
         {"x_train": PIXELS, "y_train": LABELS[:, None]},
     ],
-    ids=["EDM-G++, one hot", "EDM-G++", "guided diffusion", "ours", "Keras"],
+    ids=["EDM-G++, one hot", "EDM-G++", "DPTrainer", "guided diffusion", "ours", "Keras"],
 )
 def test_every_layout_gives_the_same_public_images(tmp_path, arrays):
     found = load(tmp_path, **arrays)

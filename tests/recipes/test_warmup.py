@@ -22,6 +22,7 @@ from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import train, warmup, warmup_classifier, warmup_generator
 from sfumato.recipes.warmup_scene import set_scene
 from sfumato.recipes.warmup_settings import PRESETS, STAGES
+from sfumato.recipes.warmup_watch import watch
 from sfumato.runs import Run, open_run
 from sfumato.synth import generator, pieces, sample
 from sfumato.train import plain
@@ -76,16 +77,15 @@ def test_copies_are_said_beside_those_of_held_out_images(finished):
     done = json.loads((finished / "stages/sample/done.json").read_text())
     assert line.endswith(
         f"copies among 30 drawn images: {done['copies']:.1%} (of held-out images "
-        f"{done['copies_among_held_out']:.1%})"
+        f"{done['copies_among_held_out']:.1%}); held-out loss of the generator "
+        f"{json.loads((finished / 'stages/generator/done.json').read_text())['held_out_loss']:.4f}"
     )
 
 
-def test_drawn_copies_are_said_aloud(settings, tmp_path):
+def test_drawn_copies_are_said_aloud(finished, settings):
     said = []
-    with open_run(settings, verb="warmup", out=tmp_path / "run", say=said.append) as run:
-        scene = set_scene(settings, run)
-        _, learnt = warmup_generator.parts_of(scene)
-        found = warmup_generator.say_copies(scene, run.stage("sample"), learnt)
+    held_out, learnt = warmup_generator.parts_of(set_scene(settings, None))
+    found = watch(learnt, learnt, held_out, finished / "stages/generator", said.append)
     assert found["copies"] == 1
     assert said[-1].startswith("copies among 43 drawn images: 100.0% (of held-out images ")
     assert "WARNING: they replay public images" in said[-1]
@@ -117,7 +117,7 @@ def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "after"),
     [
-        ("sfumato.recipes.warmup_generator:say_copies", 0),
+        ("sfumato.recipes.warmup_watch:watch", 0),
         ("sfumato.synth.generator:learn", 5),
         ("sfumato.synth.sample:draw_images", 1),
         ("sfumato.train.sharp:sharp_step", 0),

@@ -50,6 +50,8 @@ def test_the_unet_of_diffusers_in_the_docs_draws(settings, tmp_path, monkeypatch
         ("of_two_classes", "knows 2 classes, and the images have 3"),
         ("plain", "Conv2d does not say in a config"),
         ("missing", "denoisers:missing cannot be loaded"),
+        ("needs_a_package", "denoisers:needs_a_package .* ModuleNotFoundError: No module named"),
+        ("breaks", "fails: RuntimeError: 16 channels are no 5 groups"),
     ],
 )
 def test_a_denoiser_that_does_not_fit_is_refused_before_anything(settings, tmp_path, name, message):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from warmups import tiny, warm
 
 from sfumato.cli import main
@@ -14,8 +15,10 @@ from sfumato.data.load import load_images
 from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Secret, poisson_batches
+from sfumato.recipes import warmup_watch
 from sfumato.report.words import up
 from sfumato.synth import pieces, sample
+from sfumato.synth.stored import read_stored
 
 QUICK = ("--solver", "dpm", "--sample-steps", "4", "--device", "cpu")
 
@@ -63,6 +66,37 @@ def test_the_file_is_a_data_set_with_its_labels_and_class_names(draw, tmp_path):
     assert train.shape == test.shape == (1, 16, 16)
     pixels = np.concatenate([train.pixels.numpy(), test.pixels.numpy()])
     assert len(np.unique(pixels.reshape(33, -1), axis=0)) == 33
+
+
+def test_copies_and_held_out_loss_are_said_with_the_images(draw, run, tmp_path):
+    loss = json.loads((run / "stages/generator/done.json").read_text())["held_out_loss"]
+    for _ in range(2):  # also of a file that is there
+        code, told = draw(tmp_path / "images.npz")
+        assert code == 0, told
+        assert "copies among 30 drawn images: 0.0% (of held-out images" in told
+        assert f"held-out loss of the generator {loss:.4f}" in told
+    learnt = np.load(run / "stages/split/public.npz")["x_train"]
+    replayed = replace(load_images(tmp_path / "images.npz", "train", private=False),
+                       pixels=torch.from_numpy(learnt[:30, None]))  # fmt: skip
+    heard = []
+    replayed.save_npz(tmp_path / "replayed.npz")
+    warmup_watch.watch_file(tmp_path / "replayed.npz", run, read_stored(run / "stages/generator"),
+                            heard.append)  # fmt: skip
+    assert "WARNING: they replay public images" in heard[0]
+
+
+def test_a_run_whose_public_images_are_gone_is_drawn_from_all_the_same(draw, run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/stages/split")
+    code, told = draw(tmp_path / "images.npz", run=tmp_path / "run")
+    assert code == 0, told
+    assert "copies" not in told
+
+
+def test_whoever_gives_a_stage_is_told_the_run(draw, run, tmp_path):
+    code, told = draw(tmp_path / "images.npz", run=run / "stages/generator")
+    assert code == 2
+    assert f"Its run is {run}: give that." in " ".join(told.split())
 
 
 def test_it_draws_what_the_stage_draws(draw, run, tmp_path):

@@ -42,9 +42,11 @@ def test_a_share_is_some_and_not_all(settings, share):
 
 def test_a_share_of_which_nothing_can_be_held_out_is_refused(settings, tmp_path):
     few = replace(settings, diffusion=replace(settings.diffusion, gen_held_out=0.001))
-    with pytest.raises(DataError, match=r"--gen-held-out 0\.001.* Raise --public-share"):
-        warm(few, tmp_path / "run")
-    assert not (tmp_path / "run/stages").exists()
+    for stage in ("all", "split"):  # there already: a split that was made is kept
+        with pytest.raises(DataError, match=r"--gen-held-out 0\.001.* Raise --public-share"):
+            warm(replace(few, stage=stage), tmp_path / stage)
+        assert not (tmp_path / stage / "stages").exists()
+    assert warm(replace(few, stage="split", number=0), tmp_path / "none")["public"] > 0
 
 
 def test_a_network_is_built_when_a_stage_that_needs_it_is_asked_for(settings, tmp_path):

@@ -9,7 +9,7 @@ import torch
 from cuts import cut_in
 
 from sfumato.data.images import Images
-from sfumato.errors import DataError, PrivacyError
+from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.runs import Run
 from sfumato.synth import generator
 from sfumato.synth.album import SHOWN, Album, copies_too_much, look, worth
@@ -66,6 +66,32 @@ def train(album, folder, **changes):
     return painter, made, "\n".join(told)
 
 
+def test_a_batch_in_pieces_is_learnt_from_as_a_whole_one_is(tmp_path, monkeypatch):
+    changes = {"gen_batch": 48, "gen_images": 96, "gen_moves": 0.5}
+    for name in ("whole", "pieces"):
+        (tmp_path / name).mkdir()
+    whole, _, _ = train(NEVER_BETTER, tmp_path / "whole", **changes)
+    monkeypatch.setattr(generator, "AT_ONCE", 20)
+    pieces, _, _ = train(NEVER_BETTER, tmp_path / "pieces", **changes)
+    one, other = (painter.denoiser.state_dict() for painter in (whole, pieces))
+    for name, weight in one.items():
+        torch.testing.assert_close(other[name], weight, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_a_batch_of_more_than_all_images_is_refused():
+    with pytest.raises(ConfigError, match=r"gen_batch=512 is more than .* gen_images=100"):
+        Diffusion(gen_images=100)
+
+
+def test_a_gpu_that_is_too_small_is_said_in_words(monkeypatch, tmp_path):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(generator, "learn", full)
+    with pytest.raises(ConfigError, match=r"--gen-batch 16 and --gen-width 8\. Lower one"):
+        train(NEVER_BETTER, tmp_path)
+
+
 def losses(painter):
     return [found["held_out_loss"] for found in painter.looks]
 
@@ -74,7 +100,9 @@ def test_patience_stops_it_early_and_the_best_weights_are_kept(tmp_path):
     painter, made, log = train(NEVER_BETTER, tmp_path, gen_patience=3)
     assert [found["images"] for found in painter.looks] == [32, 64, 96, 128]
     assert min(losses(painter)) == losses(painter)[0] == painter.best_look["held_out_loss"]
-    assert "stopped after 128 images: 3 looks brought nothing better" in log
+    assert (
+        "stopped after 128 images: 3 looks brought nothing better than the weights after 32," in log
+    )
     found, _ = look(made, NEVER_BETTER, torch.float32)
     assert found["held_out_loss"] == pytest.approx(painter.best_look["held_out_loss"])
 
