@@ -13,6 +13,7 @@ from sfumato.cli import main
 from sfumato.errors import ConfigError
 from sfumato.recipes import warmup_evaluate
 from sfumato.recipes.warmup_scene import set_scene
+from sfumato.report.card import read_card
 from sfumato.runs import open_run
 
 settings, finished = fixtures(tiny, warm)
@@ -89,6 +90,25 @@ def test_a_control_of_a_width_is_the_warm_up_of_a_run_with_that_width(sized, set
     warm(replace(settings, diffusion=narrow, stage="warmup"), tmp_path / "run")
     assert (control(sized, 4) / MODEL).read_bytes() == (tmp_path / "run" / MODEL).read_bytes()
     assert (control(sized, 4) / MODEL).read_bytes() != (sized / MODEL).read_bytes()
+
+
+def test_a_report_has_each_control_once(sized):
+    rates = read_card(sized, include_private=True).private.rates
+    names = [rate.name for rate in rates]
+    assert len(names) == 7
+    assert "and after private training from there" in names
+    assert "private training without a warm-up" in names
+    assert not [name for name in names if name.startswith(("scratch", "public-alone"))]
+
+
+def test_a_control_whose_score_is_not_among_the_others_yet_is_in_the_report(sized, tmp_path):
+    shutil.copytree(sized, tmp_path / "run")
+    (tmp_path / "run/private/scores.json").unlink()
+    rates = read_card(tmp_path / "run", include_private=True).private.rates
+    assert {rate.name for rate in rates} == {
+        "public-alone-dp: test accuracy",
+        "scratch: test accuracy",
+    }
 
 
 def test_the_generators_own_width_is_not_trained_again(sized):
