@@ -61,6 +61,13 @@ def test_what_is_made_before_the_private_stage_does_not_depend_on_a_private_imag
     assert not equal["stages/train/model.safetensors"]
 
 
+def test_the_ledger_tells_public_weights_from_the_model_of_the_same_name(finished):
+    ledger = Ledger.from_records(read_lines(finished / "stages/train/ledger.jsonl"))
+    start = "the weights that training began with (stages/warmup/model.safetensors)"
+    assert ledger.header.public.endswith(f", and {start}")
+    assert (finished / "stages/train/model.safetensors").exists()
+
+
 def test_drawn_images_keep_their_labels_and_every_class_has_its_share(finished):
     drawn = load_images(str(finished / "stages/sample/images.npz"), "train", private=False)
     assert drawn.labels.bincount().tolist() == [10, 10, 10]
