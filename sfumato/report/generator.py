@@ -30,7 +30,7 @@ class Generator:
     drawn: int | None
     drawn_copies: float | None
     drawn_held_out_copies: float | None
-    """Images that were drawn, and the same shares among them."""
+    """Images that were drawn, and the same shares among those that were looked at."""
     picture: str | None
     """What was drawn, or else what the weights that were kept draw, as a path in the run; while
     none are kept yet, the last look."""
@@ -62,17 +62,18 @@ def generator_facts(made: Generator) -> Iterator[tuple[str, str]]:
         yield (
             "generator",
             f"kept are its weights after {made.images_at_best:,}{seen} images{loss}"
-            f"{_copies(made.copies, made.held_out_copies)}",
+            f"{_copies(', ', made.copies, made.held_out_copies)}",
         )
     if made.drawn is not None:
-        copies = _copies(made.drawn_copies, made.drawn_held_out_copies)
+        looked_at = "; among those that were looked at, "  # of very many, not all are
+        copies = _copies(looked_at, made.drawn_copies, made.drawn_held_out_copies)
         yield "drawn", f"{made.drawn:,} images{copies}"
 
 
-def _copies(share: float | None, by_chance: float | None) -> str:
+def _copies(before: str, share: float | None, by_chance: float | None) -> str:
     if share is None or by_chance is None:
         return ""
-    return f", copies {100 * share:.1f} % (of held-out images {100 * by_chance:.1f} %)"
+    return f"{before}copies {100 * share:.1f} % (of held-out images {100 * by_chance:.1f} %)"
 
 
 def _picture(path: Path, kept: int | None) -> str | None:

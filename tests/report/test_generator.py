@@ -85,7 +85,8 @@ def test_what_the_kept_look_found_is_in_all_three_files(tmp_path):
             "kept are its weights after 100 of 300 images, held-out loss 0.4951, copies 5.0 % (of "
             "held-out images 1.0 %)"
         ) in text
-        assert "200 images, copies 2.0 % (of held-out images 0.0 %)" in text
+        looked_at = "among those that were looked at, copies 2.0 % (of held-out images 0.0 %)"
+        assert f"200 images; {looked_at}" in text
     (card,) = json.loads((path / "card.json").read_text())["runs"]
     assert {name: card["generator"][name] for name in KEPT} == KEPT
     assert card["generator"]["drawn_copies"] == 0.02
