@@ -42,6 +42,11 @@ def book_of_weights(config: Config, data: str) -> "Ledger | None":
     return book
 
 
+def name_of(weights: Path) -> str:
+    """Weights by their folder too, or the stage that made them: all runs call the file the same."""
+    return "/".join(weights.parts[-3 if weights.parts[-3:-2] == ("stages",) else -2 :])
+
+
 def require_strange(config: Config, data: str) -> None:
     """Refuse weights that learnt the same data, for a verb that has no ledger to go on with."""
     if book_of_weights(config, data) is not None:

@@ -127,13 +127,14 @@ def promise(
     the weights to begin with have cost: the budget is for both.
     """
     from sfumato.privacy.ledger import Ledger
+    from sfumato.recipes.origin import name_of
 
     size = len(reading)
     plan, delta = plan_for(config, size, before)
     header = header_of(config, reading.images.name, delta, secret)
     given = [f"the images of {images}" for images in (declared, config.public) if images]
     if config.weights is not None and before is None:
-        given.append(f"the weights in {config.weights.name}")
+        given.append(f"the weights that training began with ({name_of(config.weights)})")
     elif config.pretrained:
         given.append(f"the published weights of {config.model}")
     header = replace(header, public=", and ".join([header.public, *given]))

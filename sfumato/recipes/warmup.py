@@ -7,6 +7,7 @@ promised, and the generator may replay it.
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from sfumato.recipes import train
@@ -103,10 +104,9 @@ def show(summary: Mapping[str, Any]) -> str:
     if "samples" in summary:
         lines.append(f"  samples   {summary['drawn']} images of {summary['samples']}")
     elif summary.get("drawn", True):  # runs of earlier versions do not say
-        lines.append(
-            f"  drawn     {summary['run']}/stages/sample/images.npz; pictures in "
-            "stages/generator/samples"
-        )
+        place, pictures = Path(summary["run"]), "stages/sample/samples"
+        told = f"; pictures in {pictures}" if (place / pictures).is_dir() else ""
+        lines.append(f"  drawn     {place}/stages/sample/images.npz{told}")
     lines.append(
         f"  private   {summary['run']}/private: do not share; scores.json has the accuracy"
     )

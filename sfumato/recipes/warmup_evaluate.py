@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 MOST = 10_000
 """Images of a set that are compared with others."""
+CONTROLS = {
+    "scratch": "private training without a warm-up",
+    "public-alone": "the same warm-up on public images alone",
+    "public-alone-dp": "private training after the warm-up on public images alone",
+}
+"""Controls by the names of their places."""
 OF_A_WIDTH = ("generator", "guide", "sample", "warmup")
 """What is made again for a generator of another width."""
 
@@ -74,6 +80,7 @@ def controls(scene: Scene, stage: Run) -> dict[str, float]:
     if not place.finished:
         drawn, public = len(drawn_images(scene)), len(scene.public)
         shown = warm * (drawn + scene.config.warm_repeats * public)
+        say_control(stage, "public-alone")
         warm_model(scene, scene.public, place, epochs=shown / len(scene.public))
     return {
         "warmup_on_public_images_alone": score(scene, alone),
@@ -87,6 +94,8 @@ def privately_from(weights: Path | None, scene: Scene, stage: Run, name: str) ->
     from sfumato.files import read_json
 
     place = own_place(stage, name)
+    if not place.finished:
+        say_control(stage, name)
     settings = replace(from_weights(scene, weights), extender="none", public=None)
     train.run_on(settings, scene.private, scene.test, place)
     return read_json(place.private / "scores.json")["test_accuracy"]
@@ -108,6 +117,11 @@ def sizes(scene: Scene, stage: Run) -> dict[str, float]:
         )  # fmt: skip
         found[f"warmup_with_width_{width}"] = score(sized)
     return found
+
+
+def say_control(stage: Run, name: str) -> None:
+    """Which control comes now: what it says of itself sounds like the run's own words."""
+    stage.say(f"control {name}: {CONTROLS[name]}")
 
 
 def own_place(stage: Run, name: str) -> Run:
@@ -159,13 +173,16 @@ def side_by_side(name: str, some: "Images", other: str, others: "Images") -> "di
 
 
 def tell_fidelity(found: dict[str, Any]) -> str:
-    """The distances, in a line."""
+    """The distances, in a line: drawn images stand before as many real ones."""
     sets = {name: part for name, part in found.items() if name != "features"}
     if not sets:
         return f"too few of them to compare: that takes {FEWEST} of each kind"
     distances = ", ".join(
-        f"{part['made_count']} {name.replace('_', ' ')} {part['frechet']:.4g}"
+        f"{part['made_count']:,} {name.removesuffix('_more')} {part['frechet']:.4g}"
         for name, part in sets.items()
     )
     count = next(iter(sets.values()))["real_count"]
-    return f"Frechet distance to {count} test images: {distances} ({found['features']})"
+    return (
+        f"Frechet distance to {count:,} test images: {distances}; lower is nearer "
+        f"({found['features']})"
+    )

@@ -19,10 +19,11 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Ledger
 from sfumato.report.findings import Findings, find
+from sfumato.report.generator import Generator, read_generator
 from sfumato.runs import REPORT
 
 LEDGERS = ("ledger.jsonl", "stages/*/ledger.jsonl", "bundle/ledger.jsonl")
-PICTURES = ("*.png", "bundle/*.png", "stages/generator/samples/*.png")
+PICTURES = ("*.png", "bundle/*.png")
 POINTS = 16
 
 
@@ -87,7 +88,9 @@ class Card:
     stages: dict[str, bool]
     """Stages that were begun, and whether each is finished."""
     pictures: tuple[str, ...]
-    """Pictures that may be shared, as paths in the run."""
+    """Pictures of the open part, as paths in the run."""
+    generator: Generator | None
+    """The generator of `sfumato warmup`, once it is begun."""
     has_private: bool
     """Whether there is a `private/` with something to report."""
     private: Findings | None
@@ -113,6 +116,7 @@ def read_card(path: Path, *, include_private: bool = False, curve: bool = True) 
     plan = _plan_of(path)
     coming = [] if finished else _coming(plan, ledger)
     summary = read_json(path / "done.json") if finished else {}
+    generator = read_generator(path)
     return Card(
         name=path.resolve().name,
         verb=str(config["verb"]),
@@ -125,7 +129,8 @@ def read_card(path: Path, *, include_private: bool = False, curve: bool = True) 
         plan=None if plan is None else to_json(plan),
         steps=None if plan is None or ledger is None else (_taken(ledger), plan.steps),
         stages=_stages(path),
-        pictures=_pictures(path),
+        pictures=_pictures(path, generator),
+        generator=generator,
         has_private=any(
             file.suffix in (".json", ".png") and file.name not in REPORT
             for file in (path / "private").glob("*")
@@ -238,12 +243,11 @@ def _stages(path: Path) -> dict[str, bool]:
     return {place.name: (place / "done.json").exists() for place in places}
 
 
-def _pictures(path: Path) -> tuple[str, ...]:
-    """Pictures of the open part; of a generator's samples the last. A link out of it is none."""
-    found = []
-    for pattern in PICTURES:
-        files = sorted(path.glob(pattern))
-        found += files[-1:] if "samples" in pattern else files
+def _pictures(path: Path, generator: Generator | None) -> tuple[str, ...]:
+    """Pictures of the open part, a generator's among them. A link out of it is none."""
+    found = [file for pattern in PICTURES for file in sorted(path.glob(pattern))]
+    if generator is not None and generator.picture is not None:
+        found.append(path / generator.picture)
     root = path.resolve()
     real = [file for file in found if file.resolve().is_relative_to(root)]
     names = [file for file in real if "private" not in file.resolve().relative_to(root).parts]

@@ -85,7 +85,9 @@ class Findings:
 
 def find(path: Path) -> Findings:
     """What `private/` of the run holds, and that of its stages and of the attackers in it."""
-    parts = [_own(path, ""), *(_own(place, name) for name, place in _places(path))]
+    scores = _json(path / "private" / "scores.json")
+    places = [(name, place) for name, place in _places(path) if CONTROLS.get(name) not in scores]
+    parts = [_own(path, ""), *(_own(place, name) for name, place in places)]
     own = parts[0]
     return Findings(
         rates=tuple(rate for part in parts for rate in part.rates),
@@ -186,6 +188,8 @@ ACCURACIES = {
     "dp_from_scratch": "private training without a warm-up",
     "accuracy_of_heads": "accuracy of the heads under attack",
 }
+CONTROLS = {"public-alone-dp": "dp_from_public_images_alone", "scratch": "dp_from_scratch"}
+"""Places of controls of `sfumato warmup`, and where the run's own scores have the same numbers."""
 
 
 def _rates(scores: Mapping[str, Any], prefix: str) -> Iterator[Rate]:

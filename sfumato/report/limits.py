@@ -15,6 +15,10 @@ NO_LEDGER = {
         "features and networks learnt without privacy from the train split: share it only if that "
         "split is public."
     ),
+    "warmup": (
+        "There is no ledger: no private image was learnt so far. Nothing is promised about public "
+        "ones, and a generator of them may replay them."
+    ),
 }
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sfumato.report import chart, words
+from sfumato.report import captions, chart, words
 from sfumato.report.card import Card
 from sfumato.report.limits import limits
 
@@ -33,6 +33,7 @@ def render_page(
     ]
     return template("page.html.jinja").render(
         runs=shown, several=len(cards) > 1, title=words.title(cards),
+        pictures_title=captions.pictures_title(cards),
         private=words.PRIVATE if any(card.private is not None for card in cards) else "",
         differing=words.differing(cards), made_by=made_by(), refresh=refresh, back=back,
         interval=words.interval, down=words.down, confidence=words.confidence,
@@ -72,7 +73,7 @@ def _run(card: Card, folder: Path, cost: str) -> dict[str, Any]:
         "limits": list(limits(card)),
         "settings": [(k.replace("_", " "), words.short(v)) for k, v in card.settings.items()],
         "pictures": pictures_of(folder, card.pictures),
-        "shareable": words.may_be_shared(card),
+        "pictures_note": captions.pictures_note(card),
         "private_pictures": private_pictures,
         "curve": curve and safe(_curve(card)),
         "curve_says": curve and curve_says(card),
@@ -131,8 +132,8 @@ def pictures_of(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
             continue
         width, height = struct.unpack(">II", raw[16:24])
         source = f"data:image/png;base64,{base64.b64encode(raw).decode()}"
-        caption = words.caption(name)
-        found.append({"source": source, "caption": caption, "width": width, "height": height})
+        size = {"width": width, "height": height}
+        found.append({"source": source, "caption": captions.caption(name), **size})
     return found
 
 

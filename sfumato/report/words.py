@@ -9,6 +9,7 @@ from typing import Any
 
 from sfumato.report.card import Card, Promise, Spent
 from sfumato.report.findings import Findings, Limits, Proved
+from sfumato.report.generator import generator_facts
 
 PRIVATE = (
     "This page holds what was computed from private images without any noise: scores, pictures, "
@@ -27,17 +28,6 @@ ABOUT = {
     "release": "Images to share, for the task of {data}",
 }
 """Titles of runs that do something else than train one model."""
-CAPTIONS = {
-    "epsilon.png": "Epsilon over the steps of the plan",
-    "pictures.png": "Public images before, released images after",
-    "private/pictures.png": "The truth, and what the attacker got, setting by setting",
-    "private/gallery.png": "The truth, and below it what the attacker got",
-    "private/guesses.png": "Training images, and below them what the attacker guessed",
-    "private/nearest.png": "Released images, and below them the nearest private ones",
-    "private/roc.png": "How well true images are told from others, beside what privacy allows",
-    "private/study.png": "What the attack reaches for each setting, beside what privacy allows",
-    "private/tradeoff.png": "Trade-off curves of attacks, beside what the ledger allows",
-}
 
 
 def title(cards: Sequence[Card]) -> str:
@@ -47,12 +37,28 @@ def title(cards: Sequence[Card]) -> str:
     model, data, verb = model_of(cards[0]), data_of(cards[0]), cards[0].verb
     if verb in ABOUT:
         return ABOUT[verb].format(data=data)
+    if is_generator(cards[0]):
+        return f"A generator of {data}{_learnt_from(cards[0])}"
     return f"{model} on {data}" if model else f"{verb}: {data}"
 
 
 def model_of(card: Card) -> str:
     """The model that the run is about."""
+    if is_generator(card):
+        return "a generator"
     return str(card.summary.get("model") or card.settings.get("model") or "")
+
+
+def is_generator(card: Card) -> bool:
+    """Whether a generator is all that the run has begun to train."""
+    return card.generator is not None and not {"warmup", "train"} & card.stages.keys()
+
+
+def _learnt_from(card: Card) -> str:
+    share, brought = (card.settings.get(name) for name in ("public_share", "public_images"))
+    if brought is not None:
+        return f", from the public images of {brought}"
+    return "" if share is None else f", from a public share of {100 * share:g} %"
 
 
 def data_of(card: Card) -> str:
@@ -143,7 +149,7 @@ def may_be_shared(card: Card) -> bool:
     """Whether a promise covers what lies open in the run."""
     promise = card.promise
     if promise is None:
-        return card.verb not in ("train", "reconstruct")
+        return card.verb not in ("train", "reconstruct", "warmup")
     return math.isfinite(promise.epsilon) and not promise.not_for_release
 
 
@@ -178,11 +184,14 @@ def facts(card: Card) -> list[tuple[str, str]]:
         rows.append(("noise", noise if plan["noise_multiplier"] else "none"))
     known = {"model", "data", "epsilon", "delta", "not_for_release", "unit", "relation"}
     known |= {"noise_multiplier", "rate", "steps", "student", "controls"} if plan else set()
+    made = {} if card.generator is None else dict(generator_facts(card.generator))
+    known |= {name.replace(" ", "_") for name in made}
     rows += [
         (name.replace("_", " "), short(value))
         for name, value in card.summary.items()
         if name not in known and not isinstance(value, dict | list)
     ]
+    rows += made.items()
     return [(name, value) for name, value in rows if value]
 
 
@@ -244,16 +253,6 @@ def differing(cards: Sequence[Card]) -> list[tuple[str, tuple[str, ...]]]:
         if len(set(values)) > 1:
             rows.append((name.replace("_", " "), values))
     return rows
-
-
-def caption(picture: str) -> str:
-    """What a picture of a run shows, by its path in the run."""
-    name = picture.rpartition("/")[2]
-    if picture in CAPTIONS:
-        return CAPTIONS[picture]
-    if "/samples/" in picture:
-        return "What the generator draws"
-    return name.removesuffix(".png").replace("_", " ").replace("-", " ").capitalize()
 
 
 def interval(value: Limits | None) -> str:

@@ -113,7 +113,8 @@ def test_weights_that_learnt_other_data_are_public_and_the_ledger_says_so(
     go(replace(other, weights=first / "model.safetensors"), tmp_path / "run")
     found = book(tmp_path / "run")
     assert len(found.events) == 3
-    assert found.header.public.endswith(", and the weights in model.safetensors")
+    named = f"the weights that training began with ({first.name}/model.safetensors)"
+    assert found.header.public.endswith(f", and {named}")
 
 
 def test_a_warm_up_on_a_share_of_the_data_is_no_start_for_all_of_it(settings, tmp_path):

@@ -62,6 +62,23 @@ def test_what_is_made_before_the_private_stage_does_not_depend_on_a_private_imag
     assert not equal["stages/train/model.safetensors"]
 
 
+def test_the_ledger_tells_public_weights_from_the_model_of_the_same_name(finished):
+    ledger = Ledger.from_records(read_lines(finished / "stages/train/ledger.jsonl"))
+    start = "the weights that training began with (stages/warmup/model.safetensors)"
+    assert ledger.header.public.endswith(f", and {start}")
+    assert (finished / "stages/train/model.safetensors").exists()
+
+
+def test_the_last_words_name_what_was_drawn_and_not_looks_that_may_be_rejected(finished, tmp_path):
+    summary = json.loads((finished / "done.json").read_text())
+    told = warmup.show({**summary, "run": str(finished)})
+    assert (
+        f"drawn     {finished}/stages/sample/images.npz; pictures in stages/sample/samples" in told
+    )
+    assert list((finished / "stages/sample/samples").glob("*.png"))
+    assert "pictures" not in warmup.show({**summary, "run": str(tmp_path)})
+
+
 def test_drawn_images_keep_their_labels_and_every_class_has_its_share(finished):
     drawn = load_images(str(finished / "stages/sample/images.npz"), "train", private=False)
     assert drawn.labels.bincount().tolist() == [10, 10, 10]

@@ -13,6 +13,7 @@ from sfumato.cli import main
 from sfumato.errors import ConfigError
 from sfumato.recipes import warmup_evaluate
 from sfumato.recipes.warmup_scene import set_scene
+from sfumato.report.card import read_card
 from sfumato.runs import open_run
 
 settings, finished = fixtures(tiny, warm)
@@ -60,6 +61,18 @@ def test_where_more_are_drawn_they_stand_beside_private_ones(settings, finished,
     assert "FID" not in told
 
 
+def test_distances_are_told_with_how_many_images_each_is_of():
+    names = {"drawn": 400, "public": 400, "drawn_more": 3600, "private": 3600}
+    found = {
+        name: {"real_count": 1000, "made_count": count, "frechet": place + 0.25}
+        for place, (name, count) in enumerate(names.items())
+    }
+    assert warmup_evaluate.tell_fidelity({**found, "features": "wavelets"}) == (
+        "Frechet distance to 1,000 test images: 400 drawn 0.25, 400 public 1.25, 3,600 drawn 2.25, "
+        "3,600 private 3.25; lower is nearer (wavelets)"
+    )
+
+
 def test_too_few_images_to_compare_do_not_stop_a_run(settings, finished, tmp_path):
     with open_run(settings, verb="warmup", out=tmp_path / "run") as run:
         scene = set_scene(settings, run)
@@ -89,6 +102,40 @@ def test_a_control_of_a_width_is_the_warm_up_of_a_run_with_that_width(sized, set
     warm(replace(settings, diffusion=narrow, stage="warmup"), tmp_path / "run")
     assert (control(sized, 4) / MODEL).read_bytes() == (tmp_path / "run" / MODEL).read_bytes()
     assert (control(sized, 4) / MODEL).read_bytes() != (sized / MODEL).read_bytes()
+
+
+def test_each_control_is_named_before_it_runs_and_once(settings, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    said = []
+    config = replace(settings, stage="evaluate", controls=True)
+    with open_run(config, verb="warmup", out=tmp_path / "run", say=said.append) as run:
+        scene = set_scene(config, run)
+        warmup_evaluate.controls(scene, run.stage("evaluate"))
+        named = [words.partition(":")[0] for words in said if words.startswith("control ")]
+        assert named == ["control scratch", "control public-alone", "control public-alone-dp"]
+        assert said[0].startswith("control scratch: private training without")
+        said.clear()
+        warmup_evaluate.controls(scene, run.stage("evaluate"))
+    assert said == [], "nothing runs again"
+
+
+def test_a_report_has_each_control_once(sized):
+    rates = read_card(sized, include_private=True).private.rates
+    names = [rate.name for rate in rates]
+    assert len(names) == 7
+    assert "and after private training from there" in names
+    assert "private training without a warm-up" in names
+    assert not [name for name in names if name.startswith(("scratch", "public-alone"))]
+
+
+def test_a_control_whose_score_is_not_among_the_others_yet_is_in_the_report(sized, tmp_path):
+    shutil.copytree(sized, tmp_path / "run")
+    (tmp_path / "run/private/scores.json").unlink()
+    rates = read_card(tmp_path / "run", include_private=True).private.rates
+    assert {rate.name for rate in rates} == {
+        "public-alone-dp: test accuracy",
+        "scratch: test accuracy",
+    }
 
 
 def test_the_generators_own_width_is_not_trained_again(sized):
