@@ -148,6 +148,7 @@ def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":
     if name is not None:
         if name not in recipe.PRESETS:
             raise ConfigError(f'sfumato {verb} has no preset "{name}". There are: {presets}.')
+        _require_own_preset(recipe, name, words)
         default = Order(config=recipe.PRESETS[name](), preset=name)
     elif (known := _remembered(recipe, verb, _value(words, "--out"))) is not None:
         default = Order(config=known)
@@ -160,6 +161,16 @@ def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":
         description=f"{cleandoc(recipe.Config.__doc__)}\n\nPresets: {presets}.",
     )
     return order
+
+
+def _require_own_preset(recipe: Any, name: str, words: list[str]) -> None:
+    """Refuse a preset for another way of the verb: its flags would be blamed on the user."""
+    for setting, (kind, fitting) in getattr(recipe, "OWN_PRESETS", {}).items():
+        if f"--{setting}" in words and not getattr(recipe.PRESETS[name](), setting):
+            raise ConfigError(
+                f"--preset {name}: presets for {kind} do not go with --{setting}: use --preset "
+                f"{fitting}, or give the flags yourself."
+            )
 
 
 def _with_words(recipe: Any) -> Any:

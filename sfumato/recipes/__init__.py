@@ -17,4 +17,5 @@ and where it has use for them:
     shares_run   whether several processes may work in one run directory
     AGAIN        a stage that a finished run may take again
     INSTEAD_OF_PRESET  a setting that leaves a preset no meaning
+    OWN_PRESETS  a setting that wants presets of its own, what the others are for, and such a one
 """

@@ -27,6 +27,8 @@ AGAIN = "evaluate"
 """The stage that a finished run may take again, with other controls."""
 INSTEAD_OF_PRESET = "run"
 """A run that is drawn from was made with settings of its own."""
+OWN_PRESETS = {"private": ("public images", "digits-private")}
+"""A setting that the presets without it are not made for, what they are for, and one that is."""
 
 
 def needs_run(config: Config) -> bool:

@@ -10,6 +10,7 @@ from cuts import cut_in
 from warmups import scores_of, tiny, warm
 from whole_runs import fixtures
 
+from sfumato.cli import main
 from sfumato.data.arrays import read_note
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError, PrivacyError, RunError
@@ -17,7 +18,7 @@ from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import warmup, warmup_generator
 from sfumato.recipes.warmup_scene import set_scene
-from sfumato.recipes.warmup_settings import PRIVATE_STAGES
+from sfumato.recipes.warmup_settings import PRESETS, PRIVATE_STAGES
 from sfumato.runs import open_run
 from sfumato.synth.diffusion import Diffusion
 
@@ -142,3 +143,39 @@ def test_private_images_do_not_reach_the_public_generator(settings, tmp_path):
 def test_what_a_private_generator_cannot_do_is_said(settings, changes, words):
     with pytest.raises(ConfigError, match=words):
         replace(settings, **changes)
+
+
+def test_the_preset_for_a_private_generator_draws_images_that_say_their_promise(tmp_path, capsys):
+    words = ["warmup", "sample", "--preset", "digits-private", "--steps", "4", "--augmult", "1"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--number", "20", "--out", str(tmp_path / "run")])
+    assert stopped.value.code == 0
+    note = json.loads(read_note(tmp_path / "run/stages/sample/images.npz") or "")
+    assert 0 < note["epsilon"] <= 10
+    assert not note["not_for_release"]
+
+
+@pytest.mark.slow
+def test_a_classifier_learns_the_classes_from_what_the_preset_draws(tmp_path):
+    warm(PRESETS["digits-private"](), tmp_path / "run")
+    assert scores_of(tmp_path / "run")["drawn"] > 0.5, "chance is 0.1"
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if not PRESETS[name]().private])
+@pytest.mark.parametrize("share", [(), ("--public-share", "None")])
+def test_flags_of_a_preset_for_public_images_are_not_blamed_on_the_user(name, share, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["warmup", "--preset", name, "--private", *share])
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert f"--preset {name}: presets for public images do not go with --private" in said
+    assert "use --preset digits-private, or give the flags yourself" in said
+
+
+def test_flags_that_the_user_gave_are_named_without_a_word_on_presets(capsys):
+    for preset in ([], ["--preset", "digits-private"]):
+        with pytest.raises(SystemExit):
+            main(["warmup", *preset, "--private", "--epsilon", "10", "--gen-images", "9"])
+        said = capsys.readouterr().err
+        assert "--gen-images: without meaning" in said
+        assert "do not go with" not in said
