@@ -175,7 +175,7 @@ def test_flags_of_a_preset_for_public_images_are_not_blamed_on_the_user(name, sh
 def test_flags_that_the_user_gave_are_named_without_a_word_on_presets(capsys):
     for preset in ([], ["--preset", "digits-private"]):
         with pytest.raises(SystemExit):
-            main(["warmup", *preset, "--private", "--epsilon", "10", "--gen-images", "9"])
+            main(["warmup", *preset, "--private", "--epsilon", "10", "--gen-images", "900"])
         said = capsys.readouterr().err
         assert "--gen-images: without meaning" in said
         assert "do not go with" not in said
