@@ -21,6 +21,7 @@ from sfumato.attack.dual import can_use_dual, train_dual
 from sfumato.attack.heads import HeadRecipe
 from sfumato.attack.primal import train_primal
 from sfumato.config import dumps
+from sfumato.data.dice import seed_of
 from sfumato.errors import ConfigError, DataError
 
 ROOM = {"cpu": 2**26, "cuda": 2**32}
@@ -111,7 +112,7 @@ class Fleet:
         while count > 0:
             turn, slot = divmod(first, per)
             taken = min(count, per - slot)
-            generator = np.random.default_rng((_word(self.seed), turn))
+            generator = np.random.default_rng((seed_of("members", self.seed), turn))
             sets = [
                 generator.permutation(places)[slot * size : (slot + taken) * size]
                 for places in self._classes
@@ -188,11 +189,6 @@ def _full_precision() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def _word(seed: int) -> int:
-    """Any whole number as one that numpy takes for a seed."""
-    return int.from_bytes(hashlib.sha256(f"sfumato members {seed}".encode()).digest()[:8], "little")
 
 
 def _check(features: Tensor, labels: Tensor, recipe: HeadRecipe) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from sfumato.attack.access import Access
 from sfumato.attack.inversion import Wish, margins
 from sfumato.attack.views import Views
+from sfumato.data.dice import seed_of
 from sfumato.errors import ConfigError
 from sfumato.train.replay import Replay
 
@@ -74,7 +75,7 @@ def search_codes(
     labels = torch.arange(len(access.classes)).repeat_interleave(search.restarts)
 
     def find(number: int, part: Tensor) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator(access.device).manual_seed(hash((seed, number)) % 2**63)
+        generator = torch.Generator(access.device).manual_seed(seed_of(seed, number))
         codes = begin(len(part), generator).requires_grad_(True)
         gpu = access.device.type == "cuda"
         optimizer = torch.optim.Adam([codes], lr=search.z_lr, capturable=gpu)

@@ -7,7 +7,6 @@ from below (Jagielski et al. 2020). Nothing is asked of the function but that it
 in every call; what it does inside, and what it claims, play no part.
 """
 
-import hashlib
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.attack.membership import log_odds
+from sfumato.data.dice import seed_of
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError, DataError
 from sfumato.privacy.lower import Bound, many_run_bound
@@ -133,7 +133,6 @@ def _surety(answer: Answer, canary: Images) -> float:
 
 
 def _seed_everything(seed: int, number: int) -> None:
-    word = hashlib.sha256(f"sfumato trial {seed} {number}".encode()).digest()
-    torch.manual_seed(int.from_bytes(word[:8], "little") % 2**63)
-    np.random.seed(int.from_bytes(word[8:12], "little"))
-    random.seed(word[12:20])
+    torch.manual_seed(seed_of("trial", seed, number))
+    np.random.seed(seed_of("trial of numpy", seed, number) % 2**32)
+    random.seed(seed_of("trial of Python", seed, number))

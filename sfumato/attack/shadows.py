@@ -6,7 +6,6 @@ own batch, and the optimizer, which works number by number, does not notice the 
 plain, without augmentation: what an attacker who knows the recipe does when it has no better idea.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
+from sfumato.data.dice import seed_of
 from sfumato.errors import ConfigError
 from sfumato.train.reading import Reading
 
@@ -147,5 +147,4 @@ def _inputs(
 
 
 def _generator(seed: int, *name: object) -> np.random.Generator:
-    word = hashlib.sha256(repr(("sfumato shadows", seed, *name)).encode()).digest()
-    return np.random.default_rng(int.from_bytes(word[:8], "little"))
+    return np.random.default_rng(seed_of("shadows", seed, *name))

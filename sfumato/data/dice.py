@@ -5,6 +5,7 @@ than its own gradient, and the promise would be void. So what is drawn for an ex
 of the seed, the step and the example alone: not of its place in a batch, nor of who else is there.
 """
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,14 @@ class Dice:
     def integers(self, high: int, times: int) -> Int[Tensor, "times n"]:
         """The next whole numbers of each row, from 0 to `high` less one."""
         return (self.throw(times, torch.float64) * high).long()
+
+
+def seed_of(*names: object) -> int:
+    """A seed for a generator that is named by a purpose, a seed, a step: 63 bits, of any Python.
+
+    (Python's own `hash` differs between versions, and has the same for -1 and -2.)
+    """
+    return int.from_bytes(hashlib.sha256(repr(names).encode()).digest()[:8], "little") >> 1
 
 
 def mix(words: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

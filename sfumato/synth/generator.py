@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
+from sfumato.data.dice import seed_of
 from sfumato.errors import ConfigError, SfumatoError
 from sfumato.nn.average import new_half_life_average
 from sfumato.nn.unet import UNet
@@ -140,7 +141,7 @@ def train_painter(
         while painter.step < settings.steps and not stale(painter.scores, settings.gen_patience):
             set_rate(painter.optimizer, settings.rate(painter.step))
             dice = (seed, painter.step, *([world.rank] if world.size > 1 else []))
-            torch.manual_seed(hash(dice) % 2**63)  # for dropout, which has no dice
+            torch.manual_seed(seed_of(*dice))  # for dropout, which has no dice
             with advised(settings):
                 turn(*dice)
             painter.average.update_parameters(painter.denoiser)

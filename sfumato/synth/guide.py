@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from sfumato.data.dice import seed_of
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError, DataError
 from sfumato.nn.observe import evaluating
@@ -108,8 +109,8 @@ def discriminator_step(
     real_labels, made_labels = real.labels.to(device), made.labels.to(device)
 
     def step(batch: Batch) -> dict[str, float]:
-        generator.manual_seed(hash((seed, batch.step)) % 2**63)
-        torch.manual_seed(hash((seed, batch.step)))  # for dropout
+        generator.manual_seed(seed_of(seed, batch.step))
+        torch.manual_seed(seed_of(seed, batch.step))  # for dropout
         (chunk,) = batch.chunks
         places = chunk.indices.to(device)
         beside = torch.randint(len(real), places.shape, generator=generator, device=device)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from sfumato.data.dice import seed_of
 from sfumato.privacy.sampling import Batch
 from sfumato.train.reading import Reading
 from sfumato.train.steps import Step
@@ -48,7 +49,7 @@ def distil_step(
         x = reading.inputs(chunk, batch.step)[0]
         wanted = answers(x, chunk.indices)
         # Dropout is a function of the step, so that a run that was cut ends with the same weights.
-        torch.manual_seed(hash((reading.seed, batch.step)))
+        torch.manual_seed(seed_of(reading.seed, batch.step))
         loss = distillation_loss(reading.logits(student, x), wanted, temperature)
         student.zero_grad(set_to_none=True)
         loss.backward()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from sfumato.data.dice import seed_of
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.train.reading import Losses, Reading
 from sfumato.train.sharp import learning, of_length
@@ -46,7 +47,7 @@ class PublicGradient:
         Which images, views and dropout make it up depends on the seed, the step and the turn. All
         processes of a world are given the leader's.
         """
-        dice = hash((self.seed, step, turn))
+        dice = seed_of(self.seed, step, turn)
         size = len(self.reading)
         order = torch.randperm(size, generator=torch.Generator().manual_seed(dice))
         chosen = order[: self.batch_size]

@@ -14,6 +14,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from sfumato.data.dice import seed_of
+
 WARM = 3
 """Calls before the recording: libraries choose their kernels, optimizers make their state."""
 
@@ -35,7 +37,7 @@ class Replay:
 
     def __call__(self, *seed: int) -> None:
         """The work, once: what is drawn in it is a function of the seed."""
-        self.generator.manual_seed(hash(seed) % 2**63)
+        self.generator.manual_seed(seed_of(*seed))
         if self.device.type != "cuda":
             self.work(self.generator)
             return

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from sfumato.data.dice import seed_of
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.quick_norms import QuickNorms, has_groups
 from sfumato.nn.observe import evaluating
@@ -70,7 +71,8 @@ def private_step(
         total = gather(batch)
         ledger.settle()  # while the GPU is busy: the last step's tag is there by now
         numbers = gather.numbers(batch)
-        if numbers[BROKEN] and not ghost.two_pass:  # it has spoilt the sums: rare; without it
+        if numbers[BROKEN] and not ghost.two_pass:
+            # An example that is not finite has spoilt the sums, which is rare: again, without it.
             total = gather.with_care(batch)
         if world.agree(world.leads and is_lost(total, ledger, secret, batch.step)):
             for parameter in ghost.parameters.values():
@@ -133,7 +135,7 @@ def plain_step(
         for place, chunk in world.share(batch.chunks):
             inputs = reading.inputs(chunk, batch.step)
             mask = to_device(chunk.mask, reading.device)
-            torch.manual_seed(hash((reading.seed, batch.step, place)))
+            torch.manual_seed(seed_of(reading.seed, batch.step, place))
             if reading.change is None:
                 total.add(recorded(model.training, mask, *inputs))
             else:  # it may change from step to step

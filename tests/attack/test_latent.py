@@ -75,7 +75,7 @@ def test_the_target_ends_convinced(draw, begin, name):
     after = run(draw, begin, Wish(name), access=access, search=replace(SEARCH, z_steps=80))
     assert (before.margins > 0).float().mean() < 0.7
     # The wanted logit alone may lift a neighbour's with it.
-    assert (after.margins > 0).float().mean() > (0.6 if name == "logit" else 0.99)
+    assert (after.margins > 0).float().mean() > (0.6 if name == "logit" else 0.9)
     assert after.margins.mean() > before.margins.mean() + 0.3
 
 
