@@ -22,8 +22,9 @@ THRESHOLD = 1 / 3
 
 MARGIN = 0.1
 """A generator copies too much when the share of copies among its samples is so far above that among
-held-out images. If 5 % of both pass for copies by chance, `ENOUGH` samples exceed this less than once
-in 10,000 looks; if 20 % of the samples do and no held-out image, they stay within it once in 175."""
+held-out images. If 5 % of both pass for copies by chance, `ENOUGH` samples exceed this less than
+once in 10,000 looks; if 20 % of the samples do, and no held-out image, they stay within it once in
+175."""
 ENOUGH = 100
 """Samples among which copies are counted, at least."""
 

@@ -37,7 +37,7 @@ class Work(NamedTuple):
     measured: Callable[..., Any]
     """As it is measured with a few examples: the same, or uncompiled, which takes no less."""
     recorded: bool = False
-    """Whether it will run as a CUDA graph. That keeps its memory: other sizes need room beside it."""
+    """Whether it will run as a CUDA graph. It keeps its memory: other sizes need room beside."""
 
     @classmethod
     def plain(cls, model: nn.Module) -> "Work":
