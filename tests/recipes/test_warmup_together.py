@@ -12,6 +12,7 @@ from several import command
 from warmups import MADE, same, tiny, warm
 
 from sfumato.config import to_json
+from sfumato.data.dice import seed_of
 from sfumato.errors import ConfigError
 from sfumato.files import read_lines
 from sfumato.recipes import warmup, warmup_generator
@@ -57,7 +58,7 @@ def by_hand(settings, folder):
     for step in range(diffusion.steps):
         parts = []
         for rank in (0, 1):
-            seed = hash((settings.seed, step, rank)) % 2**63
+            seed = seed_of(settings.seed, step, rank)
             torch.manual_seed(seed)
             dice = torch.Generator().manual_seed(seed)
             generator.learn(painter, album, diffusion, torch.float32, dice, World(rank, 2))
@@ -182,7 +183,7 @@ def test_a_step_in_two_recordings_is_the_step(settings, tmp_path, device):
         turn = generator.new_turn(ours, album, settings.diffusion, torch.float32, world)
         for step in range(WARM + 4):
             turn(5, step)
-            dice = torch.Generator(scene.device).manual_seed(hash((5, step)) % 2**63)
+            dice = torch.Generator(scene.device).manual_seed(seed_of(5, step))
             generator.learn(theirs, album, settings.diffusion, torch.float32, dice, world)
             theirs.optimizer.step()
     finally:
