@@ -23,7 +23,7 @@ from sfumato.ghost import contract, grams
 from sfumato.ghost.clip import Ghost, kind_of_batch
 from sfumato.ghost.geometry import Geometry
 from sfumato.ghost.layout import part_cost
-from sfumato.ghost.tape import Part
+from sfumato.ghost.parts import Part
 from sfumato.train.memory import release
 
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]

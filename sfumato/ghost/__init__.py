@@ -5,7 +5,8 @@ Read in this order:
 1. `contract`  the algebra of layers that multiply by a weight: norms and sums, two exact ways
                (`grams` is the one that forms no gradient)
 2. `sizes`     which axis holds the examples: two passes with two numbers of them are compared
-3. `tape`      how parameters are followed through a model: the `Tape`, and `leaf`, what they are
+3. `tape`      how parameters are followed through a model: the `Tape`, `leaf` (what they are on the
+               way) and `parts` (where they meet the batch)
 4. `dispatch`  what an operation with a parameter in it is: the choice of a rule
 5. `registry`  the rules: what happens where a parameter meets a batch, by kind of operation
                (`products`, `norms`, `attention`, `tables`; `spelling`: the same in other words)

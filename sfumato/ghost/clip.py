@@ -21,9 +21,10 @@ from sfumato.ghost.dispatch import dispatch
 from sfumato.ghost.factors import MARGIN, Clipping
 from sfumato.ghost.layout import MODES, choose_methods, layer_groups
 from sfumato.ghost.leaf import new_leaf_type, swapped
+from sfumato.ghost.parts import Part
 from sfumato.ghost.sizes import FEW, MANY, AnotherPath, Watch, flat
 from sfumato.ghost.sums import Clipped, Tell, conclude
-from sfumato.ghost.tape import Part, Tape
+from sfumato.ghost.tape import Tape
 from sfumato.ghost.trials import (
     examples_at,
     random_state,

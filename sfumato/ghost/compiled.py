@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.clip import Ghost, check_losses, kind_of_batch
 from sfumato.ghost.leaf import Leaf, change_leaves
+from sfumato.ghost.parts import Recipe
 from sfumato.ghost.sizes import FEW, flat
 from sfumato.ghost.sums import Clipped, Tell, conclude
-from sfumato.ghost.tape import Recipe
 from sfumato.ghost.trials import random_state, resized, set_random_state
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from sfumato.ghost import contract
 from sfumato.ghost.leaf import plain
-from sfumato.ghost.tape import Part, Tape
+from sfumato.ghost.parts import Part
+from sfumato.ghost.tape import Tape
 
 
 @dataclass(frozen=True)

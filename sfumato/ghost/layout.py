@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from sfumato.ghost.tape import Part
+from sfumato.ghost.parts import Part
 
 MODES = ("ghost_mixed", "ghost", "non-ghost")
 

@@ -11,8 +11,9 @@ from sfumato.ghost import contract, grams, on_gpu
 from sfumato.ghost.generic import by_vmap
 from sfumato.ghost.geometry import LINEAR, Geometry
 from sfumato.ghost.leaf import Leaf, plain
+from sfumato.ghost.parts import Part
 from sfumato.ghost.registry import norm_rule
-from sfumato.ghost.tape import Part, Tape
+from sfumato.ghost.tape import Tape
 
 
 class Plan(NamedTuple):

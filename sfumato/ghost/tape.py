@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UnsupportedLayer
-from sfumato.ghost.geometry import Geometry
 from sfumato.ghost.leaf import Leaf
+from sfumato.ghost.parts import RESHAPING, Part, Recipe
 from sfumato.ghost.sizes import (
     NOWHERE,
     Meeting,
@@ -33,62 +33,10 @@ from sfumato.ghost.sizes import (
 
 
 @dataclass
-class Part:
-    """One use of a parameter on a batch; what is known of it before any batch comes."""
-
-    root: str | None
-    """The parameter it is, perhaps reshaped; None if it is computed from parameters."""
-    path: str
-    """Name of a parameter it comes from, for people."""
-    shape: tuple[int, ...]
-    kind: str = "gradient"
-    """gradient: per-example gradients are kept; product: a contraction; rows: a table."""
-    operation: str = ""
-    geometry: Geometry | None = None
-    positions: int = 0
-    inputs: int = 0
-    outputs: int = 0
-    groups: int = 1
-    on_gpu: bool = False
-    gram_depth: int = 0
-    """Products for one entry of the Gram matrix of its inputs."""
-    method: str = "store"
-    """store: keep per-example gradients; ghost: Gram norms; square: form, measure, drop."""
-    sources: tuple[str, ...] = ()
-    """All parameters it depends on."""
-    standardised: float | None = None
-    """If it is a parameter with standardised rows: the eps of the standardisation."""
-    rounded: bool = False
-    """Whether autocast is on here, so that an ordinary backward pass sums in lower precision."""
-    output_lost: bool = False
-    """Whether the layer's output is rounded, or changed in place later: no norm can rest on it."""
-    reads_input: bool = False
-    """Whether nobody wants the gradient of the layer's input: the batch itself, or a constant."""
-    func: str = ""
-    """The torch operation that opened it."""
-    call: int = -1
-    """Number of that operation among those in which a Leaf meets another tensor."""
-    meeting: Meeting | None = None
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a Leaf was made of other Leafs and constants."""
-
-    func: Callable[..., Any]
-    args: Any
-    kwargs: Any
-    precision: torch.dtype | None = None
-    """What autocast computed in, if it was on."""
-    place: tuple[int, ...] = ()
-    """Where it is in what the function gives."""
-
-
-@dataclass
 class Tape:
     """One recorded forward pass of `examples` examples.
 
-    With `parts` None the pass is a survey: it finds the parts. Otherwise it must meet the same
+    With `survey` the pass finds the parts and appends them to `parts`; otherwise it must meet those
     parts in the same order, which is checked.
     """
 
@@ -321,31 +269,3 @@ class Mark(torch.autograd.Function):
 
 def _carries_gradient(tensor: Tensor) -> bool:
     return tensor.requires_grad and not isinstance(tensor, Leaf)
-
-
-RESHAPING = {
-    Tensor.view,
-    Tensor.reshape,
-    Tensor.permute,
-    Tensor.transpose,
-    Tensor.t,
-    Tensor.squeeze,
-    Tensor.unsqueeze,
-    Tensor.flatten,
-    Tensor.unflatten,
-    Tensor.contiguous,
-    Tensor.movedim,
-    Tensor.view_as,
-    Tensor.reshape_as,
-    Tensor.float,
-    Tensor.T.__get__,  # pyright: ignore
-    Tensor.mT.__get__,  # pyright: ignore
-    torch.reshape,
-    torch.permute,
-    torch.transpose,
-    torch.squeeze,
-    torch.unsqueeze,
-    torch.flatten,
-    torch.movedim,
-}
-"""Operations that only move numbers: the norm of a gradient is the same before and after."""

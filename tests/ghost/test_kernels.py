@@ -16,7 +16,7 @@ from sfumato.ghost.kernels.convolution import conv_gradients, conv_total
 from sfumato.ghost.kernels.ghost import scaled
 from sfumato.ghost.kernels.pixels import conv_ghost_norm
 from sfumato.ghost.layout import MODES, choose_methods
-from sfumato.ghost.tape import Part
+from sfumato.ghost.parts import Part
 from sfumato.nn.wrn import StandardisedConv2d
 
 CASES = {
