@@ -3,7 +3,8 @@
 Read in this order:
 
 1. `contract`  the algebra of layers that multiply by a weight: norms and sums, two exact ways
-               (`grams` is the one that forms no gradient)
+               (`grams` is the one that forms no gradient); `standardised` and `lookups`: the same
+               for standardised weights and for tables; `arithmetic`: how it is added up
 2. `sizes`     which axis holds the examples: two passes with two numbers of them are compared
 3. `tape`      how parameters are followed through a model: the `Tape`, `leaf` (what they are on the
                way) and `parts` (where they meet the batch)

@@ -16,7 +16,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, UnsupportedLayer
-from sfumato.ghost import contract
+from sfumato.ghost.arithmetic import sum_type
 from sfumato.ghost.dispatch import dispatch
 from sfumato.ghost.factors import MARGIN, Clipping
 from sfumato.ghost.layout import MODES, choose_methods, layer_groups
@@ -50,9 +50,7 @@ class Ghost:
         self.leaf_type = new_leaf_type(dispatch)
         first = next(iter(self.model.parameters()))
         # All dummies are views of this one zero; compiled code wants it made beforehand.
-        self.seed = torch.zeros(
-            (), device=first.device, dtype=contract.sum_type(first), requires_grad=True
-        )
+        self.seed = torch.zeros((), device=first.device, dtype=sum_type(first), requires_grad=True)
         self.group_of = dict.fromkeys(self.parameters, 0)
         self.num_groups = 1
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.errors import UnsupportedLayer
-from sfumato.ghost.contract import sum_type
+from sfumato.ghost.arithmetic import widened
 from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.registry import norm_rule
 from sfumato.ghost.tape import Tape
@@ -119,5 +119,5 @@ class Rows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """Where a row was read several times, the sum."""
         (g,), (index,) = gradients, ctx.saved_tensors
-        rows = g.reshape(len(index), *ctx.shape[1:]).to(sum_type(g))
+        rows = widened(g.reshape(len(index), *ctx.shape[1:]))
         return rows.new_zeros(ctx.shape).index_add(0, index, rows).to(g.dtype), None
