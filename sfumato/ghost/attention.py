@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.errors import UnsupportedLayer
+from sfumato.ghost.generic import leaf_among
 from sfumato.ghost.geometry import LINEAR
 from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.products import contraction
@@ -14,7 +15,7 @@ from sfumato.ghost.registry import norm_rule
 from sfumato.ghost.tape import Tape
 
 
-@norm_rule(F.multi_head_attention_forward)
+@norm_rule(F.multi_head_attention_forward, finds_examples=True)
 def multi_head_attention(
     tape: Tape, query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int,
     in_proj_weight: Any, in_proj_bias: Any, bias_k: Any, bias_v: Any, add_zero_attn: bool,
@@ -26,6 +27,14 @@ def multi_head_attention(
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """torch's own attention: three projections, softmax, one projection."""
+    given = (query, key, value, in_proj_weight, in_proj_bias, bias_k, bias_v, out_proj_weight)
+    leaf = leaf_among((*given, out_proj_bias, q_proj_weight, k_proj_weight, v_proj_weight), {})
+    if tape.here.axes[:3] != (1, 1, 1):
+        raise UnsupportedLayer(
+            f'"{tape.name_of(leaf)}" attends over an axis that holds the examples, which mixes '
+            "them. Give MultiheadAttention its input as it says it takes it (batch_first), or "
+            "freeze it."
+        )
     if bias_k is not None or add_zero_attn or static_k is not None or query.ndim != 3:
         raise UnsupportedLayer(
             f'"{tape.name_of(out_proj_weight)}" belongs to MultiheadAttention with add_bias_kv, '

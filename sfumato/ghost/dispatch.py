@@ -15,12 +15,11 @@ from torch import Tensor
 from sfumato.errors import UnsupportedLayer
 
 # Imported for the rules they register.
-from sfumato.ghost import attention, norms, products, tables  # noqa: F401
-from sfumato.ghost.generic import by_broadcasting, by_expanding, by_vmap, leaf_among, spread
+from sfumato.ghost import attention, norms, products, spelling, tables  # noqa: F401
+from sfumato.ghost.generic import by_broadcasting, by_expanding, by_vmap, spread
 from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.registry import RULES
 from sfumato.ghost.sizes import flat
-from sfumato.ghost.spelling import FINDS_EXAMPLES
 from sfumato.ghost.tape import Tape
 
 
@@ -55,16 +54,10 @@ def _derive(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind: 
 
 def _by_rule(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Follow the rule, with the examples on the first axis of its first argument."""
+    rule = RULES[func]
+    if rule.finds_examples:
+        return rule.follow(tape, *args, **kwargs)
     axis, *others = tape.here.axes
-    if func is F.multi_head_attention_forward and tape.here.axes[:3] != (1, 1, 1):
-        raise UnsupportedLayer(
-            f'"{tape.name_of(leaf_among(args, kwargs))}" attends over an axis that holds the '
-            "examples, which mixes them. Give MultiheadAttention its input as it says it takes it "
-            "(batch_first), or freeze it."
-        )
-    weighted_bags = func is F.embedding_bag and set(tape.here.axes) <= {0, None}
-    if func in FINDS_EXAMPLES or func is F.multi_head_attention_forward or weighted_bags:
-        return RULES[func](tape, *args, **kwargs)
     if axis is None or not isinstance(args[0] if args else None, Tensor):
         return by_vmap(tape, func, args, kwargs)
     fixed = args[0].ndim - axis
@@ -72,8 +65,8 @@ def _by_rule(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> An
     if any(other is not None for other in others) or (axis and not movable):
         return by_vmap(tape, func, args, kwargs)
     if not axis:
-        return RULES[func](tape, *args, **kwargs)
-    return RULES[func](tape, args[0].movedim(axis, 0), *args[1:], **kwargs).movedim(0, axis)
+        return rule.follow(tape, *args, **kwargs)
+    return rule.follow(tape, args[0].movedim(axis, 0), *args[1:], **kwargs).movedim(0, axis)
 
 
 def _summed(args: Any, kwargs: Any) -> int:
