@@ -41,16 +41,11 @@ def multi_head_attention(
             "add_zero_attn or input without a batch, which has no rule. Turn that off, or freeze "
             "the layer."
         )
-    kind = next(
-        type(w)
-        for w in (in_proj_weight, q_proj_weight, out_proj_weight, out_proj_bias)
-        if isinstance(w, Leaf)
-    )
     q, k, v = (t.transpose(0, 1) for t in (query, key, value))
     biases = (
         [None] * 3
         if in_proj_bias is None
-        else tape.derive(torch.chunk, (in_proj_bias, 3), {}, kind)
+        else tape.derive(torch.chunk, (in_proj_bias, 3), {}, type(leaf))
     )
     if use_separate_proj_weight:
         weights = (q_proj_weight, k_proj_weight, v_proj_weight)
@@ -58,7 +53,7 @@ def multi_head_attention(
         q, k, v = project(tape, q, in_proj_weight, in_proj_bias).chunk(3, dim=-1)
         weights = None
     else:
-        weights = tape.derive(torch.chunk, (in_proj_weight, 3), {}, kind)
+        weights = tape.derive(torch.chunk, (in_proj_weight, 3), {}, type(leaf))
     if weights is not None:
         triples = zip((q, k, v), weights, biases, strict=True)
         q, k, v = (project(tape, t, weight, bias) for t, weight, bias in triples)

@@ -191,6 +191,13 @@ CASES = {
     "attention across": (lambda: Attention(cross=True), SEQUENCE),
     "attention, own widths": (lambda: Attention(cross=True, kdim=8, vdim=8), SEQUENCE),
     "attention without bias": (lambda: Attention(bias=False), SEQUENCE),
+    "attention, input bias alone": (
+        lambda: frozen(
+            Attention(cross=True),
+            *(f"attention.{n}" for n in ("in_proj_weight", "out_proj.weight", "out_proj.bias")),
+        ),
+        SEQUENCE,
+    ),
     "token": (
         lambda: Apply(
             lambda m, x: torch.cat([m.token.expand(len(x), -1, -1), x], 1), token=(1, 1, 8)
