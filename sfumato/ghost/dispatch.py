@@ -60,32 +60,14 @@ def _by_rule(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> An
     axis, *others = tape.here.axes
     if axis is None or not isinstance(args[0] if args else None, Tensor):
         return by_vmap(tape, func, args, kwargs)
-    fixed = args[0].ndim - axis
-    movable = func in ANY_ORDER and fixed > ANY_ORDER[func](args, kwargs)
-    if any(other is not None for other in others) or (axis and not movable):
+    if any(other is not None for other in others):
         return by_vmap(tape, func, args, kwargs)
-    if not axis:
+    if axis == 0:
         return rule.follow(tape, *args, **kwargs)
+    if rule.last_axes is None or args[0].ndim - axis <= rule.last_axes(*args, **kwargs):
+        return by_vmap(tape, func, args, kwargs)
     return rule.follow(tape, args[0].movedim(axis, 0), *args[1:], **kwargs).movedim(0, axis)
 
-
-def _summed(args: Any, kwargs: Any) -> int:
-    weight = args[1] if len(args) > 1 else kwargs["weight"]
-    return 1 if weight.ndim == 2 else args[0].ndim
-
-
-def _normalised(args: Any, kwargs: Any) -> int:
-    shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
-    return len(shape)
-
-
-ANY_ORDER: dict[Callable[..., Any], Callable[[Any, Any], int]] = {
-    F.linear: _summed,
-    F.layer_norm: _normalised,
-    F.rms_norm: _normalised,
-    F.embedding: lambda args, kwargs: 0,
-}
-"""Operations that treat leading axes alike, and how many last axes they do not."""
 
 PASSIVE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as, Tensor.__setitem__}
 """Operations that look at the batch's type or shape only. (What is written into a tensor is found

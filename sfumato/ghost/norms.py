@@ -19,7 +19,11 @@ from sfumato.ghost.registry import norm_rule
 from sfumato.ghost.tape import Tape
 
 
-@norm_rule(F.layer_norm)
+def _normalised_axes(input: Tensor, normalized_shape: Any, *_: Any, **__: Any) -> int:
+    return len(normalized_shape)
+
+
+@norm_rule(F.layer_norm, last_axes=_normalised_axes)
 def layer_norm(
     tape: Tape, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None,
     eps: float = 1e-5,
@@ -32,7 +36,7 @@ def layer_norm(
     return LayerNormed.apply(input, weight, bias, kept_w, kept_b, shape, eps, tape.examples)  # pyright: ignore
 
 
-@norm_rule(F.rms_norm)
+@norm_rule(F.rms_norm, last_axes=_normalised_axes)
 def rms_norm(
     tape: Tape, input: Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> Tensor:

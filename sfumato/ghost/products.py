@@ -113,7 +113,7 @@ def contraction(
     return y
 
 
-@norm_rule(F.linear)
+@norm_rule(F.linear, last_axes=lambda x, weight, bias=None: 1 if weight.ndim == 2 else x.ndim)
 def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """A matrix on the last axis of an input of any number of dimensions."""
     if weight.ndim != 2 or x.ndim < 2 or _depends_on_batch(weight) or _depends_on_batch(bias):

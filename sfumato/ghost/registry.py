@@ -16,23 +16,28 @@ class Rule(NamedTuple):
     """A function of the tape and of the operation's own arguments."""
     finds_examples: bool = False
     """Whether it looks at `tape.here.axes` itself, wherever the examples are."""
+    last_axes: Callable[..., int] | None = None
+    """Of an operation that treats leading axes alike: how many of the last ones it does not."""
 
 
 RULES: dict[Callable[..., Any], Rule] = {}
 
 
 def norm_rule(
-    *operations: Callable[..., Any], finds_examples: bool = False
-) -> Callable[[Callable[..., Any]], Any]:
+    *operations: Callable[..., Any], finds_examples: bool = False,
+    last_axes: Callable[..., int] | None = None,
+) -> Callable[[Callable[..., Any]], Any]:  # fmt: skip
     """Register a rule for these torch operations.
 
     It is followed where the examples are on the first axis of the first argument, and no other
-    argument has any; elsewhere the operation runs one example at a time. A rule that
-    `finds_examples` is followed wherever they are, and says what it does not know.
+    argument has any; elsewhere the operation runs one example at a time. Two kinds of rules serve
+    more often. With `last_axes`, a function of the operation's own arguments, examples on any axis
+    before those are moved to the first one and back. A rule that `finds_examples` is followed
+    wherever they are.
     """
 
     def register(follow: Callable[..., Any]) -> Callable[..., Any]:
-        RULES.update(dict.fromkeys(operations, Rule(follow, finds_examples)))
+        RULES.update(dict.fromkeys(operations, Rule(follow, finds_examples, last_axes)))
         return follow
 
     return register

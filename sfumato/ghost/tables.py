@@ -20,7 +20,7 @@ from sfumato.ghost.registry import norm_rule
 from sfumato.ghost.tape import Tape
 
 
-@norm_rule(F.embedding)
+@norm_rule(F.embedding, last_axes=lambda *_, **__: 0)
 def embedding(
     tape: Tape, input: Tensor, weight: Tensor, padding_idx: int | None = None,
     max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
