@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.compiled import Compiled
 from sfumato.ghost.factors import Clipping
-from sfumato.ghost.quick_norms import QuickNorms
+from sfumato.ghost.plain_group_norm import QuickGroupNorm
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout
 from sfumato.privacy.ledger import Header, Ledger
@@ -87,7 +87,7 @@ def plain_step(model: nn.Module, losses: Losses, inputs: Inputs, way: Way, chunk
     quick = way.graphs and not way.compiled
 
     def pass_once() -> Sequence[Tensor]:
-        with QuickNorms() if quick else nullcontext():
+        with QuickGroupNorm() if quick else nullcontext():
             found = loss(*inputs)
         return torch.autograd.grad(found, parameters)
 

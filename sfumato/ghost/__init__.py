@@ -10,7 +10,8 @@ Read in this order:
                way) and `parts` (where they meet the batch)
 4. `dispatch`  what an operation with a parameter in it is: the choice of a rule
 5. `registry`  the rules: what happens where a parameter meets a batch, by kind of operation
-               (`products`, `norms`, `attention`, `tables`; `spelling`: the same in other words)
+               (`products`, `normalisation`, `attention`, `tables`; `spelling`: the same layers in
+               other words)
 6. `generic`   the exact ways for operations that have no rule
 7. `layout`    which way each layer takes, by cost; the table that `--explain` prints
 8. `clip`      `Ghost.clip`, which puts it all together (with `factors`, `kept` and `trials`)

@@ -15,7 +15,7 @@ from torch import Tensor
 from sfumato.errors import UnsupportedLayer
 
 # Imported for the rules they register.
-from sfumato.ghost import attention, norms, products, spelling, tables  # noqa: F401
+from sfumato.ghost import attention, normalisation, products, spelling, tables  # noqa: F401
 from sfumato.ghost.generic import by_broadcasting, by_expanding, by_vmap, spread
 from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.registry import RULES

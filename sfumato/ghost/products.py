@@ -17,7 +17,7 @@ from sfumato.ghost.registry import norm_rule
 from sfumato.ghost.tape import Tape
 
 
-class Plan(NamedTuple):
+class BackwardPlan(NamedTuple):
     """What a layer that multiplies by a weight does on the way back."""
 
     geometry: Geometry
@@ -39,8 +39,9 @@ class Contraction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, weight: Any, bias: Any, scale: Any, norm: Any, plan: Plan, *dummies: Any
-    ) -> Tensor:
+        ctx: Any, x: Any, weight: Any, bias: Any, scale: Any, norm: Any, plan: BackwardPlan,
+        *dummies: Any,
+    ) -> Tensor:  # fmt: skip
         """The ordinary forward pass."""
         y = contract.apply(x, weight, bias, plan.geometry)
         ctx.save_for_backward(x, weight, *(() if scale is None else (scale, y, bias)))
@@ -103,7 +104,9 @@ def contraction(
         width = out[-1 if geometry.is_linear else 1]
         dummies.append(tape.keep((tape.examples, width), sum_type(x)))
     first = by_weight.reads_input if by_weight is not None else False
-    plan = Plan(geometry, method, tape.examples, first, tape.keeps_factors, by_bias is not None)
+    plan = BackwardPlan(
+        geometry, method, tape.examples, first, tape.keeps_factors, by_bias is not None
+    )
     x, weight = contract.packed(x, weight, dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     y = Contraction.apply(x, weight, bias, scale, norm, plan, *dummies)  # pyright: ignore

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sfumato.ghost.clip import Clipped, Ghost
-from sfumato.ghost.quick_norms import QuickNorms, has_groups
+from sfumato.ghost.plain_group_norm import QuickGroupNorm, has_group_norm
 from sfumato.nn.observe import evaluating
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout
@@ -111,13 +111,13 @@ def plain_step(
     world = World() if world is None else world
     # Sizes are few, and each is worth a program of its own.
     answer: Any = torch.compile(model, dynamic=False) if compiled else model
-    quick = reading.device.type == "cuda" and not compiled and has_groups(model)
+    quick = reading.device.type == "cuda" and not compiled and has_group_norm(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     layout, tally = Layout.of(named), Tally(reading.device)
 
     def work(mask: Tensor, *inputs: Tensor) -> dict[str, Tensor]:
         """The gradient of the sum of the losses: zero where no example reached a parameter."""
-        with QuickNorms() if quick else nullcontext():
+        with QuickGroupNorm() if quick else nullcontext():
             losses = torch.where(mask, reading.losses(answer, *inputs), 0.0)
         tally.add(losses.detach(), mask)
         found = torch.autograd.grad(

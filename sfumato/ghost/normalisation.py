@@ -1,8 +1,8 @@
 """Layers that normalise, then scale and shift: LayerNorm, GroupNorm and their kin.
 
-LayerNorm, GroupNorm and frozen BatchNorm are in `normalised`, and cost about what they cost in
-ordinary training. For the others, and where something is odd, the scale and the shift are given a
-row for each example, whose gradient is the per-example one.
+LayerNorm, GroupNorm and frozen BatchNorm go to `normalisation_functions`, and cost about what they
+cost in ordinary training. For the others, and where something is odd, the scale and the shift are
+given a row for each example, whose gradient is the per-example one.
 """
 
 from typing import Any
@@ -14,7 +14,12 @@ from torch import Tensor
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.generic import per_row
 from sfumato.ghost.leaf import Leaf
-from sfumato.ghost.normalised import FrozenBatchNormed, GroupNormed, LayerNormed, output_type
+from sfumato.ghost.normalisation_functions import (
+    FrozenBatchNormed,
+    GroupNormed,
+    LayerNormed,
+    output_type,
+)
 from sfumato.ghost.registry import norm_rule
 from sfumato.ghost.tape import Tape
 
