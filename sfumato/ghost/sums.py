@@ -52,7 +52,8 @@ def conclude(
     """Norms, factors and, in one pass, the sums; `found` are the gradients of the tape's dummies.
 
     An example whose gradient is not finite spoils the sums, so then they are made once more without
-    it. To see that is to wait for the GPU: who gives `tell` does not want that, and looks itself.
+    it. Finding that out means waiting for the GPU. A caller that gives `tell` avoids the wait and
+    must look at the norms itself.
     """
     kept = sort_kept(tape, found[len(tape.norms) :])
     squares, left = _measure(tape, kept, found[: len(tape.norms)])
