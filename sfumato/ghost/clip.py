@@ -159,6 +159,7 @@ class Ghost:
         finally:
             set_random_state(state)
         for part, output in tape.outputs:
+            # Counts changes in place, as autograd does; nothing public tells of them.
             part.output_lost |= output._version > 0
         leaves = list(named.values())
         for part, value in zip(tape.parts, tape.values, strict=True):
