@@ -3,7 +3,7 @@
 A forward pass of the real model and batch says what every linear layer and convolution reads, in
 which type and order, and which method its norms take. Layers alike are one group. For each the same
 functions that a step calls run alone, on random tensors of these shapes: the plain gradient of the
-weight, and in its place the norms and the sum of clipped gradients. On a GPU calls are recorded in
+weight, and in its place the norms and the sum of clipped gradients. On a GPU calls are captured in
 a CUDA graph, so nothing waits for Python. Biases, normalisation and tokens are not looked at.
 """
 

@@ -81,7 +81,7 @@ class Again:
 
     The Leaf itself is not kept: autograd remembers on which stream its parameters were first used,
     as long as something refers to them, and would wait for that stream in the middle of a
-    recording.
+    capture.
     """
 
     number: int

@@ -26,7 +26,7 @@ from sfumato.privacy.sampling import Batch, Secret
 from sfumato.privacy.seal import fingerprint
 from sfumato.train.gather import Gather
 from sfumato.train.reading import Reading
-from sfumato.train.replay import Recorded
+from sfumato.train.replay import Captured
 from sfumato.train.tally import BROKEN, Tally, averages_of
 from sfumato.train.world import World
 
@@ -105,7 +105,7 @@ def plain_step(
 ) -> Step:
     """A step that leaves the ordinary mean gradient: no clipping, no noise, no promise.
 
-    On a GPU passes of one shape are recorded and replayed, as those of the private way are, with
+    On a GPU passes of one shape are captured and replayed, as those of the private way are, with
     the same GroupNorm.
     """
     world = World() if world is None else world
@@ -125,7 +125,7 @@ def plain_step(
         )
         return dict(zip(named, found, strict=True))
 
-    recorded = Recorded(work, reading.device)
+    captured = Captured(work, reading.device)
 
     def step(batch: Batch) -> dict[str, float]:
         total = layout.zeros()
@@ -135,7 +135,7 @@ def plain_step(
             mask = to_device(chunk.mask, reading.device)
             torch.manual_seed(hash((reading.seed, batch.step, place)))
             if reading.change is None:
-                total.add(recorded(model.training, mask, *inputs))
+                total.add(captured(model.training, mask, *inputs))
             else:  # it may change from step to step
                 total.add(work(mask, *inputs))
         world.add_up({**total, "": tally.numbers})
