@@ -27,9 +27,9 @@ def multi_head_attention(
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """torch's own attention: three projections, softmax, one projection."""
-    given = (query, key, value, in_proj_weight, in_proj_bias, bias_k, bias_v, out_proj_weight)
-    leaf = leaf_among((*given, out_proj_bias, q_proj_weight, k_proj_weight, v_proj_weight), {})
     if tape.here.axes[:3] != (1, 1, 1):
+        given = (query, key, value, in_proj_weight, in_proj_bias, bias_k, bias_v, out_proj_weight)
+        leaf = leaf_among((*given, out_proj_bias, q_proj_weight, k_proj_weight, v_proj_weight), {})
         raise UnsupportedLayer(
             f'"{tape.name_of(leaf)}" attends over an axis that holds the examples, which mixes '
             "them. Give MultiheadAttention its input as it says it takes it (batch_first), or "
@@ -42,18 +42,14 @@ def multi_head_attention(
             "the layer."
         )
     q, k, v = (t.transpose(0, 1) for t in (query, key, value))
-    biases = (
-        [None] * 3
-        if in_proj_bias is None
-        else tape.derive(torch.chunk, (in_proj_bias, 3), {}, type(leaf))
-    )
+    biases = [None] * 3 if in_proj_bias is None else tape.derive(torch.chunk, in_proj_bias, 3)
     if use_separate_proj_weight:
         weights = (q_proj_weight, k_proj_weight, v_proj_weight)
     elif query is key and key is value:
         q, k, v = project(tape, q, in_proj_weight, in_proj_bias).chunk(3, dim=-1)
         weights = None
     else:
-        weights = tape.derive(torch.chunk, (in_proj_weight, 3), {}, type(leaf))
+        weights = tape.derive(torch.chunk, in_proj_weight, 3)
     if weights is not None:
         triples = zip((q, k, v), weights, biases, strict=True)
         q, k, v = (project(tape, t, weight, bias) for t, weight, bias in triples)

@@ -100,8 +100,9 @@ class Ghost:
     def new_tape(self, examples: int, key: Any = None, **options: Any) -> Tape:
         """A tape for a pass of a kind that has been surveyed."""
         return Tape(
-            examples, self.seed, self.layouts[key], False, self.group_of, self.num_groups,
-            not self.two_pass, parameters=self.parameters, **options,
+            examples, self.seed, self.layouts[key], leaf_type=self.leaf_type,
+            group_of=self.group_of, num_groups=self.num_groups, keeps_factors=not self.two_pass,
+            parameters=self.parameters, **options,
         )  # fmt: skip
 
     def survey(
@@ -152,7 +153,7 @@ class Ghost:
         self, forward: Callable[[list[Tensor]], Any], inputs: list[Any], before: Watch
     ) -> list[Part]:
         named, state = self.parameters, random_state()
-        tape = Tape(FEW, self.seed, [], survey=True, parameters=named)
+        tape = Tape(FEW, self.seed, [], survey=True, leaf_type=self.leaf_type, parameters=named)
         try:
             with self._swapped(tape), torch.enable_grad(), Watch(before) as tape.watch:
                 out = forward(tape.mark(inputs))

@@ -23,19 +23,19 @@ from sfumato.ghost.sizes import flat
 from sfumato.ghost.tape import Tape
 
 
-def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind: type[Leaf]) -> Any:
+def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Do what the operation does, so that per-example gradients can be had."""
     if not torch.is_grad_enabled():
         return func(*args, **kwargs)
     tensors = flat((args, tuple(kwargs.values())))
     expands = func in EXPANDING and isinstance(args[0], Leaf)
     if func in PASSIVE or (not expands and all(isinstance(t, Leaf) for t in tensors)):
-        return _derive(tape, func, args, kwargs, kind)
+        return _derive(tape, func, args, kwargs)
     meeting = tape.meet(func.__name__, tensors)
     if meeting is not None and expands:
-        return by_expanding(tape, func, args, kwargs, kind)
+        return by_expanding(tape, func, args, kwargs)
     if meeting is None or all(axis is None for axis in meeting.axes):
-        return _derive(tape, func, args, kwargs, kind)
+        return _derive(tape, func, args, kwargs)
     if func in RULES:
         return _by_rule(tape, func, args, kwargs)
     if func in BROADCASTING:
@@ -43,9 +43,9 @@ def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind:
     return by_vmap(tape, func, args, kwargs)
 
 
-def _derive(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind: type[Leaf]) -> Any:
+def _derive(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """An operation without examples, which must not bring them in by its result's size."""
-    result = tape.derive(tables.gathering(func, args, kwargs), args, kwargs, kind)
+    result = tape.derive(tables.gathering(func, args, kwargs), *args, **kwargs)
     leaves = [t for t in flat((result,)) if isinstance(t, Leaf)]
     if leaves and tape.grows(result):
         raise UnsupportedLayer(spread(tape, leaves[0], func))

@@ -34,7 +34,7 @@ class Leaf(Tensor):
         with plain():
             if tape is None:
                 return func(*args, **(kwargs or {}))
-            return cls.dispatch(tape, func, args, kwargs or {}, cls)
+            return cls.dispatch(tape, func, args, kwargs or {})
 
 
 def new_leaf_type(dispatch: Callable[..., Any]) -> type[Leaf]:

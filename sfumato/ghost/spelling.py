@@ -36,7 +36,7 @@ def _as_linear(
 ) -> Tensor | None:
     """The product as a linear layer, if it is one; `of_left` and `of_right` hold the examples."""
     if isinstance(right, Leaf) and right.ndim == 2 and of_left not in (None, left.ndim - 1):
-        weight = tape.derive(Tensor.t, (right,), {}, type(right))
+        weight = tape.derive(Tensor.t, right)
         return linear(tape, left.movedim(of_left, 0), weight).movedim(0, of_left)
     if isinstance(left, Leaf) and left.ndim == 2 and of_right not in (None, right.ndim - 2):
         # The weight from the left acts on columns: turn them into rows and back.
@@ -52,8 +52,7 @@ def take_rows(tape: Tape, input: Tensor, index: Any) -> Tensor:
     is_table = isinstance(input, Leaf) and isinstance(ids, Tensor)
     if not is_table or ids.dtype in (torch.bool, torch.uint8):
         return by_vmap(tape, Tensor.__getitem__, (input, index), {})
-    table = (Tensor.flatten, (input, 1)) if input.ndim > 1 else (Tensor.unsqueeze, (input, 1))
-    rows = tape.derive(*table, {}, type(input))
+    rows = tape.derive(Tensor.flatten if input.ndim > 1 else Tensor.unsqueeze, input, 1)
     axis = next(axis for axis in tape.here.axes if axis is not None)
     ids = torch.where(ids < 0, ids + len(input), ids).movedim(axis, 0)
     found = embedding(tape, ids, rows).movedim(0, axis)
