@@ -3,7 +3,7 @@
     python benchmarks/generator.py --device cuda [--widths 32 64 128] [--ways eager compiled]
 
 The network of the settings' defaults, on random pixels of 32 x 32 x 3 and ten classes: what the
-images show does not matter to the time. A step of Adam on a batch of 512, recorded as in training;
+images show does not matter to the time. A step of Adam on a batch of 512, captured as in training;
 samples in batches of 500 by Heun's method (35 evaluations of the network) and by DPM-Solver++ (18).
 Medians of rounds; the first round, which compiles and records, is told apart.
 """

@@ -81,7 +81,7 @@ def read_words() -> argparse.Namespace:
     words.cases = words.cases or list(TINY if words.tiny else CASES)
     if words.graphs:
         words.ways = [name for way in words.ways for name in (way, f"{way}+graphs")]
-    if words.max_batch or words.layers:  # every trial would be compiled, or recorded, anew
+    if words.max_batch or words.layers:  # every trial would be compiled, or captured, anew
         words.ways = [name for name in words.ways if name in EAGER_WAYS]
     there = [method for method, (package, _) in PEERS.items() if find_spec(package)]
     others = [] if words.profile or words.warm else there

@@ -28,7 +28,7 @@ class Way:
     """bf16 by autocast; otherwise float32 with TF32 products."""
     compiled: bool = False
     graphs: bool = False
-    """Whether forward and backward pass are recorded in a CUDA graph."""
+    """Whether forward and backward pass are captured in a CUDA graph."""
 
     @property
     def layout(self) -> torch.memory_format:

@@ -3,7 +3,7 @@
 A forward pass of the real model and batch says what every linear layer and convolution reads, in
 which type and order, and which method its norms take. Layers alike are one group. For each the same
 functions that a step calls run alone, on random tensors of these shapes: the plain gradient of the
-weight, and in its place the norms and the sum of clipped gradients. On a GPU calls are recorded in
+weight, and in its place the norms and the sum of clipped gradients. On a GPU calls are captured in
 a CUDA graph, so nothing waits for Python. Biases, normalisation and tokens are not looked at.
 """
 
@@ -19,11 +19,11 @@ from gpu_measure import Record, in_few_words
 from gpu_steps import private_clip
 from torch import Tensor
 
-from sfumato.ghost import contract, grams
+from sfumato.ghost import arithmetic, contract, grams, standardised
 from sfumato.ghost.clip import Ghost, kind_of_batch
 from sfumato.ghost.geometry import Geometry
 from sfumato.ghost.layout import part_cost
-from sfumato.ghost.tape import Part
+from sfumato.ghost.parts import Part
 from sfumato.train.memory import release
 
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -157,15 +157,15 @@ def private_work(
     gradients = partial(contract.gradients, x, g, weight, geometry, examples)
     if layer.method == "store":
         stored = gradients()
-        norms = partial(contract.square_norm, stored)
+        norms = partial(arithmetic.square_norm, stored)
         if eps is not None:
-            norms = partial(contract.standardised_norm, stored, weight.float(), eps)
-        return norms, lambda: contract.weighted_sum(gradients(), factors)
+            norms = partial(standardised.square_norm, stored, weight.float(), eps)
+        return norms, lambda: arithmetic.weighted_sum(gradients(), factors)
     norms = partial(grams.ghost_norm, x, g, weight, geometry, examples)
     if eps is not None:
-        scale, y = contract.standardised_scale(weight.float(), eps), torch.randn_like(g)
+        scale, y = standardised.scale_of_rows(weight.float(), eps), torch.randn_like(g)
         settings = (scale, weight, None, geometry, examples)
-        norms = partial(grams.standardised_ghost_norm, x, g, y, *settings)
+        norms = partial(standardised.ghost_norm, x, g, y, *settings)
     return norms, partial(contract.weighted_gradient, x, g, factors, weight, geometry)
 
 

@@ -2,7 +2,7 @@
 
 The other methods make a gradient of inputs that lie there. These read images, make views, look
 whether all is finite and read the losses, as training does: what is left out of a benchmark is what
-it flatters. A GPU records them in any case, so they belong to the ways with graphs.
+it flatters. A GPU captures them in any case, so they belong to the ways with graphs.
 """
 
 import itertools

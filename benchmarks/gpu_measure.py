@@ -85,7 +85,7 @@ def first_steps(
     """A step that has been taken a few times; what it took, above what was there before it.
 
     Models of other methods stay where they are: they are in what was there before. A CUDA graph is
-    recorded in the last of these steps, which is where its memory is asked for.
+    captured in the last of these steps, which is where its memory is asked for.
     """
     before, start = allocated(device), time.perf_counter()
     step, trained = new_step(method, case, way, device, case.batch, chunks)

@@ -1,8 +1,8 @@
 """The steps that `benchmarks/gpu.py` compares: plain, private, and those of other libraries.
 
 A step is forward, backward, clip, noise and SGD; a plain one has no clip and no noise. All make
-their gradient first and end with the same optimizer. Where a way records CUDA graphs, the gradient
-is recorded, of plain and private by the same code, and the rest is not. A step may have several
+their gradient first and end with the same optimizer. Where a way captures CUDA graphs, the gradient
+is captured, of plain and private by the same code, and the rest is not. A step may have several
 physical batches: their gradients are added up before the rest is done.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.compiled import Compiled
 from sfumato.ghost.factors import Clipping
-from sfumato.ghost.quick_norms import QuickNorms
+from sfumato.ghost.plain_group_norm import QuickGroupNorm
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout
 from sfumato.privacy.ledger import Header, Ledger
@@ -76,7 +76,7 @@ def trained_share(model: nn.Module) -> float:
 def plain_step(model: nn.Module, losses: Losses, inputs: Inputs, way: Way, chunks: int = 1) -> Step:
     """Ordinary training: the gradient of the mean loss.
 
-    Recorded and uncompiled it has our GroupNorm, as in `sfumato train`; eager, it is torch's own.
+    Captured and uncompiled it has our GroupNorm, as in `sfumato train`; eager, it is torch's own.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
 
@@ -87,11 +87,11 @@ def plain_step(model: nn.Module, losses: Losses, inputs: Inputs, way: Way, chunk
     quick = way.graphs and not way.compiled
 
     def pass_once() -> Sequence[Tensor]:
-        with QuickNorms() if quick else nullcontext():
+        with QuickGroupNorm() if quick else nullcontext():
             found = loss(*inputs)
         return torch.autograd.grad(found, parameters)
 
-    one = recorded(pass_once, inputs, way)
+    one = captured(pass_once, inputs, way)
 
     def gradient() -> Sequence[Tensor]:
         if chunks == 1:
@@ -118,7 +118,7 @@ def private_step(
     ghost, clip = private_clip(model, losses, inputs, way, plan.max_norm)
     named, numbers = ghost.parameters, itertools.count()
     layout, tally = Layout.of(named), Tally(inputs[0].device)
-    one = recorded(lambda: clip(losses, inputs, examples, tell=tally).total, inputs, way)
+    one = captured(lambda: clip(losses, inputs, examples, tell=tally).total, inputs, way)
 
     def gradient() -> list[Tensor]:
         total = layout.zeros()
@@ -133,8 +133,8 @@ def private_step(
     return with_optimizer(list(named.values()), gradient)
 
 
-def recorded(work: Callable[[], Any], inputs: Inputs, way: Way) -> Callable[[], Any]:
-    """The work; or its record in a CUDA graph, after a few calls, if the way is such."""
+def captured(work: Callable[[], Any], inputs: Inputs, way: Way) -> Callable[[], Any]:
+    """The work; or its capture in a CUDA graph, after a few calls, if the way is such."""
     if not way.graphs:
         return work
     result: list[Any] = [None]

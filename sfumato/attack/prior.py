@@ -7,7 +7,7 @@ no target here, KED-MI-like has a discriminator that repeats the target's soft a
 
 Written for speed: images stay on the device, the generator draws the fakes of all discriminator
 steps at once and without gradients, target and discriminator are frozen where only the generator
-learns, nothing waits for a number to be read, and a GPU replays a recorded iteration.
+learns, nothing waits for a number to be read, and a GPU replays a captured iteration.
 """
 
 import copy

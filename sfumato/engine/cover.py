@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from sfumato.config import differences, to_json
+from sfumato.engine import familiar
 from sfumato.engine.guards import (
-    ACCOUNTANTS,
-    check_accounting,
     check_drawn,
     check_length,
     check_turn,
@@ -36,15 +35,12 @@ from sfumato.engine.guards import (
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.clip import Clipped, Ghost
-from sfumato.ghost.factors import Clipping
 from sfumato.nn.average import new_average
 from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Secret, poisson_batches
-
-CLIP_FUNCTIONS = {"vanilla": "vanilla", "autos": "automatic", "autov": "auto-v", "global": "global"}
 
 
 class PrivacyEngine:
@@ -85,9 +81,8 @@ class PrivacyEngine:
         noise: Literal["philox", "chacha20"] = "philox",
         secret: Secret | None = None,
     ) -> None:
-        if clip_function not in CLIP_FUNCTIONS:
-            raise ConfigError(f'clip_function "{clip_function}": {", ".join(CLIP_FUNCTIONS)}.')
-        check_accounting(accounting_mode)
+        clipping = familiar.clipping(clip_function, max_grad_norm, numerical_stability_constant)
+        familiar.accountants(accounting_mode)
         check_length(epochs, steps)
         if named_params is not None:
             govern_only(module, dict(named_params))
@@ -106,12 +101,8 @@ class PrivacyEngine:
             secret=self.secret.commitment,
         )  # fmt: skip
         self.ledger = Ledger(header)
-        stability = 0.01 if numerical_stability_constant is None else numerical_stability_constant
-        style = CLIP_FUNCTIONS[clip_function]
-        clipping = Clipping(max_norm=max_grad_norm, style=style, stability=stability)  # pyright: ignore
-        mode = ("ghost_mixed" if mixed else "ghost") if ghost_clipping else "non-ghost"
         self.module = module
-        self.ghost = Ghost(module, mode, clipping=clipping)
+        self.ghost = Ghost(module, familiar.mode(ghost_clipping, mixed), clipping=clipping)
         self.recorder = Recorder(self.ghost)
         self.accounting_mode = accounting_mode
         self.taken = self._begun = 0
@@ -197,11 +188,11 @@ class PrivacyEngine:
         self, accounting_mode: str | None = None, delta: float | None = None
     ) -> dict[str, float]:
         """Epsilon so far, derived from the ledger; and how the batches were drawn."""
-        mode = self.accounting_mode if accounting_mode is None else accounting_mode
-        check_accounting(mode)
-        names = ["pld", "rdp"] if mode == "all" else [ACCOUNTANTS[mode]]
+        names = familiar.accountants(
+            self.accounting_mode if accounting_mode is None else accounting_mode
+        )
         delta = self.ledger.header.delta if delta is None else delta
-        found = {f"epsilon_{n}": self.ledger.epsilon(delta, n) for n in names}  # pyright: ignore
+        found = {f"epsilon_{name}": self.ledger.epsilon(delta, name) for name in names}
         return {"epsilon": found[f"epsilon_{names[0]}"], "delta": delta, **found}
 
     def get_training_stats(self) -> dict[str, float]:

@@ -10,8 +10,6 @@ from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.accounting import shuffled_epsilon
 from sfumato.privacy.budget import Plan
 
-ACCOUNTANTS = {"pld": "pld", "glw": "pld", "rdp": "rdp", "rdp_cks": "rdp"}
-
 
 def refuse_foreign_gradients(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
     """Whatever has a gradient here, the optimizer would apply."""
@@ -103,17 +101,6 @@ def govern_only(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
             f'"{others[0]}" is trainable and not among named_params: its gradient would be applied '
             "without noise. Freeze it with requires_grad_(False), or name it."
         )
-
-
-def check_accounting(mode: str) -> None:
-    """Refuse accountants that are unknown, or report too little."""
-    if mode == "gdp":
-        raise ConfigError(
-            'accounting_mode "gdp" is an approximation that reports too small an epsilon: 1 for '
-            "2.11, in one of its own examples. Use pld or rdp."
-        )
-    if mode != "all" and mode not in ACCOUNTANTS:
-        raise ConfigError(f'accounting_mode "{mode}": there are pld, rdp, glw, rdp_cks, all.')
 
 
 def check_length(epochs: float | None, steps: int | None) -> None:

@@ -3,16 +3,22 @@
 Read in this order:
 
 1. `contract`  the algebra of layers that multiply by a weight: norms and sums, two exact ways
-               (`grams` is the one that forms no gradient)
+               (`grams` is the one that forms no gradient); `standardised` and `lookups`: the same
+               for standardised weights and for tables; `arithmetic`: how it is added up
 2. `sizes`     which axis holds the examples: two passes with two numbers of them are compared
-3. `tape`      how parameters are followed through a model: the `Tape`, and `leaf`, what they are
+3. `tape`      how parameters are followed through a model: the `Tape`, `leaf` (what they are on the
+               way) and `parts` (where they meet the batch)
 4. `dispatch`  what an operation with a parameter in it is: the choice of a rule
 5. `registry`  the rules: what happens where a parameter meets a batch, by kind of operation
-               (`products`, `norms`, `attention`, `tables`; `spelling`: the same in other words)
+               (`products`, `normalisation`, `attention`, `tables`; `spelling`: the same layers in
+               other words)
 6. `generic`   the exact ways for operations that have no rule
 7. `layout`    which way each layer takes, by cost; the table that `--explain` prints
-8. `clip`      `Ghost.clip`, which puts it all together (with `factors`, `kept` and `trials`)
+8. `clip`      `Ghost.clip`, which puts it all together (with `kept`, `factors`, `sums`, `trials`)
 9. `admit`     the test a model passes before its norms are believed
+
+What makes it quick stands apart: `on_gpu` and `kernels` do the algebra of 1 on a GPU, `compiled` is
+`Ghost.clip` compiled, `plain_group_norm` lends a kernel to ordinary training.
 
 The idea (Bu et al. 2022, 2023; Goodfellow 2015): the gradient of example i for a weight is
 b_i a_i', where a_i is the layer's input and b_i the gradient of its output. Its norm can be had

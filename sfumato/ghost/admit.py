@@ -78,6 +78,7 @@ def clipped_gradient(
 def refuse_batch_norm(model: nn.Module) -> None:
     """Raise for the first BatchNorm that would use the statistics of the batch."""
     for name, module in model.named_modules():
+        # The parent of all of them (1-D to 3-D, lazy, synchronised, timm's) has no public name.
         mixes = isinstance(module, nn.modules.batchnorm._BatchNorm)
         if mixes and (module.training or module.running_mean is None):
             raise UnsupportedLayer(

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.errors import UnsupportedLayer
+from sfumato.ghost.generic import leaf_among
 from sfumato.ghost.geometry import LINEAR
 from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.products import contraction
@@ -14,7 +15,7 @@ from sfumato.ghost.registry import norm_rule
 from sfumato.ghost.tape import Tape
 
 
-@norm_rule(F.multi_head_attention_forward)
+@norm_rule(F.multi_head_attention_forward, finds_examples=True)
 def multi_head_attention(
     tape: Tape, query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int,
     in_proj_weight: Any, in_proj_bias: Any, bias_k: Any, bias_v: Any, add_zero_attn: bool,
@@ -26,30 +27,29 @@ def multi_head_attention(
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """torch's own attention: three projections, softmax, one projection."""
+    if tape.here.axes[:3] != (1, 1, 1):
+        given = (query, key, value, in_proj_weight, in_proj_bias, bias_k, bias_v, out_proj_weight)
+        leaf = leaf_among((*given, out_proj_bias, q_proj_weight, k_proj_weight, v_proj_weight), {})
+        raise UnsupportedLayer(
+            f'"{tape.name_of(leaf)}" attends over an axis that holds the examples, which mixes '
+            "them. Give MultiheadAttention its input as it says it takes it (batch_first), or "
+            "freeze it."
+        )
     if bias_k is not None or add_zero_attn or static_k is not None or query.ndim != 3:
         raise UnsupportedLayer(
             f'"{tape.name_of(out_proj_weight)}" belongs to MultiheadAttention with add_bias_kv, '
             "add_zero_attn or input without a batch, which has no rule. Turn that off, or freeze "
             "the layer."
         )
-    kind = next(
-        type(w)
-        for w in (in_proj_weight, q_proj_weight, out_proj_weight, out_proj_bias)
-        if isinstance(w, Leaf)
-    )
     q, k, v = (t.transpose(0, 1) for t in (query, key, value))
-    biases = (
-        [None] * 3
-        if in_proj_bias is None
-        else tape.derive(torch.chunk, (in_proj_bias, 3), {}, kind)
-    )
+    biases = [None] * 3 if in_proj_bias is None else tape.derive(torch.chunk, in_proj_bias, 3)
     if use_separate_proj_weight:
         weights = (q_proj_weight, k_proj_weight, v_proj_weight)
     elif query is key and key is value:
         q, k, v = project(tape, q, in_proj_weight, in_proj_bias).chunk(3, dim=-1)
         weights = None
     else:
-        weights = tape.derive(torch.chunk, (in_proj_weight, 3), {}, kind)
+        weights = tape.derive(torch.chunk, in_proj_weight, 3)
     if weights is not None:
         triples = zip((q, k, v), weights, biases, strict=True)
         q, k, v = (project(tape, t, weight, bias) for t, weight, bias in triples)

@@ -16,14 +16,15 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, UnsupportedLayer
-from sfumato.ghost import contract
+from sfumato.ghost.arithmetic import sum_type
 from sfumato.ghost.dispatch import dispatch
 from sfumato.ghost.factors import MARGIN, Clipping
 from sfumato.ghost.layout import MODES, choose_methods, layer_groups
 from sfumato.ghost.leaf import new_leaf_type, swapped
+from sfumato.ghost.parts import Part
 from sfumato.ghost.sizes import FEW, MANY, AnotherPath, Watch, flat
 from sfumato.ghost.sums import Clipped, Tell, conclude
-from sfumato.ghost.tape import Part, Tape
+from sfumato.ghost.tape import Tape
 from sfumato.ghost.trials import (
     examples_at,
     random_state,
@@ -49,9 +50,7 @@ class Ghost:
         self.leaf_type = new_leaf_type(dispatch)
         first = next(iter(self.model.parameters()))
         # All dummies are views of this one zero; compiled code wants it made beforehand.
-        self.seed = torch.zeros(
-            (), device=first.device, dtype=contract.sum_type(first), requires_grad=True
-        )
+        self.seed = torch.zeros((), device=first.device, dtype=sum_type(first), requires_grad=True)
         self.group_of = dict.fromkeys(self.parameters, 0)
         self.num_groups = 1
 
@@ -101,8 +100,9 @@ class Ghost:
     def new_tape(self, examples: int, key: Any = None, **options: Any) -> Tape:
         """A tape for a pass of a kind that has been surveyed."""
         return Tape(
-            examples, self.seed, self.layouts[key], False, self.group_of, self.num_groups,
-            not self.two_pass, parameters=self.parameters, **options,
+            examples, self.seed, self.layouts[key], leaf_type=self.leaf_type,
+            group_of=self.group_of, num_groups=self.num_groups, keeps_factors=not self.two_pass,
+            parameters=self.parameters, **options,
         )  # fmt: skip
 
     def survey(
@@ -153,13 +153,14 @@ class Ghost:
         self, forward: Callable[[list[Tensor]], Any], inputs: list[Any], before: Watch
     ) -> list[Part]:
         named, state = self.parameters, random_state()
-        tape = Tape(FEW, self.seed, [], survey=True, parameters=named)
+        tape = Tape(FEW, self.seed, [], survey=True, leaf_type=self.leaf_type, parameters=named)
         try:
             with self._swapped(tape), torch.enable_grad(), Watch(before) as tape.watch:
                 out = forward(tape.mark(inputs))
         finally:
             set_random_state(state)
         for part, output in tape.outputs:
+            # Counts changes in place, as autograd does; nothing public tells of them.
             part.output_lost |= output._version > 0
         leaves = list(named.values())
         for part, value in zip(tape.parts, tape.values, strict=True):

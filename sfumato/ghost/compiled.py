@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.clip import Ghost, check_losses, kind_of_batch
 from sfumato.ghost.leaf import Leaf, change_leaves
+from sfumato.ghost.parts import Recipe
 from sfumato.ghost.sizes import FEW, flat
 from sfumato.ghost.sums import Clipped, Tell, conclude
-from sfumato.ghost.tape import Recipe
 from sfumato.ghost.trials import random_state, resized, set_random_state
 
 
@@ -81,7 +81,7 @@ class Again:
 
     The Leaf itself is not kept: autograd remembers on which stream its parameters were first used,
     as long as something refers to them, and would wait for that stream in the middle of a
-    recording.
+    capture.
     """
 
     number: int

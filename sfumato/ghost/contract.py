@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.ghost import on_gpu
+from sfumato.ghost.arithmetic import by_row, square_norm, sum_type, widened
 from sfumato.ghost.geometry import Geometry
 
 A = Float[Tensor, "n g d t"]
@@ -26,9 +27,6 @@ B = Float[Tensor, "n g p t"]
 
 CHUNK = 1 << 24
 """Numbers of per-example gradients that may exist at once when only their norm is wanted."""
-
-BLOCK = 1024
-"""Numbers whose squares are added one after the other."""
 
 COLUMNS = 1 << 17
 """Numbers in one example's columns beyond which a CPU's cache does not hold them."""
@@ -84,16 +82,16 @@ def weighted_gradient(
     """The sum over examples of factor times gradient of the weight: one ordinary product."""
     if on_gpu.takes(x, geometry):
         return on_gpu.weighted_gradient(x, g, factors, weight, geometry)
-    x, g = _float32(x), _float32(g)
+    x, g = widened(x), widened(g)
     # The factors go to the smaller of the two, which is the cheaper copy.
     if x.numel() < g.numel():
-        x = x * _by_row(factors, x)
+        x = x * by_row(factors, x)
     else:
-        g = g * _by_row(factors, g)
+        g = g * by_row(factors, g)
     if geometry.is_linear:
         return g.flatten(0, -2).mT @ x.flatten(0, -2)
     mask = [False, True, False]
-    return torch.ops.aten.convolution_backward(g, x, _float32(weight), None, *geometry, mask)[1]
+    return torch.ops.aten.convolution_backward(g, x, widened(weight), None, *geometry, mask)[1]
 
 
 def columns(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> tuple[A, B]:
@@ -104,12 +102,12 @@ def columns(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: 
     """
     if geometry.is_linear:
         a = x.reshape(examples, 1, -1, x.shape[-1]).mT
-        return _float32(a), _float32(g.reshape(examples, 1, -1, g.shape[-1]).mT)
+        return widened(a), widened(g.reshape(examples, 1, -1, g.shape[-1]).mT)
     if geometry.transposed:
         # The adjoint of a convolution: input and output gradient change places.
         x, g = g, x
-    a = _unfold(_float32(x), weight.shape[2:], geometry, g.shape[2:])
-    b = _float32(g).flatten(2).unflatten(1, (geometry.groups, -1))
+    a = _unfold(widened(x), weight.shape[2:], geometry, g.shape[2:])
+    b = widened(g).flatten(2).unflatten(1, (geometry.groups, -1))
     return _fold(a, examples), _fold(b, examples)
 
 
@@ -124,7 +122,7 @@ def gradients(
         wide = (1, -1)
         kernels = weight.expand(examples, *weight.shape).flatten(0, 1)
         settings = geometry._replace(groups=examples)
-        pair = (_float32(t).reshape(*wide, *t.shape[2:]) for t in (g, x))
+        pair = (widened(t).reshape(*wide, *t.shape[2:]) for t in (g, x))
         mask = [False, True, False]
         found = torch.ops.aten.convolution_backward(*pair, kernels, None, *settings, mask)[1]
     else:
@@ -149,89 +147,6 @@ def instantiated_norm(
         some_x, some_g = some_x.flatten(0, 1), some_g.flatten(0, 1)
         norms.append(square_norm(gradients(some_x, some_g, weight, geometry, count)))
     return torch.cat(norms) if norms else g.new_zeros(0, dtype=sum_type(g))
-
-
-def square_norm(gradient: Float[Tensor, "n ..."]) -> Float[Tensor, " n"]:
-    """Squared norms of per-example gradients that are there, without another copy of them."""
-    return sum_of_squares(_float32(gradient).permute(memory_order(gradient)).flatten(1))
-
-
-def weighted_sum(gradient: Float[Tensor, "n ..."], factors: Float[Tensor, " n"]) -> Tensor:
-    """The sum over examples of factor times gradient."""
-    order = memory_order(gradient)
-    rows = gradient.permute(order)
-    total = (factors @ rows.reshape(len(factors), -1)).reshape(rows.shape[1:])
-    return total.permute([order.index(axis) - 1 for axis in range(1, gradient.ndim)])
-
-
-def memory_order(gradient: Float[Tensor, "n ..."]) -> list[int]:
-    """The axes in the order they lie in memory, examples first: flattened so, nothing is copied."""
-    steps = gradient.stride()
-    return [0, *sorted(range(1, gradient.ndim), key=lambda axis: -steps[axis])]
-
-
-def standardised_norm(
-    gradient: Float[Tensor, "n ..."], weight: Tensor, eps: float
-) -> Float[Tensor, " n"]:
-    """Squared norms for a weight w from gradients v of its standardised rows.
-
-    A row is h = (w - mean) / s, over sqrt(D), with s the deviation. What reaches w is v without its
-    parts along 1 and along h (which are orthogonal), over s sqrt(D): three sums say how long it is.
-    """
-    order = memory_order(gradient)
-    v = gradient.permute(order).flatten(2)
-    rows = weight.detach().permute([axis - 1 for axis in order[1:]]).flatten(1).double()
-    variance, mean = torch.var_mean(rows, dim=1, keepdim=True, correction=0)
-    h = ((rows - mean) * torch.rsqrt(variance + eps)).to(v.dtype)
-    variance = variance.to(v.dtype)
-    along_1 = v.mean(dim=2)
-    along_h = torch.einsum("npd,pd->np", v, h) / v.shape[2]
-    whole = torch.linalg.vector_norm(v, dim=2).square()
-    squares = whole - v.shape[2] * (along_1.square() + 2 * along_h.square())
-    squares = squares + along_h.square() * h.square().sum(dim=1)
-    # The difference of large numbers: never below what rounding could hide.
-    floor = 8 * torch.finfo(v.dtype).eps * whole
-    return ((squares.clamp(min=0) + floor) / ((variance[:, 0] + eps) * v.shape[2])).sum(dim=1)
-
-
-def standardised_scale(weight: Tensor, eps: float) -> Float[Tensor, " p"]:
-    """What standardising multiplies each row of a weight by."""
-    rows = weight.flatten(1).double()
-    scale = torch.rsqrt((rows.var(dim=1, correction=0) + eps) * rows.shape[1])
-    return scale.to(weight.dtype)
-
-
-def lookup_norm(ids: Tensor, g: Tensor, examples: int) -> Float[Tensor, " n"]:
-    """Squared norms for rows of a table: positions with the same row add up; -1 is no row."""
-    ids = ids.reshape(examples, -1)
-    g = _float32(g).reshape(examples, ids.shape[1], -1)
-    same = (ids[:, :, None] == ids[:, None, :]) & (ids >= 0)[:, :, None]
-    return sum_from_above((g @ g.mT) * same)
-
-
-def lookup_gradient(ids: Tensor, g: Tensor, shape: tuple[int, ...], examples: int) -> Tensor:
-    """The per-example gradients of a table, in full."""
-    ids = ids.reshape(examples, -1)
-    g = torch.where((ids >= 0)[..., None], _float32(g).reshape(*ids.shape, -1), 0.0)
-    table = g.new_zeros(examples, *shape)
-    places = ids.clamp(min=0)[..., None].expand_as(g)
-    return table.scatter_add(1, places, g)
-
-
-def weighted_lookup(ids: Tensor, g: Tensor, factors: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The sum of factor times gradient of a table."""
-    flat_ids = ids.flatten()
-    scaled = (_float32(g) * _by_row(factors, g)).reshape(len(flat_ids), -1)
-    scaled = torch.where((flat_ids >= 0)[:, None], scaled, 0.0)
-    return scaled.new_zeros(shape).index_add(0, flat_ids.clamp(min=0), scaled)
-
-
-def without(tensor: Tensor, broken: Tensor | None) -> Tensor:
-    """The tensor with the rows of broken examples set to zero."""
-    if broken is None:
-        return tensor
-    rows = broken.repeat_interleave(tensor.shape[0] // len(broken), dim=0)
-    return tensor.masked_fill(rows.reshape(-1, *[1] * (tensor.ndim - 1)), 0.0)
 
 
 def _unfold(
@@ -262,17 +177,6 @@ def _unfold(
     return windows.reshape(rows, geometry.groups, inputs, prod(sizes))
 
 
-def sum_of_squares(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows"]:
-    """Along the last axis, in blocks: on a CPU one long float32 sum of 10^7 numbers loses 1e-3."""
-    size = rows.shape[-1]
-    if size <= BLOCK:
-        return torch.linalg.vector_norm(rows, dim=-1).square()
-    count = size // BLOCK
-    blocks = rows[..., : count * BLOCK].unflatten(-1, (count, BLOCK))
-    total = torch.linalg.vector_norm(blocks, dim=-1).square().sum(dim=-1)
-    return total + torch.linalg.vector_norm(rows[..., count * BLOCK :], dim=-1).square()
-
-
 def _as_groups(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> bool:
     """Whether a grouped convolution forms gradients faster: on a CPU, once columns outgrow it."""
     plain = geometry.groups == 1 and not geometry.transposed and x.shape[0] == examples
@@ -286,35 +190,8 @@ def _as_groups(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, example
     )
 
 
-def sum_from_above(products: Tensor) -> Float[Tensor, " n"]:
-    """The sum for each example, never below the truth by rounding.
-
-    Gram products can cancel almost entirely. Their rounding error is a small part of their absolute
-    sum, so that much is added: an example may be clipped a little more, never less.
-    """
-    flat = products.flatten(1)
-    rounding = 8 * torch.finfo(products.dtype).eps
-    absolute = torch.linalg.vector_norm(flat, ord=1, dim=1)
-    return flat.sum(dim=1).clamp(min=0) + rounding * absolute
-
-
 def _fold(rows: Tensor, examples: int) -> Tensor:
     """Rows of one example side by side along the positions."""
     if len(rows) == examples:
         return rows
     return rows.unflatten(0, (examples, -1)).movedim(1, -2).flatten(-2)
-
-
-def _by_row(factors: Tensor, g: Tensor) -> Tensor:
-    """One factor an example, shaped to multiply the rows of `g`."""
-    per_row = factors.repeat_interleave(g.shape[0] // max(1, len(factors)), dim=0)
-    return per_row.reshape(-1, *[1] * (g.ndim - 1))
-
-
-def sum_type(tensor: Tensor) -> torch.dtype:
-    """The type sums and norms are taken in: float32, or float64 for those who compute in it."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def _float32(tensor: Tensor) -> Tensor:
-    return tensor.to(sum_type(tensor))

@@ -15,28 +15,27 @@ from torch import Tensor
 from sfumato.errors import UnsupportedLayer
 
 # Imported for the rules they register.
-from sfumato.ghost import attention, norms, products, tables  # noqa: F401
-from sfumato.ghost.generic import by_broadcasting, by_expanding, by_vmap, leaf_among, spread
+from sfumato.ghost import attention, normalisation, products, spelling, tables  # noqa: F401
+from sfumato.ghost.generic import by_broadcasting, by_expanding, by_vmap, spread
 from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.registry import RULES
 from sfumato.ghost.sizes import flat
-from sfumato.ghost.spelling import FINDS_EXAMPLES
 from sfumato.ghost.tape import Tape
 
 
-def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind: type[Leaf]) -> Any:
+def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Do what the operation does, so that per-example gradients can be had."""
     if not torch.is_grad_enabled():
         return func(*args, **kwargs)
     tensors = flat((args, tuple(kwargs.values())))
     expands = func in EXPANDING and isinstance(args[0], Leaf)
     if func in PASSIVE or (not expands and all(isinstance(t, Leaf) for t in tensors)):
-        return _derive(tape, func, args, kwargs, kind)
+        return _derive(tape, func, args, kwargs)
     meeting = tape.meet(func.__name__, tensors)
     if meeting is not None and expands:
-        return by_expanding(tape, func, args, kwargs, kind)
+        return by_expanding(tape, func, args, kwargs)
     if meeting is None or all(axis is None for axis in meeting.axes):
-        return _derive(tape, func, args, kwargs, kind)
+        return _derive(tape, func, args, kwargs)
     if func in RULES:
         return _by_rule(tape, func, args, kwargs)
     if func in BROADCASTING:
@@ -44,9 +43,9 @@ def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind:
     return by_vmap(tape, func, args, kwargs)
 
 
-def _derive(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind: type[Leaf]) -> Any:
+def _derive(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """An operation without examples, which must not bring them in by its result's size."""
-    result = tape.derive(tables.gathering(func, args, kwargs), args, kwargs, kind)
+    result = tape.derive(tables.gathering(func, args, kwargs), *args, **kwargs)
     leaves = [t for t in flat((result,)) if isinstance(t, Leaf)]
     if leaves and tape.grows(result):
         raise UnsupportedLayer(spread(tape, leaves[0], func))
@@ -55,44 +54,20 @@ def _derive(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind: 
 
 def _by_rule(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Follow the rule, with the examples on the first axis of its first argument."""
+    rule = RULES[func]
+    if rule.finds_examples:
+        return rule.follow(tape, *args, **kwargs)
     axis, *others = tape.here.axes
-    if func is F.multi_head_attention_forward and tape.here.axes[:3] != (1, 1, 1):
-        raise UnsupportedLayer(
-            f'"{tape.name_of(leaf_among(args, kwargs))}" attends over an axis that holds the '
-            "examples, which mixes them. Give MultiheadAttention its input as it says it takes it "
-            "(batch_first), or freeze it."
-        )
-    weighted_bags = func is F.embedding_bag and set(tape.here.axes) <= {0, None}
-    if func in FINDS_EXAMPLES or func is F.multi_head_attention_forward or weighted_bags:
-        return RULES[func](tape, *args, **kwargs)
     if axis is None or not isinstance(args[0] if args else None, Tensor):
         return by_vmap(tape, func, args, kwargs)
-    fixed = args[0].ndim - axis
-    movable = func in ANY_ORDER and fixed > ANY_ORDER[func](args, kwargs)
-    if any(other is not None for other in others) or (axis and not movable):
+    if any(other is not None for other in others):
         return by_vmap(tape, func, args, kwargs)
-    if not axis:
-        return RULES[func](tape, *args, **kwargs)
-    return RULES[func](tape, args[0].movedim(axis, 0), *args[1:], **kwargs).movedim(0, axis)
+    if axis == 0:
+        return rule.follow(tape, *args, **kwargs)
+    if rule.last_axes is None or args[0].ndim - axis <= rule.last_axes(*args, **kwargs):
+        return by_vmap(tape, func, args, kwargs)
+    return rule.follow(tape, args[0].movedim(axis, 0), *args[1:], **kwargs).movedim(0, axis)
 
-
-def _summed(args: Any, kwargs: Any) -> int:
-    weight = args[1] if len(args) > 1 else kwargs["weight"]
-    return 1 if weight.ndim == 2 else args[0].ndim
-
-
-def _normalised(args: Any, kwargs: Any) -> int:
-    shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
-    return len(shape)
-
-
-ANY_ORDER: dict[Callable[..., Any], Callable[[Any, Any], int]] = {
-    F.linear: _summed,
-    F.layer_norm: _normalised,
-    F.rms_norm: _normalised,
-    F.embedding: lambda args, kwargs: 0,
-}
-"""Operations that treat leading axes alike, and how many last axes they do not."""
 
 PASSIVE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as, Tensor.__setitem__}
 """Operations that look at the batch's type or shape only. (What is written into a tensor is found

@@ -39,16 +39,14 @@ def by_broadcasting(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any
     return func(*change_leaves(args, widen), **named)
 
 
-def by_expanding(
-    tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any, kind: type[Leaf]
-) -> Any:
+def by_expanding(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """A token expanded to the batch: from here on every row belongs to its example."""
     leaf, result = args[0], func(*args, **kwargs)
     axis = tape.settle(result)
     if axis is None:
         if tape.grows(result):
             raise UnsupportedLayer(spread(tape, leaf, func))
-        return tape.derive(func, args, kwargs, kind)
+        return tape.derive(func, *args, **kwargs)
     missing, rows = result.ndim - leaf.ndim, result.shape[axis]
     own = 1 if axis < missing else leaf.shape[axis - missing]
     if own == 1:

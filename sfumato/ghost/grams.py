@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.ghost import contract, on_gpu
+from sfumato.ghost.arithmetic import sum_from_above, sum_of_squares, widened
 from sfumato.ghost.geometry import Geometry
 
 SMALL = 64
@@ -30,17 +31,17 @@ def ghost_norm(
     gradient, which is rounded once more, each number by a part u of itself. That moves the gradient
     by at most u times the sum over positions of |a| |b|, so much longer is the second.
     """
-    squares, lengths = _measured(x, g, weight, geometry, examples)
-    return _with_room(squares, lengths, on_gpu.rounding(x))
+    squares, lengths = measured(x, g, weight, geometry, examples)
+    return with_room(squares, lengths, on_gpu.rounding(x))
 
 
-def _with_room(squares: Tensor, lengths: Tensor, rounding: float) -> Float[Tensor, "2 n"]:
+def with_room(squares: Tensor, lengths: Tensor, rounding: float) -> Float[Tensor, "2 n"]:
     """Squared norms, and those of what is longer by so much of the sums of |a| |b|."""
     above = squares if rounding == 0 else (squares.sqrt() + rounding * lengths).square()
     return torch.stack([squares, above])
 
 
-def _measured(
+def measured(
     x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
 ) -> tuple[Tensor, Tensor]:
     """The squared norms, and the sums over positions of |a| |b|."""
@@ -56,42 +57,7 @@ def _measured(
         grams = [_gram(t) for t in contract.columns(x, g, weight, geometry, examples)]
     products = grams[0].mul_(grams[1])
     lengths = products.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().flatten(1).sum(dim=1)
-    return contract.sum_from_above(products), lengths
-
-
-def standardised_ghost_norm(
-    x: Tensor, g: Tensor, y: Tensor, scale: Float[Tensor, " p"], weight: Tensor,
-    bias: Tensor | None, geometry: Geometry, examples: int,
-) -> Float[Tensor, "2 n"]:  # fmt: skip
-    """Squared norms, as of `ghost_norm`, for a parameter whose standardised rows are the weight.
-
-    Row r of the parameter's gradient is that of the weight, times `scale`, without its parts along
-    1 and along the weight w_r. The products with them are sums over positions: of b_r with the sum
-    of the columns, and of b_r with the layer's own output y, from which the bias is taken.
-    """
-    rounding = on_gpu.rounding(x)
-    rounded = rounding > 0 or y.dtype != contract.sum_type(y)
-    x, g, y, weight = (t.to(contract.sum_type(t)) for t in (x, g, y, weight))
-    size = weight[0].numel()
-    g = g * scale.reshape(-1, *[1] * (g.ndim - 2))
-    whole, lengths = _measured(x, g, weight, geometry, examples)
-    if rounded:
-        # What a rounded output says of the part to be removed may be too much: remove nothing.
-        return _with_room(whole, lengths, rounding)
-    sums = contract.apply(
-        x.sum(dim=1, keepdim=True), torch.ones_like(weight[:1, :1]), None, geometry
-    )
-    along_1 = _per_example((g * sums).flatten(2).sum(dim=2), examples)
-    along_w = (g * y).flatten(2).sum(dim=2)
-    if bias is not None:
-        along_w = along_w - bias * g.flatten(2).sum(dim=2)
-    along_w = _per_example(along_w, examples)
-    length = weight.flatten(1).square().sum(dim=1)
-    lost = along_1.square() / size + along_w.square() * (2 - length)
-    # The difference of large numbers: never below what rounding could hide.
-    floor = 8 * torch.finfo(g.dtype).eps * whole
-    left = (whole - lost.sum(dim=1)).clamp(min=0) + floor
-    return _with_room(left, lengths, rounding)
+    return sum_from_above(products), lengths
 
 
 def slides(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> bool:
@@ -150,9 +116,9 @@ def _cut(tensor: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Ten
 
 
 def _gram_of_rows(rows: Float[Tensor, "n t d"]) -> Float[Tensor, "n 1 t t"]:
-    rows = rows.to(contract.sum_type(rows))
+    rows = widened(rows)
     if rows.shape[1] == 1:
-        return contract.sum_of_squares(rows)[:, None, :, None]
+        return sum_of_squares(rows)[:, None, :, None]
     if rows.device.type == "cpu" and rows.shape[1] <= SMALL:
         # Thin products run twice as fast when positions, not inputs, lie side by side.
         rows = rows.mT.contiguous().mT
@@ -162,14 +128,9 @@ def _gram_of_rows(rows: Float[Tensor, "n t d"]) -> Float[Tensor, "n 1 t t"]:
 def _gram(columns: Float[Tensor, "n g d t"]) -> Float[Tensor, "n g t t"]:
     if columns.shape[-1] == 1:
         # Goodfellow 2015. Also because a product of one long row is summed up carelessly on a CPU.
-        return contract.sum_of_squares(columns[..., 0])[..., None, None]
+        return sum_of_squares(columns[..., 0])[..., None, None]
     return columns.mT @ columns
 
 
 def _by_group(rows: Tensor, geometry: Geometry) -> Tensor:
-    rows = rows.to(contract.sum_type(rows))
-    return rows.flatten(2).unflatten(1, (geometry.groups, -1))
-
-
-def _per_example(rows: Tensor, examples: int) -> Tensor:
-    return rows.reshape(examples, -1, rows.shape[1]).sum(dim=1)
+    return widened(rows).flatten(2).unflatten(1, (geometry.groups, -1))

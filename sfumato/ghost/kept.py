@@ -7,9 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sfumato.ghost import contract
+from sfumato.ghost import contract, lookups
+from sfumato.ghost.arithmetic import square_norm, sum_type, weighted_sum, widened, without
 from sfumato.ghost.leaf import plain
-from sfumato.ghost.tape import Part, Tape
+from sfumato.ghost.parts import Part
+from sfumato.ghost.tape import Tape
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Kept:
             return 0.0
         if self.part.kind == "rows":
             assert self.extra is not None
-            return contract.lookup_norm(self.extra, first, self.examples)
-        return contract.square_norm(first)
+            return lookups.square_norm(self.extra, first, self.examples)
+        return square_norm(first)
 
     def per_example(self) -> Tensor | None:
         """The per-example gradient of the value, formed if need be."""
@@ -39,12 +41,12 @@ class Kept:
             return None
         if self.part.kind == "rows":
             assert self.extra is not None
-            return contract.lookup_gradient(self.extra, first, self.value.shape, self.examples)
+            return lookups.gradients(self.extra, first, self.value.shape, self.examples)
         return first.reshape(self.examples, *self.value.shape)
 
     def weighted(self, factors: Tensor, broken: Tensor | None) -> Tensor:
         """The sum over examples of factor times gradient; examples that are broken are left out."""
-        kept = [t if t is None else contract.without(t, broken) for t in self.tensors]
+        kept = [t if t is None else without(t, broken) for t in self.tensors]
         if not kept or kept[0] is None:
             return torch.zeros_like(self.value)
         if len(kept) == 2:
@@ -56,10 +58,9 @@ class Kept:
                 return contract.weighted_gradient(x, g, factors, self.value, self.part.geometry)
         if self.part.kind == "rows":
             assert self.extra is not None
-            return contract.weighted_lookup(self.extra, kept[0], factors, self.value.shape)
-        gradient = kept[0].reshape(self.examples, *self.value.shape)
-        gradient = gradient.to(contract.sum_type(gradient))
-        return contract.weighted_sum(gradient, factors.to(gradient.dtype))
+            return lookups.weighted_gradient(self.extra, kept[0], factors, self.value.shape)
+        gradient = widened(kept[0].reshape(self.examples, *self.value.shape))
+        return weighted_sum(gradient, factors.to(gradient.dtype))
 
 
 MOST = 1 << 16
@@ -76,7 +77,7 @@ class Bundle:
 
     def weighted(self, factors: Tensor, broken: Tensor | None) -> list[Tensor]:
         """For each member, the sum over examples of factor times gradient."""
-        total = factors.to(self.rows.dtype) @ contract.without(self.rows, broken)
+        total = factors.to(self.rows.dtype) @ without(self.rows, broken)
         parts = total.split([one.value.numel() for one in self.members])
         pairs = zip(parts, self.members, strict=True)
         return [part.reshape(one.value.shape) for part, one in pairs]
@@ -94,7 +95,7 @@ def bundle(kept: Sequence[Kept], group_of: Mapping[str, int]) -> tuple[list[Bund
         if first is None or one.value.numel() > MOST:
             single.append(one)
         else:
-            kind = (group_of[one.part.path], contract.sum_type(first))
+            kind = (group_of[one.part.path], sum_type(first))
             members.setdefault(kind, []).append(one)
     bundles = []
     for (group, dtype), some in members.items():

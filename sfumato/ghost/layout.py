@@ -10,11 +10,12 @@ book-keeping makes the stored gradient free.)
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import prod
 
 import torch
 from torch import nn
 
-from sfumato.ghost.tape import Part
+from sfumato.ghost.parts import Part
 
 MODES = ("ghost_mixed", "ghost", "non-ghost")
 
@@ -31,11 +32,10 @@ def choose_methods(parts: Sequence[Part], mode: str, *, two_pass: bool) -> None:
             continue
         if _must_store(part) or not joint.isdisjoint(part.sources):
             part.method = "store"
-        elif mode == "non-ghost":
-            part.method = "square" if two_pass and part.standardised is None else "store"
-        elif mode == "ghost" or _gram_is_cheaper(part):
+        elif mode == "ghost" or (mode == "ghost_mixed" and _gram_is_cheaper(part)):
             part.method = "ghost"
         else:
+            # Two passes keep nothing; but the norm of a weight is not that of what it was made of.
             part.method = "square" if two_pass and part.standardised is None else "store"
 
 
@@ -107,9 +107,6 @@ def explain_layout(parts: Sequence[Part], model: nn.Module) -> str:
     for part in parts:
         work, extra, kept = part_cost(part)
         plain, added = plain + work, added + extra
-        size = 1
-        for side in part.shape:
-            size *= side
         name = part.path if len(part.path) <= 44 else "…" + part.path[-43:]
         method = (
             part.method if part.kind == "product" else "rows" if part.kind == "rows" else "keep"
@@ -117,7 +114,7 @@ def explain_layout(parts: Sequence[Part], model: nn.Module) -> str:
         lines.append(
             f"{name:<44} {part.operation:<16} {method:<9} {part.positions:>6} {part.inputs:>6} "
             f"{part.outputs:>6} {work / 1e6:>9.2f} {_percent(extra, work):>7} {kept / 1e3:>9.1f} "
-            f"{_percent(size, total):>7}"
+            f"{_percent(prod(part.shape), total):>7}"
         )
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     lines.append(
@@ -130,9 +127,7 @@ def explain_layout(parts: Sequence[Part], model: nn.Module) -> str:
 
 def part_cost(part: Part) -> tuple[float, float, float]:
     """FLOPs of plain training, FLOPs on top of it, and bytes kept: for one example."""
-    size = 4.0
-    for side in part.shape:
-        size *= side
+    size = 4.0 * prod(part.shape)
     if part.kind != "product":
         return 0.0, 0.0, size
     t, d, p, g = part.positions, part.inputs, part.outputs, part.groups

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+# The only switch that lets a Leaf be an ordinary tensor inside its own `__torch_function__`. It has
+# no public name; torch's own tensors use it in the same place.
 plain = torch._C.DisableTorchFunctionSubclass
 """Inside this context a Leaf is an ordinary tensor."""
 
@@ -32,7 +34,7 @@ class Leaf(Tensor):
         with plain():
             if tape is None:
                 return func(*args, **(kwargs or {}))
-            return cls.dispatch(tape, func, args, kwargs or {}, cls)
+            return cls.dispatch(tape, func, args, kwargs or {})
 
 
 def new_leaf_type(dispatch: Callable[..., Any]) -> type[Leaf]:
@@ -60,6 +62,7 @@ def swapped(
     """Put the Leafs in the place of the model's parameters, for the length of a forward pass."""
     places: list[tuple[nn.Module, str, nn.Parameter]] = []
     by_id = {id(parameters[name]): leaf for name, leaf in leaves.items()}
+    # In the dictionaries themselves: set as an attribute, what is no nn.Parameter is refused.
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) in by_id:

@@ -7,15 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ghost import contract, grams, on_gpu
+from sfumato.ghost import contract, grams, standardised
+from sfumato.ghost.arithmetic import sum_type
 from sfumato.ghost.generic import by_vmap
 from sfumato.ghost.geometry import LINEAR, Geometry
 from sfumato.ghost.leaf import Leaf, plain
+from sfumato.ghost.parts import Part
 from sfumato.ghost.registry import norm_rule
-from sfumato.ghost.tape import Part, Tape
+from sfumato.ghost.tape import Tape
 
 
-class Plan(NamedTuple):
+class BackwardPlan(NamedTuple):
     """What a layer that multiplies by a weight does on the way back."""
 
     geometry: Geometry
@@ -37,8 +39,9 @@ class Contraction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, weight: Any, bias: Any, scale: Any, norm: Any, plan: Plan, *dummies: Any
-    ) -> Tensor:
+        ctx: Any, x: Any, weight: Any, bias: Any, scale: Any, norm: Any, plan: BackwardPlan,
+        *dummies: Any,
+    ) -> Tensor:  # fmt: skip
         """The ordinary forward pass."""
         y = contract.apply(x, weight, bias, plan.geometry)
         ctx.save_for_backward(x, weight, *(() if scale is None else (scale, y, bias)))
@@ -50,7 +53,7 @@ class Contraction(torch.autograd.Function):
         """The gradient of the input, and what the dummies keep."""
         (g,) = gradients
         with plain():
-            x, weight, *standardised = ctx.saved_tensors
+            x, weight, *of_standardised = ctx.saved_tensors
             plan, geometry, examples = ctx.plan, ctx.plan.geometry, ctx.plan.examples
             g = contract.packed(g, x, g.dtype)
             grad_x = None
@@ -62,10 +65,10 @@ class Contraction(torch.autograd.Function):
             elif plan.method == "square":
                 squares = contract.instantiated_norm(x, g, weight, geometry, examples)
                 squares = squares.expand(2, -1)
-            elif standardised:
-                scale, y, bias = standardised
+            elif of_standardised:
+                scale, y, bias = of_standardised
                 settings = (weight, bias, geometry, examples)
-                squares = grams.standardised_ghost_norm(x, g, y, scale, *settings)
+                squares = standardised.ghost_norm(x, g, y, scale, *settings)
             elif plan.method == "ghost":
                 squares = grams.ghost_norm(x, g, weight, geometry, examples)
             if squares is not None and plan.keeps_factors:
@@ -89,29 +92,31 @@ def contraction(
             _measure(by_weight, x, weight, geometry, out, tape)
         method = by_weight.method
         if method == "store":
-            dummies.append(tape.keep((tape.examples, *weight.shape), contract.sum_type(x)))
+            dummies.append(tape.keep((tape.examples, *weight.shape), sum_type(x)))
         else:
             norm = tape.norms[tape.group_of.get(by_weight.path, 0)]
             if tape.keeps_factors:
                 dummies += [tape.keep(tuple(x.shape), dtype), tape.keep(out, dtype)]
             if by_weight.standardised is not None:
                 raw = tape.parameters[by_weight.path].detach()
-                scale = contract.standardised_scale(raw, by_weight.standardised)
+                scale = standardised.scale_of_rows(raw, by_weight.standardised)
     if by_bias is not None:
         width = out[-1 if geometry.is_linear else 1]
-        dummies.append(tape.keep((tape.examples, width), contract.sum_type(x)))
+        dummies.append(tape.keep((tape.examples, width), sum_type(x)))
     first = by_weight.reads_input if by_weight is not None else False
-    plan = Plan(geometry, method, tape.examples, first, tape.keeps_factors, by_bias is not None)
+    plan = BackwardPlan(
+        geometry, method, tape.examples, first, tape.keeps_factors, by_bias is not None
+    )
     x, weight = contract.packed(x, weight, dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     y = Contraction.apply(x, weight, bias, scale, norm, plan, *dummies)  # pyright: ignore
     if tape.survey and by_weight is not None and by_weight.standardised is not None:
-        by_weight.output_lost = _is_rounded(y)
+        by_weight.output_lost = standardised.is_rounded(y)
         tape.outputs.append((by_weight, y))
     return y
 
 
-@norm_rule(F.linear)
+@norm_rule(F.linear, last_axes=lambda x, weight, bias=None: 1 if weight.ndim == 2 else x.ndim)
 def linear(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """A matrix on the last axis of an input of any number of dimensions."""
     if weight.ndim != 2 or x.ndim < 2 or _depends_on_batch(weight) or _depends_on_batch(bias):
@@ -192,7 +197,7 @@ def _measure(
 
 def _bias_gradient(g: Tensor, geometry: Geometry, examples: int) -> Tensor:
     """The sums over positions, added up in float32 without a copy in it."""
-    dtype = contract.sum_type(g)
+    dtype = sum_type(g)
     if geometry.is_linear:
         return g.reshape(examples, -1, g.shape[-1]).sum(dim=1, dtype=dtype)
     rows = g.flatten(2).sum(dim=2, dtype=dtype)
@@ -203,11 +208,6 @@ def _product_type(x: Tensor) -> torch.dtype:
     """The type autocast computes products in."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-def _is_rounded(y: Tensor) -> bool:
-    """Whether a product kept fewer bits than the sums that are taken of it."""
-    return on_gpu.rounding(y) > 0 or y.dtype != contract.sum_type(y)
 
 
 def _depends_on_batch(tensor: Tensor | None) -> bool:

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sfumato.ghost import contract
+from sfumato.ghost import standardised
+from sfumato.ghost.arithmetic import square_norm, sum_of_squares, weighted_sum, without
 from sfumato.ghost.factors import Clipping, clip_factors
 from sfumato.ghost.kept import Bundle, Kept, bundle, pull_back, sort_kept
 from sfumato.ghost.layout import joint_names
@@ -51,7 +52,8 @@ def conclude(
     """Norms, factors and, in one pass, the sums; `found` are the gradients of the tape's dummies.
 
     An example whose gradient is not finite spoils the sums, so then they are made once more without
-    it. To see that is to wait for the GPU: who gives `tell` does not want that, and looks itself.
+    it. Finding that out means waiting for the GPU. A caller that gives `tell` avoids the wait and
+    must look at the norms itself.
     """
     kept = sort_kept(tape, found[len(tape.norms) :])
     squares, left = _measure(tape, kept, found[: len(tape.norms)])
@@ -97,7 +99,7 @@ def _measure(
     apart = [one for one in kept if joint.isdisjoint(one.part.sources)]
     bundles, single = bundle(apart, tape.group_of)
     for some in bundles:
-        rows[some.group] = rows[some.group] + contract.sum_of_squares(some.rows)
+        rows[some.group] = rows[some.group] + sum_of_squares(some.rows)
     for one in single:
         group = tape.group_of[one.part.path]
         rows[group] = rows[group] + _square_norm(one, tape)
@@ -112,7 +114,7 @@ def _measure(
             several[name] = several[name] + more if name in several else more
     for name, gradient in several.items():
         group = tape.group_of[name]
-        rows[group] = rows[group] + contract.square_norm(gradient)
+        rows[group] = rows[group] + square_norm(gradient)
     return torch.stack(rows), Left(bundles, single, several)
 
 
@@ -120,7 +122,7 @@ def _square_norm(one: Kept, tape: Tape) -> Float[Tensor, " n"] | float:
     eps = one.part.standardised if one.part.method == "store" else None
     if eps is None or not one.tensors or one.tensors[0] is None:
         return one.square_norm()
-    return contract.standardised_norm(one.tensors[0], tape.parameters[one.part.path], eps)
+    return standardised.square_norm(one.tensors[0], tape.parameters[one.part.path], eps)
 
 
 def _add_up(
@@ -132,8 +134,8 @@ def _add_up(
     """
     total = {}
     for name, each in left.several.items():
-        sound = contract.without(each, broken)
-        total[name] = contract.weighted_sum(sound, factors[tape.group_of[name]].to(each.dtype))
+        sound = without(each, broken)
+        total[name] = weighted_sum(sound, factors[tape.group_of[name]].to(each.dtype))
     values: list[Tensor] = []
     sums: list[Tensor] = []
     for some in left.bundles:

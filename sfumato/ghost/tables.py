@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.errors import UnsupportedLayer
-from sfumato.ghost.contract import sum_type
+from sfumato.ghost.arithmetic import widened
+from sfumato.ghost.generic import by_vmap
 from sfumato.ghost.leaf import Leaf
 from sfumato.ghost.registry import norm_rule
 from sfumato.ghost.tape import Tape
 
 
-@norm_rule(F.embedding)
+@norm_rule(F.embedding, last_axes=lambda *_, **__: 0)
 def embedding(
     tape: Tape, input: Tensor, weight: Tensor, padding_idx: int | None = None,
     max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
@@ -43,7 +44,7 @@ def embedding(
     return rows + tape.keep(tuple(rows.shape), rows.dtype)
 
 
-@norm_rule(F.embedding_bag)
+@norm_rule(F.embedding_bag, finds_examples=True)
 def embedding_bag(
     tape: Tape, input: Tensor, weight: Tensor, offsets: Tensor | None = None,
     max_norm: Any = None, norm_type: float = 2, scale_grad_by_freq: bool = False,
@@ -51,6 +52,10 @@ def embedding_bag(
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Sums or means of table rows, for bags given as a matrix of indices."""
+    if not set(tape.here.axes) <= {0, None}:
+        args = (input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse)
+        args = (*args, per_sample_weights, include_last_offset, padding_idx)
+        return by_vmap(tape, F.embedding_bag, args, {})
     if offsets is not None or mode == "max" or max_norm or scale_grad_by_freq or sparse:
         raise UnsupportedLayer(
             f'"{tape.name_of(weight)}" is an EmbeddingBag with offsets, mode max, max_norm, '
@@ -119,5 +124,5 @@ class Rows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """Where a row was read several times, the sum."""
         (g,), (index,) = gradients, ctx.saved_tensors
-        rows = g.reshape(len(index), *ctx.shape[1:]).to(sum_type(g))
+        rows = widened(g.reshape(len(index), *ctx.shape[1:]))
         return rows.new_zeros(ctx.shape).index_add(0, index, rows).to(g.dtype), None

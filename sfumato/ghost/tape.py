@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UnsupportedLayer
-from sfumato.ghost.geometry import Geometry
 from sfumato.ghost.leaf import Leaf
+from sfumato.ghost.parts import RESHAPING, Part, Recipe
 from sfumato.ghost.sizes import (
     NOWHERE,
     Meeting,
@@ -33,87 +33,46 @@ from sfumato.ghost.sizes import (
 
 
 @dataclass
-class Part:
-    """One use of a parameter on a batch; what is known of it before any batch comes."""
-
-    root: str | None
-    """The parameter it is, perhaps reshaped; None if it is computed from parameters."""
-    path: str
-    """Name of a parameter it comes from, for people."""
-    shape: tuple[int, ...]
-    kind: str = "gradient"
-    """gradient: per-example gradients are kept; product: a contraction; rows: a table."""
-    operation: str = ""
-    geometry: Geometry | None = None
-    positions: int = 0
-    inputs: int = 0
-    outputs: int = 0
-    groups: int = 1
-    on_gpu: bool = False
-    gram_depth: int = 0
-    """Products for one entry of the Gram matrix of its inputs."""
-    method: str = "store"
-    """store: keep per-example gradients; ghost: Gram norms; square: form, measure, drop."""
-    sources: tuple[str, ...] = ()
-    """All parameters it depends on."""
-    standardised: float | None = None
-    """If it is a parameter with standardised rows: the eps of the standardisation."""
-    rounded: bool = False
-    """Whether autocast is on here, so that an ordinary backward pass sums in lower precision."""
-    output_lost: bool = False
-    """Whether the layer's output is rounded, or changed in place later: no norm can rest on it."""
-    reads_input: bool = False
-    """Whether nobody wants the gradient of the layer's input: the batch itself, or a constant."""
-    func: str = ""
-    """The torch operation that opened it."""
-    call: int = -1
-    """Number of that operation among those in which a Leaf meets another tensor."""
-    meeting: Meeting | None = None
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a Leaf was made of other Leafs and constants."""
-
-    func: Callable[..., Any]
-    args: Any
-    kwargs: Any
-    precision: torch.dtype | None = None
-    """What autocast computed in, if it was on."""
-    place: tuple[int, ...] = ()
-    """Where it is in what the function gives."""
-
-
-@dataclass
 class Tape:
     """One recorded forward pass of `examples` examples.
 
-    With `parts` None the pass is a survey: it finds the parts. Otherwise it must meet the same
+    With `survey` the pass finds the parts and appends them to `parts`; otherwise it must meet those
     parts in the same order, which is checked.
     """
 
     examples: int
     seed: Tensor
+    """One zero with a gradient, of which all dummies are views."""
     parts: list[Part]
     survey: bool = False
+    leaf_type: type[Leaf] = Leaf
+    """That of the `Ghost` this pass belongs to."""
     group_of: dict[str, int] = field(default_factory=dict)
+    """The group, by parameter, that it is clipped with."""
     num_groups: int = 1
     keeps_factors: bool = True
     """Whether layer inputs and output gradients are kept for the weighted sum (one pass)."""
     count: int = 0
+    """Parts met so far."""
     keeps: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     """The parameter values that met the batch, one a part, still attached to the parameters."""
     extras: list[Tensor | None] = field(default_factory=list)
+    """For tables, which rows were read; None for all other parts."""
     roots: dict[int, tuple[str, bool]] = field(default_factory=dict)
     """In a survey: id of a Leaf -> (parameter, whether it is that parameter reshaped)."""
     standardised: dict[int, float] = field(default_factory=dict)
+    """In a survey: id of a Leaf with standardised rows -> the eps of the standardisation."""
     alive: list[Tensor] = field(default_factory=list)
+    """Leafs that are known by their id, which must not go to another tensor."""
     inputs: list[int] = field(default_factory=list)
+    """In a survey: ids of the batch itself."""
     watch: Watch | None = None
     """In a survey: what the same operations looked like with another number of examples."""
     calls: int = 0
+    """Operations so far in which a Leaf met another tensor."""
     func: str = ""
+    """The last of them."""
     here: Meeting = NOWHERE
     """Where the examples are in the operation that is being made."""
     outputs: list[tuple[Part, Tensor]] = field(default_factory=list)
@@ -143,7 +102,11 @@ class Tape:
         return self.seed.to(dtype).expand(shape)
 
     def keep(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A dummy whose gradient will be kept."""
+        """A dummy whose gradient will be kept.
+
+        Parts get theirs in the order of `open`: one each, the per-example gradient; a product that
+        stores none gets its input and its output gradient.
+        """
         if self.replaying:
             return self.keep_zeros(shape, dtype)
         given = None if self.dummies is None else self.dummies[1][len(self.keeps)]
@@ -161,7 +124,7 @@ class Tape:
         return marked
 
     def open(self, leaf: Tensor, kind: str, operation: str) -> Part:
-        """The part for a Leaf that meets the batch here."""
+        """The part for a Leaf that meets the batch here; `kind` is one of `Part.kind`."""
         if self.replaying:
             wanted = (kind, operation, tuple(leaf.shape))
             return next(p for p in self.parts if (p.kind, p.operation, p.shape) == wanted)
@@ -265,22 +228,22 @@ class Tape:
             self.here = self.here._replace(out=axis)
         return self.here.out
 
-    def derive(self, func: Callable[..., Any], args: Any, kwargs: Any, kind: type) -> Any:
-        """A batch-free operation on Leafs gives Leafs."""
+    def derive(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """What an operation gives that no example takes part in: of Leafs, Leafs."""
         result = func(*args, **kwargs)
         device = self.seed.device.type
         on = self.recipes is not None and torch.is_autocast_enabled(device)
         precision = torch.get_autocast_dtype(device) if on else None
-        return self._wrap(result, Recipe(func, args, kwargs, precision), kind)
+        return self._wrap(result, Recipe(func, args, kwargs, precision))
 
-    def _wrap(self, result: Any, recipe: Recipe, kind: type) -> Any:
+    def _wrap(self, result: Any, recipe: Recipe) -> Any:
         if isinstance(result, tuple | list):
             places = [replace(recipe, place=(*recipe.place, i)) for i in range(len(result))]
             pairs = zip(result, places, strict=True)
-            return type(result)(self._wrap(item, place, kind) for item, place in pairs)
+            return type(result)(self._wrap(item, place) for item, place in pairs)
         if not isinstance(result, Tensor) or not result.requires_grad:
             return result
-        leaf, func, args = result.as_subclass(kind), recipe.func, recipe.args
+        leaf, func, args = result.as_subclass(self.leaf_type), recipe.func, recipe.args
         if self.recipes is not None:
             self.recipes[id(leaf)] = recipe
             self.alive.append(leaf)
@@ -321,31 +284,3 @@ class Mark(torch.autograd.Function):
 
 def _carries_gradient(tensor: Tensor) -> bool:
     return tensor.requires_grad and not isinstance(tensor, Leaf)
-
-
-RESHAPING = {
-    Tensor.view,
-    Tensor.reshape,
-    Tensor.permute,
-    Tensor.transpose,
-    Tensor.t,
-    Tensor.squeeze,
-    Tensor.unsqueeze,
-    Tensor.flatten,
-    Tensor.unflatten,
-    Tensor.contiguous,
-    Tensor.movedim,
-    Tensor.view_as,
-    Tensor.reshape_as,
-    Tensor.float,
-    Tensor.T.__get__,  # pyright: ignore
-    Tensor.mT.__get__,  # pyright: ignore
-    torch.reshape,
-    torch.permute,
-    torch.transpose,
-    torch.squeeze,
-    torch.unsqueeze,
-    torch.flatten,
-    torch.movedim,
-}
-"""Operations that only move numbers: the norm of a gradient is the same before and after."""

@@ -2,7 +2,7 @@
 
 An estimate of the largest singular value (two vectors, Miyato et al. 2018) divides the weight. It
 follows the weight when `tighten` is called, after each step, and not in the forward pass, which so
-changes nothing: it can be repeated, compiled and recorded. The gradient is written out, since
+changes nothing: it can be repeated, compiled and captured. The gradient is written out, since
 autograd needs three times as many kernels for it.
 """
 

@@ -69,7 +69,7 @@ def make_step(
     from sfumato.train.extend import extended
     from sfumato.train.features import with_features
     from sfumato.train.memory import Work, advised
-    from sfumato.train.quick import quick_clip, records
+    from sfumato.train.quick import captures, quick_clip
     from sfumato.train.sharp import step_uphill
     from sfumato.train.steps import private_step
 
@@ -104,7 +104,7 @@ def make_step(
         step = extended(step, model, extender)
     if learner.last is not None:
         step = step_uphill(step, model, learner.last, config.sharpness)
-    return Made(step, ghost, reading, Work(clip, ghost.clip, records(ghost, reading)))
+    return Made(step, ghost, reading, Work(clip, ghost.clip, captures(ghost, reading)))
 
 
 def admit_canaries(

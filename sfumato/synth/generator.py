@@ -247,7 +247,7 @@ def new_turn(
     """One step of Adam on the loss of a batch, whose chance is a function of numbers.
 
     Each of several processes takes a part of the batch, and all step along the whole gradient. What
-    they tell each other stands between two recordings.
+    they tell each other stands between two captures.
     """
     device, step = album.pixels.device, painter.optimizer.step
 
@@ -304,7 +304,7 @@ def learn(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate, in place where a recording reads it."""
+    """The learning rate, in place where a capture reads it."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)

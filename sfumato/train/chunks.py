@@ -1,6 +1,6 @@
 """How batches are cut into chunks that fit memory: into few shapes, with little to fill them up.
 
-A Poisson batch has another size in every step, and a recorded or compiled program has one shape.
+A Poisson batch has another size in every step, and a captured or compiled program has one shape.
 So chunks are filled up with rows that count for nothing and cost as much as any other: where 1,000
 examples are expected and 1,126 fit at once, always to take 1,126 costs an eighth more than need be.
 The chance of every size is known beforehand, and with it the length for which least is wasted.

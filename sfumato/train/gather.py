@@ -53,7 +53,7 @@ class Gather:
         checked = self.check_every and batch.step % self.check_every == 0
         for number, (seed, given) in enumerate(self._chunks(batch)):
             if checked and not number:
-                # Before: what a recorded clip gives is overwritten by its next call.
+                # Before: what a captured clip gives is overwritten by its next call.
                 losses, inputs, examples, _ = given
                 check_contributions(self.ghost, losses, inputs, examples, clip=self._look)
                 self._tally.begin()

@@ -36,7 +36,7 @@ class Work(NamedTuple):
     """As it is run in the end."""
     measured: Callable[..., Any]
     """As it is measured with a few examples: the same, or uncompiled, which takes no less."""
-    recorded: bool = False
+    captured: bool = False
     """Whether it will run as a CUDA graph. It keeps its memory: other sizes need room beside."""
 
     @classmethod
@@ -50,7 +50,7 @@ class Work(NamedTuple):
             total = torch.where(mask, losses(model, *inputs), 0.0).sum()
             return torch.autograd.grad(total, learning, allow_unused=True)
 
-        return cls(gradient, gradient, recorded=True)
+        return cls(gradient, gradient, captured=True)
 
 
 def fitting_batch(
@@ -91,7 +91,7 @@ def measured_batch(
     return largest_that_fits(
         lambda size: peak_bytes(work.measured, reading, size),
         lambda size: peak_bytes(work.run, reading, size),
-        (free_bytes(reading.device) - beside) // (2 if work.recorded else 1),
+        (free_bytes(reading.device) - beside) // (2 if work.captured else 1),
         most,
         length,
     )

@@ -1,8 +1,8 @@
-"""How a training loop clips: compiled if asked, and on a GPU recorded and replayed.
+"""How a training loop clips: compiled if asked, and on a GPU captured and replayed.
 
 A small model on a large GPU waits for Python, which launches every kernel by hand: a private step
 has more of them than an ordinary one. Shapes repeat, so the whole of forward pass, backward pass,
-norms and sums is recorded once and launched as one.
+norms and sums is captured once and launched as one.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from sfumato.ghost.clip import Ghost
 from sfumato.ghost.compiled import Compiled
 from sfumato.ghost.sums import Clipped, Tell
 from sfumato.train.reading import Reading
-from sfumato.train.replay import Recorded
+from sfumato.train.replay import Captured
 
 Clip = Callable[..., Clipped]
 
@@ -23,34 +23,34 @@ Clip = Callable[..., Clipped]
 def quick_clip(ghost: Ghost, reading: Reading, *, compiled: bool) -> Clip:
     """`ghost.clip`, the quickest way there is for these losses on this device.
 
-    Losses that something else changes from step to step (extenders, canaries) are not recorded, nor
+    Losses that something else changes from step to step (extenders, canaries) are not captured, nor
     are two passes, between which chance is set back.
     """
     clip: Clip = Compiled(ghost) if compiled and not ghost.two_pass else ghost.clip
-    return recorded(ghost, clip, reading) if records(ghost, reading) else clip
+    return captured(ghost, clip, reading) if captures(ghost, reading) else clip
 
 
-def records(ghost: Ghost, reading: Reading) -> bool:
-    """Whether `quick_clip` records."""
+def captures(ghost: Ghost, reading: Reading) -> bool:
+    """Whether `quick_clip` captures."""
     steady = not ghost.two_pass and reading.change is None
     return reading.device.type == "cuda" and steady
 
 
-def recorded(ghost: Ghost, clip: Clip, reading: Reading) -> Clip:
+def captured(ghost: Ghost, clip: Clip, reading: Reading) -> Clip:
     """The same, replayed where the shapes have come before.
 
-    It is to be called with the losses of this reading, which are in the recording, and so is what
-    `tell` does. Nothing may wait for the GPU while it is recorded, so whether all gradients are
+    It is to be called with the losses of this reading, which are in the capture, and so is what
+    `tell` does. Nothing may wait for the GPU while it is captured, so whether all gradients are
     finite is seen afterwards, if nobody is told. If one is not, which is rare, the examples are
     clipped once more.
     """
 
     @cache
-    def replayed(tell: Tell) -> Recorded:
+    def replayed(tell: Tell) -> Captured:
         def work(mask: Tensor, *inputs: Tensor) -> Clipped:
             return clip(reading.losses, inputs, len(mask), mask, tell=tell)
 
-        return Recorded(work, reading.device)
+        return Captured(work, reading.device)
 
     def quick(
         loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int, mask: Tensor,

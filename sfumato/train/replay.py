@@ -1,4 +1,4 @@
-"""Work that a GPU repeats: recorded once, then replayed with one launch.
+"""Work that a GPU repeats: captured once, then replayed with one launch.
 
 A small network on a large GPU waits for Python: hundreds of kernels of a few microseconds each, and
 every one is launched by hand. A CUDA graph launches all of them at once.
@@ -17,7 +17,7 @@ from torch import Tensor
 from sfumato.data.dice import seed_of
 
 WARM = 3
-"""Calls before the recording: libraries choose their kernels, optimizers make their state."""
+"""Calls before the capture: libraries choose their kernels, optimizers make their state."""
 
 
 class Replay:
@@ -46,18 +46,18 @@ class Replay:
             self._warm()
             return
         if self.graph is None:
-            self.graph = self._record()
+            self.graph = self._capture()
         self.graph.replay()
 
     def _warm(self) -> None:
-        # Beside the main stream, where nothing can be recorded.
+        # Beside the main stream, where nothing can be captured.
         aside = torch.cuda.Stream(self.device)
         aside.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(aside):
             self.work(self.generator)
         torch.cuda.current_stream(self.device).wait_stream(aside)
 
-    def _record(self) -> torch.cuda.CUDAGraph:
+    def _capture(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         # Another thread may ask how far messages between processes are: that is none of our work.
@@ -66,25 +66,25 @@ class Replay:
         return graph
 
 
-RECORDINGS = 8
-"""Recordings that a function has at most: each takes seconds to make, and memory."""
+CAPTURES = 8
+"""Captures that a function has at most: each takes seconds to make, and memory."""
 
 
 @dataclass(frozen=True)
-class Recording:
-    """A recorded call: the tensors it reads, and those it gives, which every replay overwrites."""
+class Capture:
+    """A captured call: the tensors it reads, and those it gives, which every replay overwrites."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
     given: Any
 
 
-class Recorded:
-    """A function of tensors, recorded once for each shape of theirs and replayed from then on.
+class Captured:
+    """A function of tensors, captured once for each shape of theirs and replayed from then on.
 
     The rules are those of `Replay`; chance in it comes from torch's own generator. What a call
     gives is overwritten by the next. Away from a GPU it is the function itself; so it is after a
-    recording that failed.
+    capture that failed.
     """
 
     def __init__(self, work: Callable[..., Any], device: torch.device) -> None:
@@ -92,9 +92,9 @@ class Recorded:
         self.work = work
         self.device = device
         self.calls: dict[Any, int] = {}
-        self.recordings: dict[Any, Recording | None] = {}
-        """None for what cannot be recorded."""
-        self.most = RECORDINGS
+        self.captures: dict[Any, Capture | None] = {}
+        """None for what cannot be captured."""
+        self.most = CAPTURES
 
     def __call__(self, name: Any, *inputs: Tensor) -> Any:
         """The function of these inputs; `name` stands for all else that it depends on."""
@@ -102,29 +102,29 @@ class Recorded:
             return self.work(*inputs)
         key = (name, *((tuple(x.shape), x.stride(), x.dtype) for x in inputs))
         self.calls[key] = self.calls.get(key, 0) + 1
-        if key not in self.recordings and self.calls[key] == WARM + 1:
-            self.recordings[key] = self._record(inputs) if self.most else None
-        made = self.recordings.get(key)
+        if key not in self.captures and self.calls[key] == WARM + 1:
+            self.captures[key] = self._capture(inputs) if self.most else None
+        made = self.captures.get(key)
         if made is None:
             return self.work(*inputs)
-        self.recordings[key] = self.recordings.pop(key)  # the one used last stands last
+        self.captures[key] = self.captures.pop(key)  # the one used last stands last
         for place, value in zip(made.inputs, inputs, strict=True):
             place.copy_(value)
         made.graph.replay()
         return made.given
 
-    def _record(self, inputs: tuple[Tensor, ...]) -> Recording | None:
-        if len(self.recordings) >= self.most:  # what was not used for longest goes
+    def _capture(self, inputs: tuple[Tensor, ...]) -> Capture | None:
+        if len(self.captures) >= self.most:  # what was not used for longest goes
             torch.cuda.synchronize(self.device)
-            oldest = next(iter(self.recordings))
-            del self.recordings[oldest], self.calls[oldest]
-        # What the calls before held, the recording needs for itself. And graphs of theirs that are
+            oldest = next(iter(self.captures))
+            del self.captures[oldest], self.calls[oldest]
+        # What the calls before held, the capture needs for itself. And graphs of theirs that are
         # only not collected yet would tie it to the stream that they ran on.
         gc.collect()
         torch.cuda.empty_cache()
         known = [x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
-        others = [made.graph.pool() for made in self.recordings.values() if made is not None]
+        others = [made.graph.pool() for made in self.captures.values() if made is not None]
         pool = others[0] if others else None
         stream = torch.cuda.stream(torch.cuda.current_stream(self.device))  # also if it fails
         try:
@@ -132,23 +132,23 @@ class Recorded:
                 given = self.work(*known)
         except RuntimeError as problem:
             words = str(problem).splitlines()[0]
-            warnings.warn(f"a step cannot be recorded, so it is slower: {words}", stacklevel=2)
+            warnings.warn(f"a step cannot be captured, so it is slower: {words}", stacklevel=2)
             self._give_up()
             return None
-        return Recording(graph, known, given)
+        return Capture(graph, known, given)
 
     def _give_up(self) -> None:
-        """Record nothing more, and let chance go on.
+        """Capture nothing more, and let chance go on.
 
-        A recording that was broken off leaves torch's generator waiting for its end. It gets
-        another state, which recordings made before do not know, of whatever function: they go too.
+        A capture that was broken off leaves torch's generator waiting for its end. It gets
+        another state, which captures made before do not know, of whatever function: they go too.
         """
         for one in _ALL:
-            one.most, one.recordings = 0, dict.fromkeys(one.recordings)
+            one.most, one.captures = 0, dict.fromkeys(one.captures)
         with torch.cuda.device(self.device):
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
 
 
-_ALL: WeakSet[Recorded] = WeakSet()
-"""All that may hold a recording."""
+_ALL: WeakSet[Captured] = WeakSet()
+"""All that may hold a capture."""

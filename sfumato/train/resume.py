@@ -11,7 +11,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
     A file keeps numbers and not their order in memory, and fused optimizers refuse moments that lie
     otherwise than a channels-last parameter. A rate that is a tensor stays the tensor it was: it
-    may be read by a recording on a GPU, and a file's lies on the CPU.
+    may be read by a capture on a GPU, and a file's lies on the CPU.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
     optimizer.load_state_dict(state)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sfumato.data.dice import seed_of
 from sfumato.ghost.clip import Clipped, Ghost
-from sfumato.ghost.quick_norms import QuickNorms, has_groups
+from sfumato.ghost.plain_group_norm import QuickGroupNorm, has_group_norm
 from sfumato.nn.observe import evaluating
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout
@@ -27,7 +27,7 @@ from sfumato.privacy.sampling import Batch, Secret
 from sfumato.privacy.seal import fingerprint
 from sfumato.train.gather import Gather
 from sfumato.train.reading import Reading
-from sfumato.train.replay import Recorded
+from sfumato.train.replay import Captured
 from sfumato.train.tally import BROKEN, Tally, averages_of
 from sfumato.train.world import World
 
@@ -107,19 +107,19 @@ def plain_step(
 ) -> Step:
     """A step that leaves the ordinary mean gradient: no clipping, no noise, no promise.
 
-    On a GPU passes of one shape are recorded and replayed, as those of the private way are, with
+    On a GPU passes of one shape are captured and replayed, as those of the private way are, with
     the same GroupNorm.
     """
     world = World() if world is None else world
     # Sizes are few, and each is worth a program of its own.
     answer: Any = torch.compile(model, dynamic=False) if compiled else model
-    quick = reading.device.type == "cuda" and not compiled and has_groups(model)
+    quick = reading.device.type == "cuda" and not compiled and has_group_norm(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     layout, tally = Layout.of(named), Tally(reading.device)
 
     def work(mask: Tensor, *inputs: Tensor) -> dict[str, Tensor]:
         """The gradient of the sum of the losses: zero where no example reached a parameter."""
-        with QuickNorms() if quick else nullcontext():
+        with QuickGroupNorm() if quick else nullcontext():
             losses = torch.where(mask, reading.losses(answer, *inputs), 0.0)
         tally.add(losses.detach(), mask)
         found = torch.autograd.grad(
@@ -127,7 +127,7 @@ def plain_step(
         )
         return dict(zip(named, found, strict=True))
 
-    recorded = Recorded(work, reading.device)
+    captured = Captured(work, reading.device)
 
     def step(batch: Batch) -> dict[str, float]:
         total = layout.zeros()
@@ -137,7 +137,7 @@ def plain_step(
             mask = to_device(chunk.mask, reading.device)
             torch.manual_seed(seed_of(reading.seed, batch.step, place))
             if reading.change is None:
-                total.add(recorded(model.training, mask, *inputs))
+                total.add(captured(model.training, mask, *inputs))
             else:  # it may change from step to step
                 total.add(work(mask, *inputs))
         world.add_up({**total, "": tally.numbers})

@@ -20,16 +20,16 @@ An example that is not finite spoils the sums even where it does not count."""
 
 
 class Tally:
-    """Told of every chunk (see `ghost.sums.Tell`), also in a recording; read once for all of them.
+    """Told of every chunk (see `ghost.sums.Tell`), also in a capture; read once for all of them.
 
-    All its memory is made beforehand: a recording may make none that the host can read.
+    All its memory is made beforehand: a capture may make none that the host can read.
     """
 
     def __init__(self, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
         self.numbers = torch.zeros(5, device=device)
         self._there = torch.zeros(5, pin_memory=on_gpu)
-        # External: in a recording it is then a node, of which each replay tells anew.
+        # External: in a capture it is then a node, of which each replay tells anew.
         self._arrived = torch.cuda.Event(external=True) if on_gpu else None
 
     def begin(self) -> None:

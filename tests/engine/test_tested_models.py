@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.products import linear
-from sfumato.ghost.registry import RULES
-from sfumato.ghost.spelling import FINDS_EXAMPLES
+from sfumato.ghost.registry import RULES, Rule
 
 
 class Square(nn.Module):
@@ -28,7 +27,7 @@ class Square(nn.Module):
 
 
 def right(tape, bias, rows, weight):
-    return linear(tape, rows, tape.derive(Tensor.t, (weight,), {}, type(weight)), bias)
+    return linear(tape, rows, tape.derive(Tensor.t, weight), bias)
 
 
 def wrong(tape, bias, rows, weight):
@@ -47,8 +46,7 @@ INPUTS = {
 @pytest.mark.parametrize("kind", INPUTS)
 @pytest.mark.parametrize("rule", [right, wrong])
 def test_a_wrong_rule_is_noticed_whatever_the_model_is_given(kind, rule, monkeypatch):
-    monkeypatch.setitem(RULES, torch.addmm, rule)
-    monkeypatch.setattr("sfumato.ghost.dispatch.FINDS_EXAMPLES", FINDS_EXAMPLES | {torch.addmm})
+    monkeypatch.setitem(RULES, torch.addmm, Rule(rule, finds_examples=True))
     model, _, _ = attached(Square(kind))
     if rule is right:
         assert model(INPUTS[kind]).shape == (12, 8)

@@ -72,7 +72,7 @@ def main():
 
 
 def is_held(parameter):
-    """Whether a graph refers to the parameter: it would tie a recording to the stream of then."""
+    """Whether a graph refers to the parameter: it would tie a capture to the stream of then."""
     torch.autograd.graph.get_gradient_edge(parameter).node.metadata["seen"] = True
     return "seen" in torch.autograd.graph.get_gradient_edge(parameter).node.metadata
 

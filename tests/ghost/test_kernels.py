@@ -7,7 +7,7 @@ from torch import nn
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
-from sfumato.ghost import contract, grams, on_gpu
+from sfumato.ghost import arithmetic, contract, grams, on_gpu, standardised
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.ghost.geometry import LINEAR, Geometry
@@ -16,7 +16,7 @@ from sfumato.ghost.kernels.convolution import conv_gradients, conv_total
 from sfumato.ghost.kernels.ghost import scaled
 from sfumato.ghost.kernels.pixels import conv_ghost_norm
 from sfumato.ghost.layout import MODES, choose_methods
-from sfumato.ghost.tape import Part
+from sfumato.ghost.parts import Part
 from sfumato.nn.wrn import StandardisedConv2d
 
 CASES = {
@@ -349,8 +349,8 @@ def test_norms_and_sums_do_not_depend_on_how_a_gradient_lies_in_memory():
     weight, factors = torch.randn(6, 4, 3, 3), torch.rand(5)
     gradient = torch.randn(5, 6, 4, 3, 3)
     moved = gradient.movedim(2, -1).contiguous().movedim(-1, 2)
-    for norm in (contract.square_norm, lambda v: contract.standardised_norm(v, weight, 1e-10)):
+    for norm in (arithmetic.square_norm, lambda v: standardised.square_norm(v, weight, 1e-10)):
         torch.testing.assert_close(norm(moved), norm(gradient))
     wanted = torch.einsum("n,npchw->pchw", factors, gradient)
     for lying in (gradient, moved):
-        torch.testing.assert_close(contract.weighted_sum(lying, factors), wanted)
+        torch.testing.assert_close(arithmetic.weighted_sum(lying, factors), wanted)

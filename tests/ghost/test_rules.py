@@ -154,14 +154,23 @@ CASES = {
     "conv2d 1x1": (lambda: nn.Conv2d(4, 6, 1), IMAGE),
     "conv2d stride, dilation": (lambda: nn.Conv2d(4, 6, (3, 2), stride=(2, 1), dilation=2), IMAGE),
     "conv2d groups": (lambda: nn.Conv2d(4, 6, 3, groups=2, padding=(2, 1)), IMAGE),
+    "conv2d groups behind another layer": (
+        lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3, 2, groups=2)),
+        IMAGE,
+    ),
     "conv2d depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4, padding=1), IMAGE),
     "conv2d depthwise, wide": (lambda: nn.Conv2d(4, 8, 3, groups=4), IMAGE),
     "conv2d same": (lambda: nn.Conv2d(4, 6, (3, 4), padding="same", dilation=2), IMAGE),
     "conv2d valid": (lambda: nn.Conv2d(4, 6, 3, padding="valid"), IMAGE),
     "conv2d reflect": (lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), IMAGE),
+    "conv2d replicate": (
+        lambda: nn.Conv2d(4, 6, 3, padding=(1, 2), padding_mode="replicate"),
+        IMAGE,
+    ),
     "conv2d circular": (lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"), IMAGE),
     "conv2d, bias alone": (lambda: frozen(nn.Conv2d(4, 6, 3), "weight"), IMAGE),
     "conv3d": (lambda: nn.Conv3d(2, 4, (3, 2, 2), stride=(1, 2, 1), groups=2), VOLUME),
+    "conv3d dilated": (lambda: nn.Conv3d(2, 3, 2, dilation=(1, 2, 2), padding=1), VOLUME),
     "conv_transpose1d": (lambda: nn.ConvTranspose1d(5, 4, 3, stride=2, padding=1), SEQUENCE),
     "conv_transpose2d": (
         lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
@@ -191,6 +200,13 @@ CASES = {
     "attention across": (lambda: Attention(cross=True), SEQUENCE),
     "attention, own widths": (lambda: Attention(cross=True, kdim=8, vdim=8), SEQUENCE),
     "attention without bias": (lambda: Attention(bias=False), SEQUENCE),
+    "attention, input bias alone": (
+        lambda: frozen(
+            Attention(cross=True),
+            *(f"attention.{n}" for n in ("in_proj_weight", "out_proj.weight", "out_proj.bias")),
+        ),
+        SEQUENCE,
+    ),
     "token": (
         lambda: Apply(
             lambda m, x: torch.cat([m.token.expand(len(x), -1, -1), x], 1), token=(1, 1, 8)

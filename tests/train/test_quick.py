@@ -1,4 +1,4 @@
-"""Clipping as a training loop does it: recorded on a GPU, and careful where it must be."""
+"""Clipping as a training loop does it: captured on a GPU, and careful where it must be."""
 
 import warnings
 from copy import deepcopy
@@ -12,7 +12,7 @@ from sfumato.ghost.clip import Ghost
 from sfumato.ghost.compiled import Compiled
 from sfumato.ghost.factors import Clipping
 from sfumato.nn.wrn import StandardisedConv2d
-from sfumato.train.quick import nobody, quick_clip, recorded
+from sfumato.train.quick import captured, nobody, quick_clip
 from sfumato.train.reading import Reading
 from sfumato.train.replay import WARM
 
@@ -46,7 +46,7 @@ def same(found, wanted):
 @pytest.mark.parametrize("device", DEVICES)
 def test_each_call_clips_what_it_is_given_with_the_parameters_there_are(device):
     model, ghost, reading = scene(device)
-    clip = recorded(ghost, ghost.clip, reading)
+    clip = captured(ghost, ghost.clip, reading)
     mask = torch.tensor([True, True, False, True], device=device)
     for turn in range(WARM + 3):
         x, y = reading.trial(4)
@@ -59,9 +59,9 @@ def test_each_call_clips_what_it_is_given_with_the_parameters_there_are(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_another_bound_is_not_that_of_a_recording(device):
+def test_another_bound_is_not_that_of_a_capture(device):
     _, ghost, reading = scene(device)
-    clip, mask = recorded(ghost, ghost.clip, reading), torch.ones(4, dtype=torch.bool).to(device)
+    clip, mask = captured(ghost, ghost.clip, reading), torch.ones(4, dtype=torch.bool).to(device)
     for turn in range(3 * (WARM + 2)):
         ghost.clipping = Clipping(max_norm=1e-2 * (1 + turn % 3))
         found = clip(reading.losses, reading.trial(4), 4, mask)
@@ -71,7 +71,7 @@ def test_another_bound_is_not_that_of_a_recording(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing(device):
     _, ghost, reading = scene(device)
-    clip, mask = recorded(ghost, ghost.clip, reading), torch.ones(4, dtype=torch.bool).to(device)
+    clip, mask = captured(ghost, ghost.clip, reading), torch.ones(4, dtype=torch.bool).to(device)
     for turn in range(WARM + 3):
         x, y = reading.trial(4)
         if turn % 2:
@@ -88,9 +88,9 @@ def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_dropout_in_a_recording_follows_the_seed_of_torch(device):
+def test_dropout_in_a_capture_follows_the_seed_of_torch(device):
     _, ghost, reading = scene(device, dropout=0.5)
-    clip, mask = recorded(ghost, ghost.clip, reading), torch.ones(4, dtype=torch.bool).to(device)
+    clip, mask = captured(ghost, ghost.clip, reading), torch.ones(4, dtype=torch.bool).to(device)
 
     def clipped(seed):
         torch.manual_seed(seed)
@@ -106,18 +106,18 @@ def test_dropout_in_a_recording_follows_the_seed_of_torch(device):
 
 
 @pytest.mark.gpu
-def test_what_is_compiled_is_recorded_too():
+def test_what_is_compiled_is_captured_too():
     """Weights that are standardised come before the batch: graphs of theirs must not be kept."""
     _, _, reading = scene("cuda")
     layers = [StandardisedConv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(800, 3)]
     ghost = Ghost(nn.Sequential(*layers).to("cuda"), clipping=Clipping(max_norm=1e-2))
-    clip, mask = recorded(ghost, Compiled(ghost), reading), torch.ones(4, dtype=torch.bool).cuda()
+    clip, mask = captured(ghost, Compiled(ghost), reading), torch.ones(4, dtype=torch.bool).cuda()
     with warnings.catch_warnings(record=True) as heard:
         for turn in range(WARM + 3):
             x, y = reading.trial(4)
             inputs = (x * (1 + turn), y)
             same(clip(reading.losses, inputs, 4, mask), ghost.clip(reading.losses, inputs, 4, mask))
-    assert not [one for one in heard if "cannot be recorded" in str(one.message)]
+    assert not [one for one in heard if "cannot be captured" in str(one.message)]
 
 
 def test_without_care_such_an_example_shows():
@@ -129,7 +129,7 @@ def test_without_care_such_an_example_shows():
     assert not all(total.isfinite().all() for total in found.total.values())
 
 
-def test_two_passes_are_neither_compiled_nor_recorded():
+def test_two_passes_are_neither_compiled_nor_captured():
     _, ghost, reading = scene("cpu")
     ghost.two_pass = True
     assert quick_clip(ghost, reading, compiled=True) == ghost.clip

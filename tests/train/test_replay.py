@@ -1,10 +1,10 @@
-"""Work that is recorded: the same as when it is done, on a GPU; the work itself elsewhere."""
+"""Work that is captured: the same as when it is done, on a GPU; the work itself elsewhere."""
 
 import pytest
 import torch
 
 from sfumato.data.dice import seed_of
-from sfumato.train.replay import RECORDINGS, WARM, Recorded, Replay
+from sfumato.train.replay import CAPTURES, WARM, Captured, Replay
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -43,9 +43,9 @@ def test_a_replay_does_what_the_work_does_with_the_chance_of_each_seed(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_recorded_function_is_the_function_for_each_shape_and_name(device):
+def test_a_captured_function_is_the_function_for_each_shape_and_name(device):
     factor = torch.ones((), device=device)
-    double = Recorded(lambda x, y: (factor * x + y, x.sum()), torch.device(device))
+    double = Captured(lambda x, y: (factor * x + y, x.sum()), torch.device(device))
     for turn in range(2 * WARM + 4):
         factor += 1
         x = torch.arange(4.0 + turn % 2, device=device) + turn
@@ -55,24 +55,24 @@ def test_a_recorded_function_is_the_function_for_each_shape_and_name(device):
 
 
 @pytest.mark.gpu
-def test_of_many_recordings_those_go_that_were_not_used_for_longest():
+def test_of_many_captures_those_go_that_were_not_used_for_longest():
     device = torch.device("cuda")
-    double = Recorded(lambda x: 2 * x, device)
-    for name in range(RECORDINGS + 2):
+    double = Captured(lambda x: 2 * x, device)
+    for name in range(CAPTURES + 2):
         for turn in range(WARM + 3):
             x = torch.arange(4.0, device=device) + name + turn
             torch.testing.assert_close(double(name, x), 2 * x)
         torch.testing.assert_close(double(0, x), 2 * x)
-    assert [key[0] for key in double.recordings] == [*range(3, RECORDINGS + 2), 0]
+    assert [key[0] for key in double.captures] == [*range(3, CAPTURES + 2), 0]
 
 
 @pytest.mark.gpu
-def test_what_waits_for_the_gpu_is_not_recorded_but_done():
-    waits = Recorded(lambda x: x * float(x.sum()), torch.device("cuda"))
+def test_what_waits_for_the_gpu_is_not_captured_but_done():
+    waits = Captured(lambda x: x * float(x.sum()), torch.device("cuda"))
     x = torch.ones(3, device="cuda")
     for turn in range(WARM + 3):
         if turn == WARM:
-            with pytest.warns(UserWarning, match="cannot be recorded"):
+            with pytest.warns(UserWarning, match="cannot be captured"):
                 found = waits("name", x)
         else:
             found = waits("name", x)

@@ -55,7 +55,7 @@ def test_a_sharp_step_leaves_the_gradient_of_a_place_uphill():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_an_open_step_stays_that_of_autograd_when_it_is_recorded(device):
+def test_an_open_step_stays_that_of_autograd_when_it_is_captured(device):
     """Several chunks, weights that move, a layer that no example reaches, chance that repeats."""
     device = torch.device(device)
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 20), nn.Dropout(0.3), nn.Linear(20, 3))

@@ -15,7 +15,7 @@ from sfumato.privacy.sampling import Batch, Chunk, Secret
 from sfumato.recipes.train import Config
 from sfumato.runs import open_run
 from sfumato.train.loop import Learner, fit
-from sfumato.train.quick import recorded
+from sfumato.train.quick import captured
 from sfumato.train.reading import Reading
 from sfumato.train.replay import WARM
 from sfumato.train.setup import make_schedule
@@ -34,9 +34,9 @@ def scene(device="cpu"):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_tally_is_that_of_all_chunks_recorded_or_not(device):
+def test_a_tally_is_that_of_all_chunks_captured_or_not(device):
     _, ghost, reading = scene(device)
-    clip, tally = recorded(ghost, ghost.clip, reading), Tally(torch.device(device))
+    clip, tally = captured(ghost, ghost.clip, reading), Tally(torch.device(device))
     mask = torch.tensor([True, True, False, True], device=device)
     for turn in range(WARM + 3):
         tally.begin()

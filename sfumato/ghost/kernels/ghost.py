@@ -274,7 +274,7 @@ def _(rows, factors):  # pyright: ignore
 def finished(tiles: Float[Tensor, "n tiles 3"]) -> Float[Tensor, "2 n"]:
     """Squared norms and sums of lengths from those of tiles, in one launch.
 
-    As in `contract.sum_from_above`: rounding is a small part of the absolute sum.
+    As in `arithmetic.sum_from_above`: rounding is a small part of the absolute sum.
     """
     examples, count, _ = tiles.shape
     found = tiles.new_empty((2, examples))

@@ -136,7 +136,7 @@ def conv_ghost_norm(
 ) -> Tensor:  # fmt: skip
     """For the gradients of a 2-D convolution, in float32: squared norms, and sums of |a| |b| (2 n).
 
-    As in `contract.sum_from_above`, what rounding may have taken away is added.
+    As in `arithmetic.sum_from_above`, what rounding may have taken away is added.
     """
     x, g = channels_last(x, g)
     channels, outputs = x.shape[1] // groups, g.shape[1] // groups

@@ -11,7 +11,7 @@ from torch import nn
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
-from sfumato.ghost import normalised
+from sfumato.ghost import normalisation_functions
 from sfumato.ghost.admit import one_at_a_time
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.kernels.group_norm import group_norm
@@ -229,9 +229,9 @@ def with_kernels(monkeypatch):
 
     def everywhere(x):
         used.append(x.dtype)
-        return x.dtype in normalised.NARROW
+        return x.dtype in normalisation_functions.NARROW
 
-    monkeypatch.setattr(normalised, "has_kernel", everywhere)
+    monkeypatch.setattr(normalisation_functions, "has_kernel", everywhere)
     return used
 
 
@@ -259,7 +259,7 @@ def test_under_autocast_the_kernels_read_what_was_rounded(monkeypatch):
         with torch.autocast(DEVICE, torch.bfloat16):
             return losses_of(1)(model, x)
 
-    monkeypatch.setattr(normalised, "has_kernel", lambda x: False)
+    monkeypatch.setattr(normalisation_functions, "has_kernel", lambda x: False)
     wanted = Ghost(model).clip(losses, (x,), 4)
     used = with_kernels(monkeypatch)
     found = Ghost(model).clip(losses, (x,), 4)
@@ -312,8 +312,10 @@ def test_the_expressions_for_a_compiler_are_exact(case, monkeypatch):
 
 def test_the_expressions_for_a_compiler_leave_channels_last():
     x = torch.randn(2, 6, 5, 4).to(memory_format=torch.channels_last)
-    out, mean, scale = normalised._normalised_groups(x, torch.ones(6), torch.ones(6), 3, 1e-5)
-    grad_x, *_ = normalised._by_expressions(
+    out, mean, scale = normalisation_functions._normalised_groups(
+        x, torch.ones(6), torch.ones(6), 3, 1e-5
+    )
+    grad_x, *_ = normalisation_functions._by_expressions(
         out, x, mean, scale, torch.ones(6), (2, 6, 20, 3), (True, True, True)
     )
     for found in (out, grad_x):

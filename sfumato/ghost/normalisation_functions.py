@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from sfumato.ghost.contract import sum_type
+from sfumato.ghost.arithmetic import sum_type
 
 Found = tuple[Any, Any, Any]
 """Gradient of the input, and what scale and shift get from each row: rows, C."""

@@ -1,8 +1,8 @@
 """Layers that normalise, then scale and shift: LayerNorm, GroupNorm and their kin.
 
-LayerNorm, GroupNorm and frozen BatchNorm are in `normalised`, and cost about what they cost in
-ordinary training. For the others, and where something is odd, the scale and the shift are given a
-row for each example, whose gradient is the per-example one.
+LayerNorm, GroupNorm and frozen BatchNorm go to `normalisation_functions`, and cost about what they
+cost in ordinary training. For the others, and where something is odd, the scale and the shift are
+given a row for each example, whose gradient is the per-example one.
 """
 
 from typing import Any
@@ -14,12 +14,21 @@ from torch import Tensor
 from sfumato.errors import UnsupportedLayer
 from sfumato.ghost.generic import per_row
 from sfumato.ghost.leaf import Leaf
-from sfumato.ghost.normalised import FrozenBatchNormed, GroupNormed, LayerNormed, output_type
+from sfumato.ghost.normalisation_functions import (
+    FrozenBatchNormed,
+    GroupNormed,
+    LayerNormed,
+    output_type,
+)
 from sfumato.ghost.registry import norm_rule
 from sfumato.ghost.tape import Tape
 
 
-@norm_rule(F.layer_norm)
+def _normalised_axes(input: Tensor, normalized_shape: Any, *_: Any, **__: Any) -> int:
+    return len(normalized_shape)
+
+
+@norm_rule(F.layer_norm, last_axes=_normalised_axes)
 def layer_norm(
     tape: Tape, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None,
     eps: float = 1e-5,
@@ -32,7 +41,7 @@ def layer_norm(
     return LayerNormed.apply(input, weight, bias, kept_w, kept_b, shape, eps, tape.examples)  # pyright: ignore
 
 
-@norm_rule(F.rms_norm)
+@norm_rule(F.rms_norm, last_axes=_normalised_axes)
 def rms_norm(
     tape: Tape, input: Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> Tensor:

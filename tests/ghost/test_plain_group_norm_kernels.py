@@ -11,9 +11,9 @@ from torch import nn
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
-from sfumato.ghost import normalised
+from sfumato.ghost import normalisation_functions
 from sfumato.ghost.kernels import group_norm
-from sfumato.ghost.quick_norms import QuickNorms
+from sfumato.ghost.plain_group_norm import QuickGroupNorm
 from sfumato.train.steps import plain_step
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -29,7 +29,9 @@ def used(monkeypatch):
         return real(x, *others)
 
     monkeypatch.setattr(group_norm, "group_norm", spy)
-    monkeypatch.setattr(normalised, "has_kernel", lambda x: x.dtype in normalised.NARROW)
+    monkeypatch.setattr(
+        normalisation_functions, "has_kernel", lambda x: x.dtype in normalisation_functions.NARROW
+    )
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     return found
@@ -60,7 +62,7 @@ def test_ordinary_gradients_are_those_of_torch(used):
     model, x = network(), images()
     exact = network().double()
     exact.load_state_dict(model.state_dict())
-    with QuickNorms():
+    with QuickGroupNorm():
         found = gradients(model, x)
     assert len(used) == 3
     wanted = gradients(exact, x.detach().double().requires_grad_())
@@ -73,7 +75,7 @@ def test_under_autocast_the_rounded_maps_are_read_as_they_are(used):
     model, x = network(), images()
     wanted = gradients(model, x, torch.bfloat16)
     assert not used, "outside of it nothing changes"
-    with QuickNorms():
+    with QuickGroupNorm():
         found = gradients(model, x, torch.bfloat16)
     # The third comes after a float32 norm, which no layer rounds.
     assert used == [torch.bfloat16, torch.bfloat16, torch.float32]
@@ -94,7 +96,7 @@ def test_a_plain_step_of_training_has_them(used):
 def test_maps_with_another_layout_are_left_to_torch(used):
     x = torch.randn(2, 6, 5, 4, device=DEVICE)
     weight = torch.randn(6, device=DEVICE)
-    with QuickNorms():
+    with QuickGroupNorm():
         found = F.group_norm(x, 3, weight=weight, eps=0.1)
     assert not used
     assert torch.equal(found, F.group_norm(x, 3, weight, None, 0.1))

@@ -2,8 +2,8 @@
 
 torch's own GroupNorm knows one layout of memory and, under autocast, one type: maps with channels
 last are copied to float32, to another layout and back. Our kernels read them as they lie. Private
-training has them from its rules; `QuickNorms` gives them to ordinary training too, so that what
-the two are compared by is clipping, and not who has the better GroupNorm.
+training has them from its rules; `QuickGroupNorm` gives them to ordinary training too, so that
+what the two are compared by is clipping, and not who has the better GroupNorm.
 """
 
 from collections.abc import Callable
@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sfumato.ghost import normalised
+from sfumato.ghost.normalisation_functions import GroupNormed, takes_groups
 
 
-class QuickNorms(TorchFunctionMode):
+class QuickGroupNorm(TorchFunctionMode):
     """Inside, GroupNorm of maps with channels last on a GPU runs in our kernels.
 
     Guarantee: outputs and gradients are torch's, up to rounding in float32. It is for passes that
@@ -31,7 +31,7 @@ class QuickNorms(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def has_groups(model: nn.Module) -> bool:
+def has_group_norm(model: nn.Module) -> bool:
     """Whether there is a GroupNorm in the model: to look at every operation costs time too."""
     return any(isinstance(module, nn.GroupNorm) for module in model.modules())
 
@@ -41,10 +41,10 @@ def quick_group_norm(
     eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
     """`F.group_norm`, by our kernels where they take the input."""
-    if not normalised.takes_groups(input):
+    if not takes_groups(input):
         return F.group_norm(input, num_groups, weight, bias, eps)
     fixed = (None if one is None else one.detach() for one in (weight, bias))
     # All rows as those of one example: what it adds to scale and shift is the ordinary gradient.
     learning = (None if one is None else one[None] for one in (weight, bias))
     settings = (num_groups, eps, 1)
-    return normalised.GroupNormed.apply(input, *fixed, *learning, *settings)  # pyright: ignore
+    return GroupNormed.apply(input, *fixed, *learning, *settings)  # pyright: ignore
