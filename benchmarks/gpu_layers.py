@@ -19,7 +19,7 @@ from gpu_measure import Record, in_few_words
 from gpu_steps import private_clip
 from torch import Tensor
 
-from sfumato.ghost import contract, grams
+from sfumato.ghost import arithmetic, contract, grams, standardised
 from sfumato.ghost.clip import Ghost, kind_of_batch
 from sfumato.ghost.geometry import Geometry
 from sfumato.ghost.layout import part_cost
@@ -157,15 +157,15 @@ def private_work(
     gradients = partial(contract.gradients, x, g, weight, geometry, examples)
     if layer.method == "store":
         stored = gradients()
-        norms = partial(contract.square_norm, stored)
+        norms = partial(arithmetic.square_norm, stored)
         if eps is not None:
-            norms = partial(contract.standardised_norm, stored, weight.float(), eps)
-        return norms, lambda: contract.weighted_sum(gradients(), factors)
+            norms = partial(standardised.square_norm, stored, weight.float(), eps)
+        return norms, lambda: arithmetic.weighted_sum(gradients(), factors)
     norms = partial(grams.ghost_norm, x, g, weight, geometry, examples)
     if eps is not None:
-        scale, y = contract.standardised_scale(weight.float(), eps), torch.randn_like(g)
+        scale, y = standardised.scale_of_rows(weight.float(), eps), torch.randn_like(g)
         settings = (scale, weight, None, geometry, examples)
-        norms = partial(grams.standardised_ghost_norm, x, g, y, *settings)
+        norms = partial(standardised.ghost_norm, x, g, y, *settings)
     return norms, partial(contract.weighted_gradient, x, g, factors, weight, geometry)
 
 
