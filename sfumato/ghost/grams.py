@@ -9,13 +9,20 @@ These few functions are what a kernel may replace.
 """
 
 from math import prod
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.ghost import contract, on_gpu
-from sfumato.ghost.arithmetic import sum_from_above, sum_of_squares, widened
+from sfumato.ghost.arithmetic import (
+    column_products,
+    rounding_of_sums,
+    sum_from_above,
+    sum_of_squares,
+    widened,
+)
 from sfumato.ghost.geometry import Geometry
 
 SMALL = 64
@@ -27,28 +34,46 @@ def ghost_norm(
 ) -> Float[Tensor, "2 n"]:
     """Squared norms of the gradients of a weight, and of all that may be summed in their place.
 
-    Guarantee: the first is never below the truth by rounding. Into the sum goes factor times output
-    gradient, which is rounded once more, each number by a part u of itself. That moves the gradient
-    by at most u times the sum over positions of |a| |b|, so much longer is the second.
+    Guarantee: the second is never below the truth by rounding. Entries of Gram matrices are rounded
+    sums, and where the gradients of positions cancel little else may be left of the first: see
+    `Measured.doubt`. Into the sum goes factor times output gradient, which is rounded once more,
+    each number by a part u of itself. That moves the gradient by at most u times the sum over
+    positions of |a| |b|, so much longer is the second.
     """
-    squares, lengths = measured(x, g, weight, geometry, examples)
-    return with_room(squares, lengths, on_gpu.rounding(x))
+    return with_room(measured(x, g, weight, geometry, examples), on_gpu.rounding(x))
 
 
-def with_room(squares: Tensor, lengths: Tensor, rounding: float) -> Float[Tensor, "2 n"]:
-    """Squared norms, and those of what is longer by so much of the sums of |a| |b|."""
-    above = squares if rounding == 0 else (squares.sqrt() + rounding * lengths).square()
-    return torch.stack([squares, above])
+class Measured(NamedTuple):
+    """What Gram matrices say of the gradients of each example."""
+
+    squares: Float[Tensor, " n"]
+    """The squared norms, as found."""
+    lengths: Float[Tensor, " n"]
+    """The sums over positions of |a| |b|."""
+    doubt: float
+    """By this part of the squared lengths a squared norm may be wrong.
+
+    If entries of a a' and b b' are wrong by parts e and f of |a||a| and |b||b|, the sum of their
+    products is wrong by at most e + f of the sum of |a||a||b||b|, the squared lengths.
+    """
 
 
-def measured(
-    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
-) -> tuple[Tensor, Tensor]:
-    """The squared norms, and the sums over positions of |a| |b|."""
+def with_room(found: Measured, rounding: float) -> Float[Tensor, "2 n"]:
+    """Squared norms, and those of the longest gradient that rounding may have made of them."""
+    above = found.squares + found.doubt * found.lengths.square()
+    if rounding:
+        above = (above.sqrt() + rounding * found.lengths).square()
+    return torch.stack([found.squares, above])
+
+
+def measured(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> Measured:
+    """Squared norms by kernels where there are some, else from whole Gram matrices."""
     positions = g.numel() // max(1, examples * (g.shape[-1 if geometry.is_linear else 1]))
     several = positions > 1 or not on_gpu.is_matrix(x, weight, geometry)
+    depths = (weight[0].numel(), weight.shape[0])
     if on_gpu.takes(x, geometry) and several:
-        return on_gpu.measured(x, g, weight, geometry, examples)
+        squares, lengths = on_gpu.measured(x, g, weight, geometry, examples)
+        return Measured(squares, lengths, torch.finfo(torch.float32).eps * sum(depths))
     if geometry.is_linear:
         grams = [_gram_of_rows(t.reshape(examples, -1, t.shape[-1])) for t in (x, g)]
     elif slides(x, g, weight, geometry, examples):
@@ -57,7 +82,8 @@ def measured(
         grams = [_gram(t) for t in contract.columns(x, g, weight, geometry, examples)]
     products = grams[0].mul_(grams[1])
     lengths = products.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().flatten(1).sum(dim=1)
-    return sum_from_above(products), lengths
+    doubt = sum(rounding_of_sums(depth, x) for depth in depths) if several else 0.0
+    return Measured(sum_from_above(products), lengths, doubt)
 
 
 def slides(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> bool:
@@ -116,20 +142,18 @@ def _cut(tensor: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Ten
 
 
 def _gram_of_rows(rows: Float[Tensor, "n t d"]) -> Float[Tensor, "n 1 t t"]:
-    rows = widened(rows)
-    if rows.shape[1] == 1:
-        return sum_of_squares(rows)[:, None, :, None]
+    columns = widened(rows).mT
     if rows.device.type == "cpu" and rows.shape[1] <= SMALL:
         # Thin products run twice as fast when positions, not inputs, lie side by side.
-        rows = rows.mT.contiguous().mT
-    return (rows @ rows.mT)[:, None]
+        columns = columns.contiguous()
+    return _gram(columns[:, None])
 
 
 def _gram(columns: Float[Tensor, "n g d t"]) -> Float[Tensor, "n g t t"]:
     if columns.shape[-1] == 1:
         # Goodfellow 2015. Also because a product of one long row is summed up carelessly on a CPU.
         return sum_of_squares(columns[..., 0])[..., None, None]
-    return columns.mT @ columns
+    return column_products(columns)
 
 
 def _by_group(rows: Tensor, geometry: Geometry) -> Tensor:

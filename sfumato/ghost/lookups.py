@@ -9,15 +9,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sfumato.ghost.arithmetic import by_row, sum_from_above, widened
+from sfumato.ghost.arithmetic import (
+    by_row,
+    column_products,
+    rounding_of_sums,
+    sum_from_above,
+    widened,
+)
 
 
 def square_norm(ids: Tensor, g: Tensor, examples: int) -> Float[Tensor, " n"]:
-    """Squared norms for rows of a table: positions with the same row add up."""
+    """Squared norms for rows of a table: positions with the same row add up.
+
+    As in `grams.ghost_norm`, what rounding may hide where they cancel is added.
+    """
     ids = ids.reshape(examples, -1)
     g = widened(g).reshape(examples, ids.shape[1], -1)
     same = (ids[:, :, None] == ids[:, None, :]) & (ids >= 0)[:, :, None]
-    return sum_from_above((g @ g.mT) * same)
+    lengths = torch.linalg.vector_norm(g, dim=2)
+    doubt = rounding_of_sums(g.shape[2], g) * lengths[:, :, None] * lengths[:, None, :]
+    return sum_from_above((column_products(g.mT) + doubt) * same)
 
 
 def gradients(ids: Tensor, g: Tensor, shape: tuple[int, ...], examples: int) -> Tensor:

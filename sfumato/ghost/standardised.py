@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.ghost import contract, grams, on_gpu
-from sfumato.ghost.arithmetic import memory_order, sum_type, widened
+from sfumato.ghost.arithmetic import dot, memory_order, rounding_of_sums, sum_type, widened
 from sfumato.ghost.geometry import Geometry
 
 
@@ -29,12 +29,12 @@ def square_norm(
     h = ((rows - mean) * torch.rsqrt(variance + eps)).to(v.dtype)
     variance = variance.to(v.dtype)
     along_1 = v.mean(dim=2)
-    along_h = torch.einsum("npd,pd->np", v, h) / v.shape[2]
+    along_h = dot(v, h) / v.shape[2]
     whole = torch.linalg.vector_norm(v, dim=2).square()
     squares = whole - v.shape[2] * (along_1.square() + 2 * along_h.square())
     squares = squares + along_h.square() * h.square().sum(dim=1)
     # The difference of large numbers: never below what rounding could hide.
-    floor = 8 * torch.finfo(v.dtype).eps * whole
+    floor = (8 * torch.finfo(v.dtype).eps + 2 * rounding_of_sums(v.shape[2], v)) * whole
     return ((squares.clamp(min=0) + floor) / ((variance[:, 0] + eps) * v.shape[2])).sum(dim=1)
 
 
@@ -52,10 +52,10 @@ def ghost_norm(
     x, g, y, weight = (widened(t) for t in (x, g, y, weight))
     size = weight[0].numel()
     g = g * scale.reshape(-1, *[1] * (g.ndim - 2))
-    whole, lengths = grams.measured(x, g, weight, geometry, examples)
+    found = grams.measured(x, g, weight, geometry, examples)
     if rounded:
         # What a rounded output says of the part to be removed may be too much: remove nothing.
-        return grams.with_room(whole, lengths, rounding)
+        return grams.with_room(found, rounding)
     sums = contract.apply(
         x.sum(dim=1, keepdim=True), torch.ones_like(weight[:1, :1]), None, geometry
     )
@@ -66,10 +66,12 @@ def ghost_norm(
     along_w = _per_example(along_w, examples)
     length = weight.flatten(1).square().sum(dim=1)
     lost = along_1.square() / size + along_w.square() * (2 - length)
-    # The difference of large numbers: never below what rounding could hide.
-    floor = 8 * torch.finfo(g.dtype).eps * whole
-    left = (whole - lost.sum(dim=1)).clamp(min=0) + floor
-    return grams.with_room(left, lengths, rounding)
+    # The difference of large numbers: never below what rounding could hide. Output and sums of
+    # columns are long sums themselves, in any order, and their squares are wrong by twice as much.
+    eps = torch.finfo(g.dtype).eps
+    left = (found.squares - lost.sum(dim=1)).clamp(min=0) + 8 * eps * found.squares
+    doubt = found.doubt + 2 * eps * size
+    return grams.with_room(grams.Measured(left, found.lengths, doubt), rounding)
 
 
 def scale_of_rows(weight: Tensor, eps: float) -> Float[Tensor, " p"]:
