@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.privacy.accounting import LEAST_NOISE, costs_of, least_noise, most_steps, price
-from sfumato.privacy.events import Cost, Event, Relation
+from sfumato.privacy.accounting import LEAST_NOISE, least_noise, mechanisms_of, most_steps, price
+from sfumato.privacy.events import Event, Mechanism, Relation
 
 STAIRS = 8
 """How many values a schedule takes."""
@@ -135,16 +135,16 @@ class Plan:
             divisor=self.expected_batch,
         )
 
-    def costs(self, steps: int | None = None) -> Counter[Cost]:
+    def mechanisms(self, steps: int | None = None) -> Counter[Mechanism]:
         """What the accountant prices: the mechanisms of the first `steps` steps, counted."""
         steps = self.steps if steps is None else steps
         if self.noise_decay == 1:
-            return Counter({self.event("plan", 0).cost: steps})
-        return Counter(self.event("plan", step).cost for step in range(steps))
+            return Counter({self.event("plan", 0).mechanism: steps})
+        return Counter(self.event("plan", step).mechanism for step in range(steps))
 
     def epsilon(self, delta: float, steps: int | None = None) -> float:
         """What the plan will cost, or its first `steps` steps, by the PLD accountant."""
-        return price(self.costs(steps), delta, self.relation, cells_for=self.steps)
+        return price(self.mechanisms(steps), delta, self.relation, cells_for=self.steps)
 
 
 def make_plan(
@@ -202,24 +202,24 @@ def make_plan(
     budget.check_against(size)
     if math.isinf(budget.epsilon):
         return plan
-    before = costs_of(spent)
+    before = mechanisms_of(spent)
 
     def price_of(noise: float) -> float:
         trial = replace(plan, noise_multiplier=noise)
         if trial.at(plan.steps - 1).noise_multiplier < LEAST_NOISE:
             return math.inf
-        return price(before + trial.costs(), budget.delta, relation)
+        return price(before + trial.mechanisms(), budget.delta, relation)
 
     return replace(plan, noise_multiplier=least_noise(price_of, budget.epsilon))
 
 
 def steps_within(budget: Budget, plan: Plan, spent: Sequence[Event] = ()) -> int:
     """How many steps of the plan's kind the budget allows, after what was `spent`."""
-    before = costs_of(spent)
-    cost = plan.event("plan", 0).cost
+    before = mechanisms_of(spent)
+    mechanism = plan.event("plan", 0).mechanism
 
     def price_of(steps: int) -> float:
-        return price(before + Counter({cost: steps}), budget.delta, plan.relation)
+        return price(before + Counter({mechanism: steps}), budget.delta, plan.relation)
 
     return most_steps(price_of, budget.epsilon)
 

@@ -145,12 +145,12 @@ def _plan(config: Config) -> tuple[Plan, float]:
 
 
 def _price_plan(plan: Plan, delta: float, plot: Path | None) -> dict[str, Any]:
-    costs = Counter({plan.event("plan", 0).cost: plan.steps})
+    mechanisms = plan.mechanisms()
     epochs = plan.steps * plan.rate
     return {
         "epsilon": plan.epsilon(delta),
         "delta": delta,
-        "rdp_epsilon": price(costs, delta, plan.relation, "rdp"),
+        "rdp_epsilon": price(mechanisms, delta, plan.relation, "rdp"),
         "shuffled_epsilon": shuffled_epsilon(plan.noise_multiplier, epochs, delta, plan.relation),
         **{key: to_json(plan)[key] for key in ("noise_multiplier", "rate", "steps", "relation")},
         "expected_batch": plan.expected_batch,

@@ -85,7 +85,7 @@ def _promise(config: Config, recipe: "HeadRecipe") -> dict[str, Any] | None:
 
     if recipe.noise_multiplier < LEAST_NOISE or recipe.max_norm is None:
         return None
-    epsilon = price(recipe.costs(), config.delta, "add-or-remove")
+    epsilon = price(recipe.mechanisms(), config.delta, "add-or-remove")
     return {
         "epsilon": epsilon, "delta": config.delta, "relation": "add-or-remove", "unit": "example",
     }  # fmt: skip

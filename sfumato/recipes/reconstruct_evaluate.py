@@ -106,9 +106,9 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) 
     found["epsilon_proved"] = proved(delta)
     found["epsilon_proved_at_delta_1e-5"] = proved(1e-5)
     if recipe.noise_multiplier >= LEAST_NOISE:
-        found["epsilon"] = price(recipe.costs(), delta, "replace")
-        found["epsilon_add_or_remove"] = price(recipe.costs(), delta, "add-or-remove")
-        found["epsilon_at_delta_1e-5"] = price(recipe.costs(), 1e-5, "replace")
+        found["epsilon"] = price(recipe.mechanisms(), delta, "replace")
+        found["epsilon_add_or_remove"] = price(recipe.mechanisms(), delta, "add-or-remove")
+        found["epsilon_at_delta_1e-5"] = price(recipe.mechanisms(), 1e-5, "replace")
         found["tpr_bound_at_1_percent_fpr"] = float(bound_at(recipe, 0.01))
         found["reconstruction_bound_if_best_picture_is_kappa"] = float(bound_at(recipe, kappa))
     return found
