@@ -17,8 +17,8 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize, to_noisy_mean
-from sfumato.privacy.sampling import Secret
 from sfumato.privacy.seal import fingerprint
+from sfumato.privacy.secret import Secret
 from sfumato.privacy.secure import to_secure_mean
 
 PARAMETERS = 300

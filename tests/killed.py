@@ -21,7 +21,8 @@ from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.moments import clip_rows
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.sampling import Secret, poisson_batches
+from sfumato.privacy.sampling import poisson_batches
+from sfumato.privacy.secret import Secret
 from sfumato.runs import open_run
 
 

@@ -42,7 +42,8 @@ from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.sampling import Secret, poisson_batches
+from sfumato.privacy.sampling import poisson_batches
+from sfumato.privacy.secret import Secret
 
 CLIP_FUNCTIONS = {"vanilla": "vanilla", "autos": "automatic", "autov": "auto-v", "global": "global"}
 

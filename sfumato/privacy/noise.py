@@ -20,8 +20,8 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.kernels import has_kernels
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.sampling import Secret
 from sfumato.privacy.seal import Key, key_words, seal
+from sfumato.privacy.secret import Secret
 from sfumato.privacy.secure import to_secure_mean
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from sfumato.errors import PrivacyError
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.kernels import from_device, has_kernels, to_device
-from sfumato.privacy.sampling import Secret
+from sfumato.privacy.secret import Secret
 
 Place = tuple[str, str, int]
 """Id of the ledger, stage and step."""
@@ -45,7 +45,7 @@ def seal(sums: Sums, secret: Secret, place: Place, deviation: float) -> Seal:
     GPU when the tag is asked for. Until then their keys let kernels show nothing of them.
     """
     ledger, stage, step = place
-    book = () if secret.fixed else (ledger, repr(deviation))
+    book = () if secret.fixed else (*secret.scope(ledger), repr(deviation))
     if any(has_kernels(flat) for flat in sums.flats):
         rows = _rows(sums, secret, place)
         tag, keys = _reader(rows[0], place), list(rows[1:])

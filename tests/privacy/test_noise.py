@@ -10,7 +10,7 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize, to_noisy_mean
-from sfumato.privacy.sampling import Secret
+from sfumato.privacy.secret import Secret
 
 way = both_ways
 

@@ -9,8 +9,8 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.sampling import Secret
 from sfumato.privacy.seal import fingerprint
+from sfumato.privacy.secret import Secret
 from sfumato.privacy.secure import grid_noise
 from sfumato.train.setup import make_optimizer
 

@@ -10,7 +10,8 @@ from scipy.stats import binomtest, chisquare
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.sampling import Secret, poisson_batches, sample, toss
+from sfumato.privacy.sampling import poisson_batches, sample, toss
+from sfumato.privacy.secret import Secret
 
 BOOK = Ledger(Header(data="faces", delta=1e-5))
 
@@ -128,27 +129,6 @@ def test_two_ledgers_of_one_secret_draw_independently():
 def test_a_plan_is_not_used_for_another_data_set():
     with pytest.raises(PrivacyError, match="made for 40"):
         next(poisson_batches(plan(size=40), 4000, Secret.draw(), BOOK, stage="a"))
-
-
-def test_a_short_secret_is_refused():
-    with pytest.raises(PrivacyError, match="32 bytes"):
-        Secret(b"")
-
-
-def test_secrets_differ_and_do_not_show_themselves():
-    one, other = Secret.draw(), Secret.draw()
-    assert one.key != other.key
-    assert len(one.key) == 32
-    assert not one.fixed
-    assert repr(one.key) not in repr(one)
-    assert Secret.from_seed(5) == Secret.from_seed(5)
-    assert Secret.from_seed(5).fixed
-
-
-def test_purposes_that_read_alike_give_different_bytes():
-    secret = Secret.from_seed(0)
-    purposes = [("a", 1, 2), ("a 1", 2), ("a", "1", 2), ("a", 12), ("a1", 2), ("a", 1), ("a",)]
-    assert len({secret.derive(purpose, 16) for purpose in purposes}) == len(purposes)
 
 
 def test_a_chunk_needs_room_for_an_example():

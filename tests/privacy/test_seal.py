@@ -9,8 +9,8 @@ from noises import PLAN, SEED, SOURCES, both_ways, ledger, release
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.sampling import Secret
 from sfumato.privacy.seal import fingerprint, seal
+from sfumato.privacy.secret import Secret
 
 way = both_ways
 

@@ -14,7 +14,8 @@ from sfumato.config import to_json
 from sfumato.data.load import load_images
 from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.sampling import Secret, poisson_batches
+from sfumato.privacy.sampling import poisson_batches
+from sfumato.privacy.secret import Secret
 from sfumato.recipes import warmup_watch
 from sfumato.report.words import up
 from sfumato.synth import pieces, sample

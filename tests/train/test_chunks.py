@@ -7,7 +7,8 @@ import torch
 
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.sampling import Secret, poisson_batches
+from sfumato.privacy.sampling import poisson_batches
+from sfumato.privacy.secret import Secret
 from sfumato.train.chunks import DEAR, Cutting
 from sfumato.train.world import World
 
