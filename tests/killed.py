@@ -61,7 +61,7 @@ def train(out: Path) -> None:
         average.load_state_dict(state["average"])
         jitter.set_state(state["jitter"])
     for batch in poisson_batches(
-        plan, 300, secret, ledger, stage="train", chunk_size=16, start=state["step"]
+        plan, 300, ledger, secret, stage="train", chunk_size=16, start=state["step"]
     ):
         total = torch.zeros(8, dtype=torch.float64)
         for chunk in batch.chunks:

@@ -164,7 +164,7 @@ class PrivacyEngine:
         self._forget()
         size = len(dataset)  # pyright: ignore
         batches = poisson_batches(
-            self.plan, size, self.secret, self.ledger, stage="train", start=self.taken,
+            self.plan, size, self.ledger, self.secret, stage="train", start=self.taken,
             chunk_size=physical_batch_size, round_to=1,
         )  # fmt: skip
         for batch in batches:

@@ -47,8 +47,8 @@ class Batch:
 def poisson_batches(
     plan: Plan,
     size: int,
-    secret: Secret,
     ledger: Ledger,
+    secret: Secret,
     *,
     stage: str,
     chunk_size: int | None = None,

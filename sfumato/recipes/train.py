@@ -239,7 +239,7 @@ def learn(
     if run is not None and size != asked:
         run.log(f"{size} examples are taken at once")
     batches = poisson_batches(
-        plan, len(reading), secret, ledger, stage="train", start=learner.step, chunk_size=size,
+        plan, len(reading), ledger, secret, stage="train", start=learner.step, chunk_size=size,
         round_to=cutting.round_to(size),
     )  # fmt: skip
     if canaries is not None:
