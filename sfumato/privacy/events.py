@@ -54,7 +54,7 @@ class Event:
     family: str = ""
     """Events of one family touch disjoint examples, so together they cost as much as one."""
     tag: str = ""
-    """A keyed fingerprint of the sum: equal for a repetition, different for another release."""
+    """A keyed hash of the sum: equal for a repetition, different for another release."""
 
     def __post_init__(self) -> None:
         noise = self.noise_multiplier

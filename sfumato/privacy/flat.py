@@ -17,7 +17,7 @@ from sfumato.errors import PrivacyError
 
 
 @dataclass(frozen=True)
-class Place:
+class Span:
     """Where a tensor lies: in which flat vector, from where on, and how."""
 
     flat: int
@@ -35,21 +35,21 @@ class Place:
 class Layout:
     """Where tensors lie in flat vectors: one for each type and device, of so many numbers."""
 
-    places: Mapping[str, Place]
+    spans: Mapping[str, Span]
     kinds: Mapping[tuple[torch.dtype, torch.device], int]
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
         """That of sums of such tensors: in float32, or float64 for those who compute in it."""
-        places, kinds = {}, {}
+        spans, kinds = {}, {}
         for name, tensor in tensors.items():
             dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
             kind = (dtype, tensor.device)
             start = kinds.setdefault(kind, 0)
             dense = torch.empty_like(tensor, device="meta").stride()
-            places[name] = Place(list(kinds).index(kind), start, tuple(tensor.shape), dense)
+            spans[name] = Span(list(kinds).index(kind), start, tuple(tensor.shape), dense)
             kinds[kind] = start + tensor.numel()
-        return cls(places, kinds)
+        return cls(spans, kinds)
 
     def zeros(self) -> "Sums":
         """New sums that lie so. To make many of them, keep the layout: it takes no memory."""
@@ -62,7 +62,7 @@ class Layout:
         Noise of a GPU is other noise than a CPU's, so the kind of device belongs to it too.
         """
         kinds = [(str(dtype), device.type) for dtype, device in self.kinds]
-        return json.dumps([kinds, [(n, astuple(p)) for n, p in self.places.items()]]).encode()
+        return json.dumps([kinds, [(n, astuple(span)) for n, span in self.spans.items()]]).encode()
 
 
 class Sums(Mapping[str, Tensor]):
@@ -83,7 +83,7 @@ class Sums(Mapping[str, Tensor]):
 
     @cached_property
     def _views(self) -> dict[str, Tensor]:
-        return {name: place.view(self.flats) for name, place in self.layout.places.items()}
+        return {name: span.view(self.flats) for name, span in self.layout.spans.items()}
 
     @classmethod
     def zeros(cls, like: Mapping[str, Tensor]) -> "Sums":
@@ -107,15 +107,15 @@ class Sums(Mapping[str, Tensor]):
         for broadcast it would count several times.
         """
         for name, part in parts.items():
-            place = self.layout.places.get(name)
-            if place is None:
+            span = self.layout.spans.get(name)
+            if span is None:
                 raise PrivacyError(f'"{name}" is none of these sums: {", ".join(self)}.')
-            if tuple(part.shape) != place.shape:
+            if tuple(part.shape) != span.shape:
                 raise PrivacyError(
-                    f'"{name}" is a sum of shape {place.shape}, and would be given a part of shape '
+                    f'"{name}" is a sum of shape {span.shape}, and would be given a part of shape '
                     f"{tuple(part.shape)}."
                 )
-        first = "flats" not in self.__dict__ and parts.keys() == self.layout.places.keys()
+        first = "flats" not in self.__dict__ and parts.keys() == self.layout.spans.keys()
         if first:
             self.flats = self._new(torch.empty)
         alike = [n for n, part in parts.items() if _lies_like(part, self[n])]
@@ -133,10 +133,10 @@ class Sums(Mapping[str, Tensor]):
         return self._views[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.layout.places)
+        return iter(self.layout.spans)
 
     def __len__(self) -> int:
-        return len(self.layout.places)
+        return len(self.layout.spans)
 
 
 def _lies_like(one: Tensor, other: Tensor) -> bool:

@@ -23,7 +23,7 @@ from sfumato.privacy.kernels import to_device
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Batch
-from sfumato.privacy.seal import fingerprint
+from sfumato.privacy.seal import tag_of
 from sfumato.privacy.secret import Secret
 from sfumato.train.gather import Gather
 from sfumato.train.reading import Reading
@@ -98,7 +98,7 @@ def is_lost(total: Mapping[str, Tensor], ledger: Ledger, secret: Secret, step: i
     if secret.fixed:
         return False
     tags = ledger.tags("train", step)
-    return bool(tags) and fingerprint(total, secret, (ledger.header.id, "train", step)) not in tags
+    return bool(tags) and tag_of(total, secret, (ledger.header.id, "train", step)) not in tags
 
 
 def plain_step(
