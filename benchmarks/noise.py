@@ -16,7 +16,7 @@ import torch
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.noise import privatize, to_noisy_mean
+from sfumato.privacy.noise import privatize, to_philox_mean
 from sfumato.privacy.seal import tag_of
 from sfumato.privacy.secret import Secret
 from sfumato.privacy.secure import to_secure_mean
@@ -55,7 +55,7 @@ def works(sums: Sums, secret: Secret) -> dict[str, Callable[[], object]]:
     return {
         "a copy": lambda: other.copy_(flat),
         "tag and finite check": lambda: tag_of(sums, secret, ("book", "train", 0)),
-        "philox noise": lambda: to_noisy_mean(flat, 1.0, 1000.0, key),
+        "philox noise": lambda: to_philox_mean(flat, 1.0, 1000.0, key),
         "secure noise": lambda: to_secure_mean(flat, PLAN, key, flat.numel()),
         "adding a chunk": lambda: sums.add(apart),
         "privatize, philox": lambda: whole(sums, "philox"),

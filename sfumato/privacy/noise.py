@@ -65,20 +65,21 @@ def privatize(
     ledger.charge(event, sealed.tag)
     dimension = sum(flat.numel() for flat in sums.flats)
     for flat, key in zip(sums.flats, sealed.keys, strict=True):
-        _to_noisy_mean(flat, plan.at(step), ledger.header.noise, key, dimension)
+        _release(flat, plan.at(step), ledger.header.noise, key, dimension)
     return dict(sums)
 
 
-def _to_noisy_mean(flat: Tensor, plan: Plan, source: str, key: Key, dimension: int) -> None:
+def _release(flat: Tensor, plan: Plan, source: str, key: Key, dimension: int) -> None:
+    """Noise from the source that the ledger names, and the division, on one flat vector."""
     if plan.noise_multiplier == 0:
         flat.div_(plan.expected_batch)
     elif source == "chacha20":
         to_secure_mean(flat, plan, key, dimension)
     else:
-        to_noisy_mean(flat, plan.noise_deviation, plan.expected_batch, key)
+        to_philox_mean(flat, plan.noise_deviation, plan.expected_batch, key)
 
 
-def to_noisy_mean(
+def to_philox_mean(
     total: Float[Tensor, " numbers"], deviation: float, divisor: float, key: Key
 ) -> None:
     """Put noise from a Philox generator under the first 128 bits of a key on the sum, and divide.
@@ -87,7 +88,7 @@ def to_noisy_mean(
     and with deviates in float32. Neither is a cryptographic generator; `to_secure_mean` has one.
     """
     if has_kernels(total):
-        _on_gpu(total, deviation, divisor, key_words(key, total.device))
+        _philox_on_gpu(total, deviation, divisor, key_words(key, total.device))
         return
     assert isinstance(key, bytes)
     noise = torch.empty_like(total, device="cpu")
@@ -99,7 +100,7 @@ def to_noisy_mean(
     total.copy_(noise.to(total.device).add_(total, alpha=1 / divisor))
 
 
-def _on_gpu(total: Tensor, deviation: float, divisor: float, key: Tensor) -> None:
+def _philox_on_gpu(total: Tensor, deviation: float, divisor: float, key: Tensor) -> None:
     from sfumato.privacy.kernels.philox import philox_flat
 
     if total.dtype == torch.float32:

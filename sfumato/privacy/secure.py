@@ -51,7 +51,7 @@ def to_secure_mean(total: Float[Tensor, " numbers"], plan: Plan, key: Key, dimen
     grid, deviation = grid_noise(plan, dimension)
     numbers = (1 / grid, deviation / grid, grid / plan.expected_batch)
     if has_kernels(total):
-        _on_gpu(total, key_words(key, total.device), numbers)
+        _secure_on_gpu(total, key_words(key, total.device), numbers)
         return
     assert isinstance(key, bytes)
     per_grid, deviation, worth = numbers
@@ -60,7 +60,7 @@ def to_secure_mean(total: Float[Tensor, " numbers"], plan: Plan, key: Key, dimen
     total.copy_(whole.mul_(worth))
 
 
-def _on_gpu(total: Tensor, key: Tensor, numbers: tuple[float, ...]) -> None:
+def _secure_on_gpu(total: Tensor, key: Tensor, numbers: tuple[float, ...]) -> None:
     from sfumato.privacy.kernels.release import release_flat
 
     settings = torch.tensor(numbers, dtype=torch.float64)

@@ -51,7 +51,7 @@ def test_noise_that_is_drawn_and_not_added_would_be_noticed(monkeypatch):
         return not (one == other).any() and not (one == table / 24).any()
 
     assert hidden()
-    exact = "sfumato.privacy.noise.to_noisy_mean"
+    exact = "sfumato.privacy.noise.to_philox_mean"
     monkeypatch.setattr(exact, lambda total, deviation, divisor, key: total.div_(divisor))
     assert not hidden()
 
