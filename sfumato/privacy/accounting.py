@@ -10,8 +10,8 @@ Koskela et al. 2020; Doroshenko et al. 2022 (connect the dots); Mironov 2017; Ch
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache, lru_cache
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 Accountant = Literal["pld", "rdp"]
+
+MOST_EVENTS, LEAST_NOISE = 10**6, 0.02
+"""Beyond these, prices take minutes and mean nothing."""
 
 LEAST_DELTA = 1e-10
 """Composed distributions are right to about 1e-13 by rounding alone: seen at a thousand steps."""
@@ -157,70 +160,6 @@ def shuffled_epsilon(
     return price(Counter({mechanism: math.ceil(round(epochs, 6))}), delta, relation)
 
 
-def least_noise(price_of: Callable[[float], float], target: float) -> float:
-    """The smallest noise multiplier, to about 2e-4 of it, whose price is at most `target`.
-
-    `price_of(noise)` falls with the noise; it is infinite where there is too little to be priced.
-    Guarantee: the noise returned was itself priced, and costs at most `target`. It is never below
-    0.05, where epsilon is in the hundreds.
-    """
-
-    @cache
-    def excess(log_noise: float) -> float:
-        return math.log(max(price_of(math.exp(log_noise)), 1e-12) / target)
-
-    # Epsilon against noise is nearly straight on logarithmic axes: a few trials are enough.
-    high = 0.0
-    while excess(high) > 0:
-        high += 1.0
-        if high > 14:
-            raise ConfigError(
-                f"no amount of noise brings epsilon down to {target:g}: what is already spent "
-                "reaches it, or delta is out of reach. Raise the budget."
-            )
-    low = high - 0.5
-    while excess(low) <= 0:
-        low, high = low - 0.5, low
-        if low < -3:
-            return math.exp(high)
-    noise = math.exp(_root(excess, low, high))
-    while price_of(noise) > target:
-        noise *= 1.0001
-    return noise
-
-
-def most_steps(price_of: Callable[[int], float], target: float) -> int:
-    """The largest number of steps whose price is at most `target`; 0 if one is too many."""
-
-    @cache
-    def excess(log_steps: float) -> float:
-        return math.log(max(price_of(round(math.exp(log_steps))), 1e-12) / target)
-
-    low, high = 0.0, 2.0
-    if excess(low) > 0:
-        return 0
-    while excess(high) <= 0:
-        low, high = high, high + 2.0
-        if high > math.log(MOST_EVENTS):
-            raise ConfigError(f"epsilon={target:g} allows more than {MOST_EVENTS} steps: lower it.")
-    steps = round(math.exp(_root(excess, low, high)))
-    while price_of(steps) > target:
-        steps -= 1
-    while price_of(steps + 1) <= target:
-        steps += 1
-    return steps
-
-
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    from scipy.optimize import root_scalar
-
-    return root_scalar(function, bracket=(low, high), method="brentq", xtol=1e-4).root
-
-
-MOST_EVENTS, LEAST_NOISE = 10**6, 0.02
-"""Beyond these, prices take minutes and mean nothing."""
-
-
 def _interval(mechanisms: Counter[Mechanism], cells_for: int) -> float:
     """Width of the PLD's cells. Any width gives an upper bound.
 
@@ -292,14 +231,15 @@ def _rdp_epsilon(mechanisms: Counter[Mechanism], delta: float, relation: Relatio
     accountant = RdpAccountant(neighboring_relation=_neighbours(relation))
     level = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # it warns of each order that it leaves out
-    for mechanism, count in mechanisms.items():
-        event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
-        if mechanism.rate < 1:
-            event = dp_accounting.PoissonSampledDpEvent(mechanism.rate, event)
-        accountant.compose(dp_accounting.SelfComposedDpEvent(event, count))
-    found = float(accountant.get_epsilon(delta))
-    logging.set_verbosity(level)
-    return found
+    try:
+        for mechanism, count in mechanisms.items():
+            event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
+            if mechanism.rate < 1:
+                event = dp_accounting.PoissonSampledDpEvent(mechanism.rate, event)
+            accountant.compose(dp_accounting.SelfComposedDpEvent(event, count))
+        return float(accountant.get_epsilon(delta))
+    finally:
+        logging.set_verbosity(level)
 
 
 def _neighbours(relation: Relation):  # noqa: ANN202 (dp-accounting is imported where it is used)

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.privacy.accounting import LEAST_NOISE, least_noise, mechanisms_of, most_steps, price
+from sfumato.privacy.accounting import LEAST_NOISE, MOST_EVENTS, mechanisms_of, price
 from sfumato.privacy.events import Event, Mechanism, Relation
+from sfumato.privacy.search import least_noise, most_steps
 
 STAIRS = 8
 """How many values a schedule takes."""
@@ -221,7 +222,7 @@ def steps_within(budget: Budget, plan: Plan, spent: Sequence[Event] = ()) -> int
     def price_of(steps: int) -> float:
         return price(before + Counter({mechanism: steps}), budget.delta, plan.relation)
 
-    return most_steps(price_of, budget.epsilon)
+    return most_steps(price_of, budget.epsilon, MOST_EVENTS)
 
 
 def count_steps(

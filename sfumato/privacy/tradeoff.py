@@ -18,7 +18,8 @@ import numpy as np
 from jaxtyping import Float
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.accounting import LEAST_NOISE, Pair, least_noise, loss_cells
+from sfumato.privacy.accounting import LEAST_NOISE, Pair, loss_cells
+from sfumato.privacy.search import least_noise
 
 Neighbours = Literal["remove", "add", "add-or-remove", "replace"]
 """What tells a positive from a negative. "remove": positives were trained with the example and
