@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sfumato.data.images import Images
 from sfumato.errors import DataError
-from sfumato.privacy.lower import check_level
+from sfumato.privacy.lower import check_confidence
 
 TrueErrors = Float[np.ndarray, " true"]
 NullErrors = Float[np.ndarray, " null"]
@@ -126,7 +126,7 @@ def clustered_interval(
     one. Percentile limits: right for many images (100 or more), not exact. The same seed gives the
     same limits. Draws with no true or no null trial at all are left out.
     """
-    check_level(level)
+    check_confidence(level, "level")
     if true_images.shape != true_errors.shape or null_images.shape != null_errors.shape:
         raise DataError("each trial needs the number of its image: the lengths differ.")
     both = np.concatenate([true_images, null_images])
