@@ -34,15 +34,7 @@ class Budget:
                 f"epsilon={self.epsilon:g} must be above 0: at 0 nothing can be learnt from the "
                 "data. Between 1 and 8 is usual."
             )
-        if not 0 < self.delta < 1:
-            raise ConfigError(
-                f"delta={self.delta:g} must lie between 0 and 1: it is the chance that the "
-                "promise fails. Leave it out to get one that suits the data's size."
-            )
-
-    def check_against(self, size: int) -> None:
-        """Refuse a delta that a careless mechanism satisfies on a data set of `size` examples."""
-        check_delta(self.delta, size)
+        check_delta(self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +192,7 @@ def make_plan(
     )
     if budget is None:
         return plan
-    budget.check_against(size)
+    check_delta(budget.delta, size)
     if math.isinf(budget.epsilon):
         return plan
     before = mechanisms_of(spent)
@@ -239,9 +231,14 @@ def count_steps(
     return math.ceil(round(epochs * size / batch_size, 6))
 
 
-def check_delta(delta: float, size: int) -> None:
-    """Refuse a delta that a careless mechanism satisfies on a data set of `size` examples."""
-    if delta >= 1 / size:
+def check_delta(delta: float, size: int | None = None) -> None:
+    """Refuse what is no delta, and one that a careless mechanism satisfies on `size` examples."""
+    if not 0 < delta < 1:
+        raise ConfigError(
+            f"delta={delta:g} must lie between 0 and 1: it is the chance that the promise fails. "
+            "Leave it out to get one that suits the data's size."
+        )
+    if size is not None and delta >= 1 / size:
         raise ConfigError(
             f"delta={delta:g} is not below 1/{size}: publishing one image at random would satisfy "
             f"it. Use {default_delta(size):.2g}, the default, or less."
