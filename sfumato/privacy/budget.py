@@ -206,13 +206,12 @@ def make_plan(
     return replace(plan, noise_multiplier=least_noise(price_of, budget.epsilon))
 
 
-def steps_within(budget: Budget, plan: Plan, spent: Sequence[Event] = ()) -> int:
-    """How many steps of the plan's kind the budget allows, after what was `spent`."""
-    before = mechanisms_of(spent)
+def steps_within(budget: Budget, plan: Plan) -> int:
+    """How many steps of the plan's kind the budget allows."""
     mechanism = plan.event("plan", 0).mechanism
 
     def price_of(steps: int) -> float:
-        return price(before + Counter({mechanism: steps}), budget.delta, plan.relation)
+        return price(Counter({mechanism: steps}), budget.delta, plan.relation)
 
     return most_steps(price_of, budget.epsilon, MOST_EVENTS)
 
