@@ -18,8 +18,9 @@ from torch import Tensor
 
 from sfumato.errors import PrivacyError
 from sfumato.privacy.flat import Sums
-from sfumato.privacy.kernels import from_device, has_kernels, to_device
+from sfumato.privacy.kernels import has_kernels
 from sfumato.privacy.secret import Secret
+from sfumato.transfer import from_device, to_device
 
 StepName = tuple[str, str, int]
 """What names a step: id of the ledger, stage, and number of the step."""

@@ -30,8 +30,9 @@ from torch import Tensor
 
 from sfumato.errors import ConfigError
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.kernels import has_kernels, to_device
+from sfumato.privacy.kernels import has_kernels
 from sfumato.privacy.seal import Key, key_words
+from sfumato.transfer import to_device
 
 GRID_BITS = 20
 """A grid step is about 2^-20 deviations. Finer steps round less, but then float64 places their

@@ -14,13 +14,13 @@ import torch
 from sfumato.ghost.admit import check_contributions
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.privacy.flat import Layout, Sums
-from sfumato.privacy.kernels import to_device
 from sfumato.privacy.sampling import Batch
 from sfumato.privacy.secret import Secret
 from sfumato.train.quick import Clip
 from sfumato.train.reading import Reading
 from sfumato.train.tally import Tally
 from sfumato.train.world import World
+from sfumato.transfer import to_device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from sfumato.ghost.quick_norms import QuickNorms, has_groups
 from sfumato.nn.observe import evaluating
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout
-from sfumato.privacy.kernels import to_device
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Batch
@@ -30,6 +29,7 @@ from sfumato.train.reading import Reading
 from sfumato.train.replay import Recorded
 from sfumato.train.tally import BROKEN, Tally, averages_of
 from sfumato.train.world import World
+from sfumato.transfer import to_device
 
 Step = Callable[[Batch], dict[str, float]]
 
