@@ -92,7 +92,7 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) 
     on reconstruction (ReRo).
     """
     from sfumato.privacy.accounting import LEAST_NOISE, price
-    from sfumato.privacy.lower import many_run_bound
+    from sfumato.privacy.proof.lower import many_run_bound
 
     delta = recipe.images**-1.1
     # One trial a head, and no head in both lists: trials of one head are not independent.
@@ -116,7 +116,7 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) 
 
 def bound_at(recipe: "HeadRecipe", fpr: Any) -> "np.ndarray":
     """What no attack can exceed, when one image was replaced by another."""
-    from sfumato.privacy.tradeoff import largest_tpr
+    from sfumato.privacy.proof.tradeoff import largest_tpr
 
     return largest_tpr(
         fpr, rate=recipe.rate, noise_multiplier=recipe.noise_multiplier, steps=recipe.steps,

@@ -17,7 +17,7 @@ from sfumato.cli import main
 from sfumato.errors import ConfigError, DataError, RunError
 from sfumato.files import read_json, read_lines
 from sfumato.privacy.accounting import price
-from sfumato.privacy.lower import Bound
+from sfumato.privacy.proof.lower import Bound
 from sfumato.recipes import audit
 from sfumato.recipes.audit import Config
 from sfumato.recipes.audit_findings import Findings, describe_attack, tell

@@ -8,7 +8,7 @@ from scipy.stats import norm
 from simulated import sampled_tpr
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.tradeoff import largest_tpr, noise_for_tpr
+from sfumato.privacy.proof.tradeoff import largest_tpr, noise_for_tpr
 
 FPR = np.array([1e-4, 1e-3, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 0.99])
 MNIST10 = {"rate": 0.5, "noise_multiplier": 1.82, "steps": 64}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sfumato.privacy.lower import check_confidence
+from sfumato.privacy.proof.lower import check_confidence
 
 ROOM = 0.005
 """By this much noise may be larger than promised: secure noise is, by what rounding may move."""
