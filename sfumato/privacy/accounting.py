@@ -75,8 +75,8 @@ def _together(events: Sequence[Event]) -> Mechanism:
     """What several releases of one step are together, since they share its batch.
 
     Amplification comes from the batch being a sample, and it is drawn once: k Gaussian releases on
-    it are one release with less noise on one sample, not k independent samples. Of a batch that was
-    cut once so and once otherwise nothing is known: it counts as exact.
+    it are one release with less noise on one sample, not k independent samples. No price is known
+    for releases that cut the batch in different ways: they count as exact.
     """
     first = events[0].mechanism
     if len(events) == 1:
@@ -99,7 +99,8 @@ def price(
 ) -> float:
     """`epsilon` for events that have been counted already.
 
-    `cells_for` asks for cells as fine as that many events need: a curve of prices is then cheap.
+    `cells_for` asks for cells as fine as that many events need. Prices along a training then share
+    their cells, and so the distribution of one step, which is kept: a curve of them is cheap.
     """
     if not LEAST_DELTA <= delta < 1:
         raise ConfigError(
@@ -164,9 +165,9 @@ def _interval(mechanisms: Counter[Mechanism], cells_for: int) -> float:
     """Width of the PLD's cells. Any width gives an upper bound.
 
     The bound exceeds the limit by about count * width^2: up to 20,000 events this width keeps that
-    within 2e-4. Where the noise is small the loss of one event is large, and that of many events on
-    all of the data, which are one with less noise; then cells are wider, so that there are at most
-    some 10^5 of them. (A cell of 700 is too wide for the exponential of a float.)
+    within 2e-4. With little noise one event has a large loss; so have many full-batch events, which
+    `_at_once` turns into one with less noise. Cells are then made wider, to keep them to about
+    10^5. (A cell of 700 is too wide for the exponential of a float.)
     """
     count = max(mechanisms.total(), cells_for)
     noise = min(mechanism.noise_multiplier for mechanism in mechanisms)
@@ -206,6 +207,7 @@ def _single(mechanism: Mechanism, relation: Relation, interval: float) -> "Priva
 def _composed(
     mechanism: Mechanism, count: int, relation: Relation, interval: float
 ) -> "PrivacyLossDistribution":
+    """The PLD of a mechanism that is used `count` times."""
     left, times = _at_once(mechanism, count)
     one = _single(left, relation, interval)
     return one if times == 1 else one.self_compose(times)
@@ -222,6 +224,7 @@ def _at_once(mechanism: Mechanism, count: int) -> tuple[Mechanism, int]:
 
 
 def _rdp_epsilon(mechanisms: Counter[Mechanism], delta: float, relation: Relation) -> float:
+    """The cross-check by Rényi DP; NaN where it has no formula."""
     import dp_accounting
     from absl import logging
     from dp_accounting.rdp import RdpAccountant

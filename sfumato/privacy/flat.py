@@ -18,7 +18,7 @@ from sfumato.errors import PrivacyError
 
 @dataclass(frozen=True)
 class Span:
-    """Where a tensor lies: in which flat vector, from where on, and how."""
+    """Where a tensor lies: in which flat vector, where it begins, and its shape and strides."""
 
     flat: int
     start: int
@@ -33,14 +33,15 @@ class Span:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where tensors lie in flat vectors: one for each type and device, of so many numbers."""
+    """Where tensors lie in flat vectors."""
 
     spans: Mapping[str, Span]
     kinds: Mapping[tuple[torch.dtype, torch.device], int]
+    """One flat vector for each type and device: how many numbers it has."""
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
-        """That of sums of such tensors: in float32, or float64 for those who compute in it."""
+        """The layout of sums of such tensors: in float32, or float64 for those of float64."""
         spans, kinds = {}, {}
         for name, tensor in tensors.items():
             dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
@@ -103,8 +104,8 @@ class Sums(Mapping[str, Tensor]):
     def add(self, parts: Mapping[str, Tensor]) -> None:
         """Add parts to the sums of the same names, in one operation for all that lie alike.
 
-        The first are copied: nothing was there to add them to. A part of another shape is refused,
-        for broadcast it would count several times.
+        The first parts are copied, since there is nothing yet to add them to. A part of another
+        shape is refused: broadcasting would count it several times.
         """
         for name, part in parts.items():
             span = self.layout.spans.get(name)
@@ -120,6 +121,7 @@ class Sums(Mapping[str, Tensor]):
             self.flats = self._new(torch.empty)
         alike = [n for n, part in parts.items() if _lies_like(part, self[n])]
         if alike:
+            # What torch.optim itself calls; there is no public form.
             together = torch._foreach_copy_ if first else torch._foreach_add_  # pyright: ignore
             together([self[n] for n in alike], [parts[n] for n in alike])
         for name in parts.keys() - set(alike):

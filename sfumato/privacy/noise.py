@@ -49,14 +49,14 @@ def privatize(
 
     The noise is a function of the secret, the ledger, stage, step and the sums themselves, with
     their names and their order. So a step repeated after a crash releases the same values and is
-    not charged again, and no noise ever hides two different sums. (Where arithmetic does not repeat
-    to the last bit, as in some GPU kernels, a repeated step is another release, and pays. So does,
-    on a GPU, the step that was under way in the crash: its tag was not told yet.) With a fixed
-    seed, which is never for release, the noise depends on stage, step and place alone.
+    not charged again, and no noise ever hides two different sums. Two repeats do pay again: where
+    arithmetic differs in the last bit (some GPU kernels), and, on a GPU, the step under way at the
+    crash, whose tag was not on disk yet. With a fixed seed, which is never for release, the noise
+    depends on stage, step and a number's place alone.
 
-    `Sums` are overwritten where they lie: of what was exact nothing is left. The result is theirs,
-    so add up the next step in others. Tensors that lie apart stay as they are, and are copied into
-    a flat vector first.
+    `Sums` are overwritten where they lie, so that nothing exact is left, and the result is views of
+    them: add up the next step in new ones. Any other mapping is copied into a flat vector first,
+    and its tensors stay as they are.
     """
     _check(total, plan, ledger, secret)
     sums = Sums.of(total)
@@ -84,8 +84,8 @@ def to_philox_mean(
 ) -> None:
     """Put noise from a Philox generator under the first 128 bits of a key on the sum, and divide.
 
-    It is fit for research. On a GPU one kernel does all of it (`kernels.philox`), from other words,
-    and with deviates in float32. Neither is a cryptographic generator; `to_secure_mean` has one.
+    It is fit for research, and no cryptographic generator: `to_secure_mean` has one. On a GPU one
+    kernel does all of it (`kernels.philox`); its deviates are in float32, and not a CPU's.
     """
     if has_kernels(total):
         _philox_on_gpu(total, deviation, divisor, key_words(key, total.device))

@@ -79,13 +79,13 @@ def poisson_batches(
 
 
 def sample(
-    plan: Plan, size: int, secret: Secret, place: tuple[str | int, ...]
+    plan: Plan, size: int, secret: Secret, step: tuple[str | int, ...]
 ) -> Int[np.ndarray, " examples"]:
-    """The examples of one step, named by its place, as ascending indices."""
-    chosen = toss(plan.rate, size, secret, ("batch", *place)) if plan.rate < 1 else np.arange(size)
+    """The examples of the step that `step` names, as ascending indices."""
+    chosen = toss(plan.rate, size, secret, ("batch", *step)) if plan.rate < 1 else np.arange(size)
     if plan.max_batch is not None and len(chosen) > plan.max_batch:
         # Ties among 64-bit words are a chance of n^2/2^65: nothing beside delta.
-        order = np.argsort(secret.words(("truncate", *place), len(chosen)))
+        order = np.argsort(secret.words(("truncate", *step), len(chosen)))
         chosen = np.sort(chosen[order[: plan.max_batch]])
     return chosen.astype(np.int64)
 

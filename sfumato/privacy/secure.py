@@ -50,6 +50,7 @@ def to_secure_mean(total: Float[Tensor, " numbers"], plan: Plan, key: Key, dimen
     all its parts. Times `plan.expected_batch`, every value is a whole number of grid steps.
     """
     grid, deviation = grid_noise(plan, dimension)
+    # How many grid steps a number is, the noise in grid steps, and what one is worth in the mean.
     numbers = (1 / grid, deviation / grid, grid / plan.expected_batch)
     if has_kernels(total):
         _secure_on_gpu(total, key_words(key, total.device), numbers)

@@ -1,4 +1,11 @@
-"""Triton kernels for a GPU: noise for research, secure noise, digests and seals of sums."""
+"""Triton kernels for a GPU: each does where the sums lie what another file does on a CPU.
+
+1. `philox`   noise for research (`noise`)
+2. `chacha`   the ChaCha20 stream, for the kernels below
+3. `release`  secure noise (`secure`)
+4. `digest`   many numbers to a few words that stand for them
+5. `seal`     those words to a tag and keys (`seal`)
+"""
 
 from torch import Tensor
 
