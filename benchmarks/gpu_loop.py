@@ -16,7 +16,8 @@ from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.sampling import Batch, Chunk, Secret
+from sfumato.privacy.sampling import Batch, Chunk
+from sfumato.privacy.secret import Secret
 from sfumato.train.quick import quick_clip
 from sfumato.train.reading import Reading
 from sfumato.train.steps import Step, plain_step, private_step

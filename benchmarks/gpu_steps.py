@@ -27,7 +27,7 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.sampling import Secret
+from sfumato.privacy.secret import Secret
 from sfumato.train.replay import Replay
 from sfumato.train.tally import BROKEN, Tally
 from sfumato.train.world import World

@@ -16,9 +16,9 @@ import torch
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.noise import privatize, to_noisy_mean
-from sfumato.privacy.sampling import Secret
-from sfumato.privacy.seal import fingerprint
+from sfumato.privacy.noise import privatize, to_philox_mean
+from sfumato.privacy.seal import tag_of
+from sfumato.privacy.secret import Secret
 from sfumato.privacy.secure import to_secure_mean
 
 PARAMETERS = 300
@@ -54,8 +54,8 @@ def works(sums: Sums, secret: Secret) -> dict[str, Callable[[], object]]:
 
     return {
         "a copy": lambda: other.copy_(flat),
-        "fingerprint and finite check": lambda: fingerprint(sums, secret, ("train", 0)),
-        "philox noise": lambda: to_noisy_mean(flat, 1.0, 1000.0, key),
+        "tag and finite check": lambda: tag_of(sums, secret, ("book", "train", 0)),
+        "philox noise": lambda: to_philox_mean(flat, 1.0, 1000.0, key),
         "secure noise": lambda: to_secure_mean(flat, PLAN, key, flat.numel()),
         "adding a chunk": lambda: sums.add(apart),
         "privatize, philox": lambda: whole(sums, "philox"),

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from sfumato.privacy.ledger import Header as Header
     from sfumato.privacy.ledger import Ledger as Ledger
     from sfumato.privacy.noise import privatize as privatize
-    from sfumato.privacy.sampling import Secret as Secret
     from sfumato.privacy.sampling import poisson_batches as poisson_batches
+    from sfumato.privacy.secret import Secret as Secret
     from sfumato.runs import Run as Run
     from sfumato.runs import open_run as open_run
 
@@ -56,7 +56,7 @@ _HOMES = {
     "Header": "privacy.ledger",
     "Ledger": "privacy.ledger",
     "privatize": "privacy.noise",
-    "Secret": "privacy.sampling",
+    "Secret": "privacy.secret",
     "poisson_batches": "privacy.sampling",
     "Run": "runs",
     "open_run": "runs",

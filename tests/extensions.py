@@ -16,7 +16,8 @@ from sfumato.ghost.factors import Clipping
 from sfumato.nn.wrn import WideResNet
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.sampling import Batch, Chunk, Secret
+from sfumato.privacy.sampling import Batch, Chunk
+from sfumato.privacy.secret import Secret
 from sfumato.train.extend import Dope, Mirror, PublicGradient, WeightMultiplicity
 
 

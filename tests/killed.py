@@ -21,7 +21,8 @@ from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.moments import clip_rows
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.sampling import Secret, poisson_batches
+from sfumato.privacy.sampling import poisson_batches
+from sfumato.privacy.secret import Secret
 from sfumato.runs import open_run
 
 
@@ -60,7 +61,7 @@ def train(out: Path) -> None:
         average.load_state_dict(state["average"])
         jitter.set_state(state["jitter"])
     for batch in poisson_batches(
-        plan, 300, secret, ledger, stage="train", chunk_size=16, start=state["step"]
+        plan, 300, ledger, secret, stage="train", chunk_size=16, start=state["step"]
     ):
         total = torch.zeros(8, dtype=torch.float64)
         for chunk in batch.chunks:

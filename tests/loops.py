@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from sfumato.engine import PrivacyEngine
-from sfumato.privacy.sampling import Secret
+from sfumato.privacy.secret import Secret
 
 
 def net():

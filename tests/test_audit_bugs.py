@@ -66,9 +66,9 @@ def test_a_sound_run_passes(tmp_path):
 
 
 def test_noise_of_half_the_size_is_caught(tmp_path, monkeypatch):
-    whole = noise.to_noisy_mean
+    whole = noise.to_philox_mean
     monkeypatch.setattr(
-        noise, "to_noisy_mean", lambda total, size, *rest: whole(total, size / 2, *rest)
+        noise, "to_philox_mean", lambda total, size, *rest: whole(total, size / 2, *rest)
     )
     assert "noise size" in caught(tmp_path / "run")
     bound, epsilon = proved(tmp_path / "run")
@@ -132,7 +132,7 @@ def noise_in_parts(monkeypatch, size):
         return replace(found, total=drawn)
 
     monkeypatch.setattr(Ghost, "clip", noisy)
-    monkeypatch.setattr(noise, "to_noisy_mean", lambda total, _, divisor, key: total.div_(divisor))
+    monkeypatch.setattr(noise, "to_philox_mean", lambda total, _, divisor, key: total.div_(divisor))
 
 
 def test_noise_for_each_micro_batch_is_caught(tmp_path, monkeypatch, not_admitted):
@@ -225,8 +225,8 @@ def test_statistics_that_hide_from_admission_are_caught(tmp_path):
 
 
 def test_noise_that_is_the_same_in_every_step_is_caught(tmp_path, monkeypatch):
-    fresh = noise.to_noisy_mean
-    monkeypatch.setattr(noise, "to_noisy_mean", lambda *given: fresh(*given[:3], bytes(16)))
+    fresh = noise.to_philox_mean
+    monkeypatch.setattr(noise, "to_philox_mean", lambda *given: fresh(*given[:3], bytes(16)))
     assert "fresh noise" in caught(tmp_path / "run")
 
 

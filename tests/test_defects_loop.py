@@ -25,7 +25,8 @@ from sfumato.ghost.admit import one_at_a_time
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping, clip_factors
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.sampling import Batch, Chunk, Secret
+from sfumato.privacy.sampling import Batch, Chunk
+from sfumato.privacy.secret import Secret
 from sfumato.train.reading import Reading
 from sfumato.train.steps import plain_step, private_step
 

@@ -126,12 +126,12 @@ CHECKS = {
 
 
 def noise_is_drawn_and_not_added(monkeypatch):
-    monkeypatch.setattr(noise, "to_noisy_mean", lambda total, _, divisor, key: total.div_(divisor))
+    monkeypatch.setattr(noise, "to_philox_mean", lambda total, _, divisor, key: total.div_(divisor))
 
 
 def two_thirds_of_the_noise(monkeypatch):
-    real = noise.to_noisy_mean
-    monkeypatch.setattr(noise, "to_noisy_mean", lambda t, d, *rest: real(t, d * 2 / 3, *rest))
+    real = noise.to_philox_mean
+    monkeypatch.setattr(noise, "to_philox_mean", lambda t, d, *rest: real(t, d * 2 / 3, *rest))
 
 
 def single_numbers_are_clamped(monkeypatch):

@@ -12,7 +12,7 @@ import sfumato
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
 from sfumato.ghost.admit import one_at_a_time
 from sfumato.privacy.accounting import shuffled_epsilon
-from sfumato.privacy.sampling import Secret
+from sfumato.privacy.secret import Secret
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
 

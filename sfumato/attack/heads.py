@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sfumato.errors import ConfigError, DataError
-from sfumato.privacy.events import Cost
+from sfumato.privacy.events import Mechanism
 
 LOGIT_BYTES = 2**26
 """Heads are scored in groups whose logits take about this much."""
@@ -104,9 +104,9 @@ class HeadRecipe:
         """P, the length of the flat vector."""
         return sum(rows * (columns + 1) for rows, columns in self.layers(d))
 
-    def costs(self) -> Counter[Cost]:
+    def mechanisms(self) -> Counter[Mechanism]:
         """What the accountant prices, under either relation: T steps of this rate and noise."""
-        return Counter({(self.rate, self.noise_multiplier, None, None): self.steps})
+        return Counter({Mechanism(self.rate, self.noise_multiplier): self.steps})
 
 
 def class_size_for(images: int, classes: int) -> int:

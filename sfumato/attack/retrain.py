@@ -19,7 +19,7 @@ from sfumato.attack.membership import log_odds
 from sfumato.data.dice import seed_of
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError, DataError
-from sfumato.privacy.lower import Bound, many_run_bound
+from sfumato.privacy.proof.lower import Bound, many_run_bound
 
 Answer = Callable[[Tensor], Tensor]
 """Pixels between 0 and 1 (n c h w) in, logits (n classes) out; a torch module is one too."""

@@ -40,7 +40,8 @@ from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.sampling import Secret, poisson_batches
+from sfumato.privacy.sampling import poisson_batches
+from sfumato.privacy.secret import Secret
 
 
 class PrivacyEngine:
@@ -154,7 +155,7 @@ class PrivacyEngine:
         self._forget()
         size = len(dataset)  # pyright: ignore
         batches = poisson_batches(
-            self.plan, size, self.secret, self.ledger, stage="train", start=self.taken,
+            self.plan, size, self.ledger, self.secret, stage="train", start=self.taken,
             chunk_size=physical_batch_size, round_to=1,
         )  # fmt: skip
         for batch in batches:

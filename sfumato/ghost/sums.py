@@ -18,7 +18,7 @@ from sfumato.ghost.factors import Clipping, clip_factors
 from sfumato.ghost.kept import Bundle, Kept, bundle, pull_back, sort_kept
 from sfumato.ghost.layout import joint_names
 from sfumato.ghost.tape import Tape
-from sfumato.privacy.kernels import from_device
+from sfumato.transfer import from_device
 
 Squares = Float[Tensor, "groups 2 n"]
 Tell = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]

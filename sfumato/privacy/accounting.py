@@ -10,20 +10,23 @@ Koskela et al. 2020; Doroshenko et al. 2022 (connect the dots); Mironov 2017; Ch
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache, lru_cache
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import Float
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.events import Cost, Event, Relation
+from sfumato.privacy.events import Event, Mechanism, Relation
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 Accountant = Literal["pld", "rdp"]
+
+MOST_EVENTS, LEAST_NOISE = 10**6, 0.02
+"""Beyond these, prices take minutes and mean nothing."""
 
 LEAST_DELTA = 1e-10
 """Composed distributions are right to about 1e-13 by rounding alone: seen at a thousand steps."""
@@ -45,15 +48,15 @@ def epsilon(
     Zero for no events, infinite if one of them was exact. The RDP bound is NaN for what Rényi
     accounting has no formula for: replace-one and truncated batches. `cells_for` as for `price`.
     """
-    return price(costs_of(events), delta, relation, accountant, cells_for=cells_for)
+    return price(mechanisms_of(events), delta, relation, accountant, cells_for=cells_for)
 
 
-def costs_of(events: Iterable[Event]) -> Counter[Cost]:
+def mechanisms_of(events: Iterable[Event]) -> Counter[Mechanism]:
     """The mechanisms that `events` are, counted: what the accountant prices.
 
     Guarantee: composed, they cost at least what the events do. Releases of one step share its batch
     and are one mechanism; a family of events on disjoint examples costs what one of them would
-    alone, for each cost that occurs in it.
+    alone, for each mechanism that occurs in it.
     """
     steps: dict[tuple[str, str, int], list[Event]] = {}
     for event in events:
@@ -65,28 +68,29 @@ def costs_of(events: Iterable[Event]) -> Counter[Cost]:
             families.add((ledger, stage, family, _together(same)))
         else:
             singles.append(_together(same))
-    return Counter(singles) + Counter(cost for *_, cost in families)
+    return Counter(singles) + Counter(mechanism for *_, mechanism in families)
 
 
-def _together(events: Sequence[Event]) -> Cost:
-    """The cost of several releases of one step, which share its batch.
+def _together(events: Sequence[Event]) -> Mechanism:
+    """What several releases of one step are together, since they share its batch.
 
     Amplification comes from the batch being a sample, and it is drawn once: k Gaussian releases on
-    it are one release with less noise on one sample, not k independent samples. Of a batch that was
-    cut once so and once otherwise nothing is known: it counts as exact.
+    it are one release with less noise on one sample, not k independent samples. No price is known
+    for releases that cut the batch in different ways: they count as exact.
     """
+    first = events[0].mechanism
     if len(events) == 1:
-        return events[0].cost
-    *_, max_batch, size = events[0].cost
-    cut_alike = all(event.cost[2:] == (max_batch, size) for event in events)
-    if any(event.is_exact for event in events) or not cut_alike:
-        return (1.0, 0.0, max_batch, size)
+        return first
+    ways_of_cutting = {(event.max_batch, event.size) for event in events}
+    if any(event.is_exact for event in events) or len(ways_of_cutting) > 1:
+        return first._replace(rate=1.0, noise_multiplier=0.0)
     precision = sum(event.noise_multiplier**-2 for event in events)
-    return (max(event.rate for event in events), precision**-0.5, max_batch, size)
+    rate = max(event.rate for event in events)
+    return first._replace(rate=rate, noise_multiplier=precision**-0.5)
 
 
 def price(
-    costs: Counter[Cost],
+    mechanisms: Counter[Mechanism],
     delta: float,
     relation: Relation = "add-or-remove",
     accountant: Accountant = "pld",
@@ -95,22 +99,23 @@ def price(
 ) -> float:
     """`epsilon` for events that have been counted already.
 
-    `cells_for` asks for cells as fine as that many events need: a curve of prices is then cheap.
+    `cells_for` asks for cells as fine as that many events need. Prices along a training then share
+    their cells, and so the distribution of one step, which is kept: a curve of them is cheap.
     """
     if not LEAST_DELTA <= delta < 1:
         raise ConfigError(
             f"delta={delta:g} must lie between {LEAST_DELTA:g} and 1: below that, what floats "
             "round off is as large as delta itself, and epsilon could come out too small."
         )
-    if any(noise == 0 for _, noise, _, _ in costs):
+    if any(mechanism.noise_multiplier == 0 for mechanism in mechanisms):
         return math.inf
-    if not +costs:
+    if not +mechanisms:
         return 0.0
     if accountant == "rdp":
-        return _rdp_epsilon(costs, delta, relation)
-    total, interval = None, _interval(+costs, cells_for)
-    for cost, count in (+costs).items():
-        part = _composed(cost, count, relation, interval)
+        return _rdp_epsilon(mechanisms, delta, relation)
+    total, interval = None, _interval(+mechanisms, cells_for)
+    for mechanism, count in (+mechanisms).items():
+        part = _composed(mechanism, count, relation, interval)
         total = part if total is None else total.compose(part)
     assert total is not None
     return float(total.get_epsilon_for_delta(delta))
@@ -126,13 +131,13 @@ def loss_cells(
     stands in its place. Guarantee: up to the rounding of floats (1e-7 in all), these two are at
     least as easy to tell apart as the real pair.
     """
-    cost: Cost = (rate, noise_multiplier, None, None)
+    mechanism = Mechanism(rate, noise_multiplier)
     # Cells that resolve the loss of one step, unless there would be millions of them.
-    width = min(_interval(Counter({cost: steps}), 0), rate / noise_multiplier / 20)
+    width = min(_interval(Counter({mechanism: steps}), 0), rate / noise_multiplier / 20)
     largest = 0.5 / noise_multiplier**2 + 10 / noise_multiplier
     width = max(width, largest * max(math.sqrt(steps) / 3e5, 1 / 6e4))
     relation: Relation = "replace" if pair == "replace" else "add-or-remove"
-    total = _composed(cost, steps, relation, width)
+    total = _composed(mechanism, steps, relation, width)
     # dp-accounting keeps the two directions, and the cells themselves, to itself.
     cells = (total._pmf_add if pair == "add" else total._pmf_remove).to_dense_pmf()
     losses = (cells._lower_loss + np.arange(cells.size)) * cells._discretization
@@ -152,100 +157,36 @@ def shuffled_epsilon(
     between batches, so here the relation means an example emptied in its place (its gradient set to
     zero); replacing it moves the sum by up to twice the norm bound.
     """
-    cost = (1.0, noise_multiplier, None, None)
-    return price(Counter({cost: math.ceil(round(epochs, 6))}), delta, relation)
+    mechanism = Mechanism(1.0, noise_multiplier)
+    return price(Counter({mechanism: math.ceil(round(epochs, 6))}), delta, relation)
 
 
-def least_noise(price_of: Callable[[float], float], target: float) -> float:
-    """The smallest noise multiplier, to about 2e-4 of it, whose price is at most `target`.
-
-    `price_of(noise)` falls with the noise; it is infinite where there is too little to be priced.
-    Guarantee: the noise returned was itself priced, and costs at most `target`. It is never below
-    0.05, where epsilon is in the hundreds.
-    """
-
-    @cache
-    def excess(log_noise: float) -> float:
-        return math.log(max(price_of(math.exp(log_noise)), 1e-12) / target)
-
-    # Epsilon against noise is nearly straight on logarithmic axes: a few trials are enough.
-    high = 0.0
-    while excess(high) > 0:
-        high += 1.0
-        if high > 14:
-            raise ConfigError(
-                f"no amount of noise brings epsilon down to {target:g}: what is already spent "
-                "reaches it, or delta is out of reach. Raise the budget."
-            )
-    low = high - 0.5
-    while excess(low) <= 0:
-        low, high = low - 0.5, low
-        if low < -3:
-            return math.exp(high)
-    noise = math.exp(_root(excess, low, high))
-    while price_of(noise) > target:
-        noise *= 1.0001
-    return noise
-
-
-def most_steps(price_of: Callable[[int], float], target: float) -> int:
-    """The largest number of steps whose price is at most `target`; 0 if one is too many."""
-
-    @cache
-    def excess(log_steps: float) -> float:
-        return math.log(max(price_of(round(math.exp(log_steps))), 1e-12) / target)
-
-    low, high = 0.0, 2.0
-    if excess(low) > 0:
-        return 0
-    while excess(high) <= 0:
-        low, high = high, high + 2.0
-        if high > math.log(MOST_EVENTS):
-            raise ConfigError(f"epsilon={target:g} allows more than {MOST_EVENTS} steps: lower it.")
-    steps = round(math.exp(_root(excess, low, high)))
-    while price_of(steps) > target:
-        steps -= 1
-    while price_of(steps + 1) <= target:
-        steps += 1
-    return steps
-
-
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    from scipy.optimize import root_scalar
-
-    return root_scalar(function, bracket=(low, high), method="brentq", xtol=1e-4).root
-
-
-MOST_EVENTS, LEAST_NOISE = 10**6, 0.02
-"""Beyond these, prices take minutes and mean nothing."""
-
-
-def _interval(costs: Counter[Cost], cells_for: int) -> float:
+def _interval(mechanisms: Counter[Mechanism], cells_for: int) -> float:
     """Width of the PLD's cells. Any width gives an upper bound.
 
     The bound exceeds the limit by about count * width^2: up to 20,000 events this width keeps that
-    within 2e-4. Where the noise is small the loss of one event is large, and that of many events on
-    all of the data, which are one with less noise; then cells are wider, so that there are at most
-    some 10^5 of them. (A cell of 700 is too wide for the exponential of a float.)
+    within 2e-4. With little noise one event has a large loss; so have many full-batch events, which
+    `_at_once` turns into one with less noise. Cells are then made wider, to keep them to about
+    10^5. (A cell of 700 is too wide for the exponential of a float.)
     """
-    count = max(costs.total(), cells_for)
-    noise = min(noise for _, noise, _, _ in costs)
+    count = max(mechanisms.total(), cells_for)
+    noise = min(mechanism.noise_multiplier for mechanism in mechanisms)
     if count > MOST_EVENTS or noise < LEAST_NOISE:
         raise ConfigError(
             f"{count} events with noise multiplier {noise:g} cannot be priced: at most "
             f"{MOST_EVENTS} events, each with at least {LEAST_NOISE:g}, can."
         )
-    noise = min(_at_once(cost, number)[0] for cost, number in costs.items())
+    noise = min(_at_once(*item)[0].noise_multiplier for item in mechanisms.items())
     largest = 0.5 / noise**2 + 10 / noise
     return max(min(1e-3, max(1e-4, math.sqrt(2e-4 / count))), min(largest / 2e5, 500.0))
 
 
 @lru_cache(maxsize=64)
-def _single(cost: Cost, relation: Relation, interval: float) -> "PrivacyLossDistribution":
+def _single(mechanism: Mechanism, relation: Relation, interval: float) -> "PrivacyLossDistribution":
     """The PLD of one event."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    rate, noise, max_batch, size = cost
+    rate, noise, max_batch, size = mechanism
     if max_batch is not None and size is not None:
         return pld.from_truncated_subsampled_gaussian_mechanism(
             dataset_size=size,
@@ -264,41 +205,44 @@ def _single(cost: Cost, relation: Relation, interval: float) -> "PrivacyLossDist
 
 
 def _composed(
-    cost: Cost, count: int, relation: Relation, interval: float
+    mechanism: Mechanism, count: int, relation: Relation, interval: float
 ) -> "PrivacyLossDistribution":
-    rate, _, max_batch, size = cost
-    noise, times = _at_once(cost, count)
-    one = _single((rate, noise, max_batch, size), relation, interval)
+    """The PLD of a mechanism that is used `count` times."""
+    left, times = _at_once(mechanism, count)
+    one = _single(left, relation, interval)
     return one if times == 1 else one.self_compose(times)
 
 
-def _at_once(cost: Cost, count: int) -> tuple[float, int]:
-    """Noise and number of the events that are left to compose.
+def _at_once(mechanism: Mechanism, count: int) -> tuple[Mechanism, int]:
+    """What is left to compose of a mechanism that is used so often, and how often.
 
     n Gaussian releases on all of the data are one with 1/sqrt(n) of the noise: exact, and fast.
     """
-    rate, noise, max_batch, _ = cost
-    plain = rate == 1 and max_batch is None
-    return (noise / math.sqrt(count), 1) if plain else (noise, count)
+    if mechanism.rate < 1 or mechanism.max_batch is not None:
+        return mechanism, count
+    return mechanism._replace(noise_multiplier=mechanism.noise_multiplier / math.sqrt(count)), 1
 
 
-def _rdp_epsilon(costs: Counter[Cost], delta: float, relation: Relation) -> float:
+def _rdp_epsilon(mechanisms: Counter[Mechanism], delta: float, relation: Relation) -> float:
+    """The cross-check by Rényi DP; NaN where it has no formula."""
     import dp_accounting
     from absl import logging
     from dp_accounting.rdp import RdpAccountant
 
-    if relation == "replace" or any(max_batch is not None for _, _, max_batch, _ in costs):
+    if relation == "replace" or any(m.max_batch is not None for m in mechanisms):
         return math.nan
     accountant = RdpAccountant(neighboring_relation=_neighbours(relation))
     level = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # it warns of each order that it leaves out
-    for (rate, noise, _, _), count in costs.items():
-        gaussian = dp_accounting.GaussianDpEvent(noise)
-        event = gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
-        accountant.compose(dp_accounting.SelfComposedDpEvent(event, count))
-    found = float(accountant.get_epsilon(delta))
-    logging.set_verbosity(level)
-    return found
+    try:
+        for mechanism, count in mechanisms.items():
+            event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
+            if mechanism.rate < 1:
+                event = dp_accounting.PoissonSampledDpEvent(mechanism.rate, event)
+            accountant.compose(dp_accounting.SelfComposedDpEvent(event, count))
+        return float(accountant.get_epsilon(delta))
+    finally:
+        logging.set_verbosity(level)
 
 
 def _neighbours(relation: Relation):  # noqa: ANN202 (dp-accounting is imported where it is used)

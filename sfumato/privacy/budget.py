@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.privacy.accounting import LEAST_NOISE, costs_of, least_noise, most_steps, price
-from sfumato.privacy.events import Cost, Event, Relation
+from sfumato.privacy.accounting import LEAST_NOISE, MOST_EVENTS, mechanisms_of, price
+from sfumato.privacy.events import Event, Mechanism, Relation
+from sfumato.privacy.search import least_noise, most_steps
 
 STAIRS = 8
 """How many values a schedule takes."""
@@ -33,15 +34,7 @@ class Budget:
                 f"epsilon={self.epsilon:g} must be above 0: at 0 nothing can be learnt from the "
                 "data. Between 1 and 8 is usual."
             )
-        if not 0 < self.delta < 1:
-            raise ConfigError(
-                f"delta={self.delta:g} must lie between 0 and 1: it is the chance that the "
-                "promise fails. Leave it out to get one that suits the data's size."
-            )
-
-    def check_against(self, size: int) -> None:
-        """Refuse a delta that a careless mechanism satisfies on a data set of `size` examples."""
-        check_delta(self.delta, size)
+        check_delta(self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,16 +128,16 @@ class Plan:
             divisor=self.expected_batch,
         )
 
-    def costs(self, steps: int | None = None) -> Counter[Cost]:
+    def mechanisms(self, steps: int | None = None) -> Counter[Mechanism]:
         """What the accountant prices: the mechanisms of the first `steps` steps, counted."""
         steps = self.steps if steps is None else steps
         if self.noise_decay == 1:
-            return Counter({self.event("plan", 0).cost: steps})
-        return Counter(self.event("plan", step).cost for step in range(steps))
+            return Counter({self.event("plan", 0).mechanism: steps})
+        return Counter(self.event("plan", step).mechanism for step in range(steps))
 
     def epsilon(self, delta: float, steps: int | None = None) -> float:
         """What the plan will cost, or its first `steps` steps, by the PLD accountant."""
-        return price(self.costs(steps), delta, self.relation, cells_for=self.steps)
+        return price(self.mechanisms(steps), delta, self.relation, cells_for=self.steps)
 
 
 def make_plan(
@@ -199,29 +192,28 @@ def make_plan(
     )
     if budget is None:
         return plan
-    budget.check_against(size)
+    check_delta(budget.delta, size)
     if math.isinf(budget.epsilon):
         return plan
-    before = costs_of(spent)
+    before = mechanisms_of(spent)
 
     def price_of(noise: float) -> float:
         trial = replace(plan, noise_multiplier=noise)
         if trial.at(plan.steps - 1).noise_multiplier < LEAST_NOISE:
             return math.inf
-        return price(before + trial.costs(), budget.delta, relation)
+        return price(before + trial.mechanisms(), budget.delta, relation)
 
     return replace(plan, noise_multiplier=least_noise(price_of, budget.epsilon))
 
 
-def steps_within(budget: Budget, plan: Plan, spent: Sequence[Event] = ()) -> int:
-    """How many steps of the plan's kind the budget allows, after what was `spent`."""
-    before = costs_of(spent)
-    cost = plan.event("plan", 0).cost
+def steps_within(budget: Budget, plan: Plan) -> int:
+    """How many steps of the plan's kind the budget allows."""
+    mechanism = plan.event("plan", 0).mechanism
 
     def price_of(steps: int) -> float:
-        return price(before + Counter({cost: steps}), budget.delta, plan.relation)
+        return price(Counter({mechanism: steps}), budget.delta, plan.relation)
 
-    return most_steps(price_of, budget.epsilon)
+    return most_steps(price_of, budget.epsilon, MOST_EVENTS)
 
 
 def count_steps(
@@ -238,9 +230,14 @@ def count_steps(
     return math.ceil(round(epochs * size / batch_size, 6))
 
 
-def check_delta(delta: float, size: int) -> None:
-    """Refuse a delta that a careless mechanism satisfies on a data set of `size` examples."""
-    if delta >= 1 / size:
+def check_delta(delta: float, size: int | None = None) -> None:
+    """Refuse what is no delta, and one that a careless mechanism satisfies on `size` examples."""
+    if not 0 < delta < 1:
+        raise ConfigError(
+            f"delta={delta:g} must lie between 0 and 1: it is the chance that the promise fails. "
+            "Leave it out to get one that suits the data's size."
+        )
+    if size is not None and delta >= 1 / size:
         raise ConfigError(
             f"delta={delta:g} is not below 1/{size}: publishing one image at random would satisfy "
             f"it. Use {default_delta(size):.2g}, the default, or less."

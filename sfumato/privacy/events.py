@@ -8,15 +8,24 @@ old ledger anew.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sfumato.errors import PrivacyError
 
 Relation = Literal["add-or-remove", "replace"]
 """Which data sets count as neighbours: one has an example more, or one example differs."""
 
-Cost = tuple[float, float, int | None, int | None]
-"""All that an accountant needs of an event: rate, noise multiplier, largest batch, size."""
+
+class Mechanism(NamedTuple):
+    """All that an accountant needs to know of an event: equal mechanisms have one price.
+
+    The fields mean what they mean in `Event`; `size` is given only where `max_batch` is.
+    """
+
+    rate: float
+    noise_multiplier: float
+    max_batch: int | None = None
+    size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +54,7 @@ class Event:
     family: str = ""
     """Events of one family touch disjoint examples, so together they cost as much as one."""
     tag: str = ""
-    """A keyed fingerprint of the sum: equal for a repetition, different for another release."""
+    """A keyed hash of the sum: equal for a repetition, different for another release."""
 
     def __post_init__(self) -> None:
         noise = self.noise_multiplier
@@ -60,9 +69,9 @@ class Event:
         return (self.ledger, self.stage, self.step, self.tag)
 
     @property
-    def cost(self) -> Cost:
+    def mechanism(self) -> Mechanism:
         """What makes two events cost the same."""
-        return (self.rate, self.noise_multiplier, self.max_batch, self.size)
+        return Mechanism(self.rate, self.noise_multiplier, self.max_batch, self.size)
 
     @property
     def is_exact(self) -> bool:

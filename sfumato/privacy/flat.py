@@ -17,8 +17,8 @@ from sfumato.errors import PrivacyError
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tensor lies: in which flat vector, from where on, and how."""
+class Span:
+    """Where a tensor lies: in which flat vector, where it begins, and its shape and strides."""
 
     flat: int
     start: int
@@ -33,23 +33,24 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where tensors lie in flat vectors: one for each type and device, of so many numbers."""
+    """Where tensors lie in flat vectors."""
 
-    places: Mapping[str, Place]
+    spans: Mapping[str, Span]
     kinds: Mapping[tuple[torch.dtype, torch.device], int]
+    """One flat vector for each type and device: how many numbers it has."""
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
-        """That of sums of such tensors: in float32, or float64 for those who compute in it."""
-        places, kinds = {}, {}
+        """The layout of sums of such tensors: in float32, or float64 for those of float64."""
+        spans, kinds = {}, {}
         for name, tensor in tensors.items():
             dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
             kind = (dtype, tensor.device)
             start = kinds.setdefault(kind, 0)
             dense = torch.empty_like(tensor, device="meta").stride()
-            places[name] = Place(list(kinds).index(kind), start, tuple(tensor.shape), dense)
+            spans[name] = Span(list(kinds).index(kind), start, tuple(tensor.shape), dense)
             kinds[kind] = start + tensor.numel()
-        return cls(places, kinds)
+        return cls(spans, kinds)
 
     def zeros(self) -> "Sums":
         """New sums that lie so. To make many of them, keep the layout: it takes no memory."""
@@ -62,7 +63,7 @@ class Layout:
         Noise of a GPU is other noise than a CPU's, so the kind of device belongs to it too.
         """
         kinds = [(str(dtype), device.type) for dtype, device in self.kinds]
-        return json.dumps([kinds, [(n, astuple(p)) for n, p in self.places.items()]]).encode()
+        return json.dumps([kinds, [(n, astuple(span)) for n, span in self.spans.items()]]).encode()
 
 
 class Sums(Mapping[str, Tensor]):
@@ -83,7 +84,7 @@ class Sums(Mapping[str, Tensor]):
 
     @cached_property
     def _views(self) -> dict[str, Tensor]:
-        return {name: place.view(self.flats) for name, place in self.layout.places.items()}
+        return {name: span.view(self.flats) for name, span in self.layout.spans.items()}
 
     @classmethod
     def zeros(cls, like: Mapping[str, Tensor]) -> "Sums":
@@ -103,23 +104,24 @@ class Sums(Mapping[str, Tensor]):
     def add(self, parts: Mapping[str, Tensor]) -> None:
         """Add parts to the sums of the same names, in one operation for all that lie alike.
 
-        The first are copied: nothing was there to add them to. A part of another shape is refused,
-        for broadcast it would count several times.
+        The first parts are copied, since there is nothing yet to add them to. A part of another
+        shape is refused: broadcasting would count it several times.
         """
         for name, part in parts.items():
-            place = self.layout.places.get(name)
-            if place is None:
+            span = self.layout.spans.get(name)
+            if span is None:
                 raise PrivacyError(f'"{name}" is none of these sums: {", ".join(self)}.')
-            if tuple(part.shape) != place.shape:
+            if tuple(part.shape) != span.shape:
                 raise PrivacyError(
-                    f'"{name}" is a sum of shape {place.shape}, and would be given a part of shape '
+                    f'"{name}" is a sum of shape {span.shape}, and would be given a part of shape '
                     f"{tuple(part.shape)}."
                 )
-        first = "flats" not in self.__dict__ and parts.keys() == self.layout.places.keys()
+        first = "flats" not in self.__dict__ and parts.keys() == self.layout.spans.keys()
         if first:
             self.flats = self._new(torch.empty)
         alike = [n for n, part in parts.items() if _lies_like(part, self[n])]
         if alike:
+            # What torch.optim itself calls; there is no public form.
             together = torch._foreach_copy_ if first else torch._foreach_add_  # pyright: ignore
             together([self[n] for n in alike], [parts[n] for n in alike])
         for name in parts.keys() - set(alike):
@@ -133,10 +135,10 @@ class Sums(Mapping[str, Tensor]):
         return self._views[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.layout.places)
+        return iter(self.layout.spans)
 
     def __len__(self) -> int:
-        return len(self.layout.places)
+        return len(self.layout.spans)
 
 
 def _lies_like(one: Tensor, other: Tensor) -> bool:

@@ -57,7 +57,8 @@ class Header:
 class Ledger:
     """A header and its events, in the order they were charged.
 
-    `write`, if given, must make a record durable before it returns, unless it is a tag told later.
+    `write`, if given, must make a record durable before it returns; only a tag that is told later
+    may come to the disk later.
     """
 
     def __init__(self, header: Header, write: Callable[[Record], None] | None = None) -> None:
@@ -85,10 +86,11 @@ class Ledger:
         another tag (the data or the code changed in between) it is another release, and pays. A
         step asked for twice in one process is refused: it is a mistake in counting.
 
-        Where to know the tag is to wait for a GPU, `tag` is what to call for it. It is called, and
-        has a line of its own, when the ledger is next asked for anything (`settle`); at once if
-        there is a line of that step already. A line whose tag was never told, since a crash came
-        first, is that of another release: what comes pays again.
+        Where the tag is still on its way from a GPU, `tag` is a function that waits for it. The
+        line is then written without a tag, and the tag follows in a line of its own when the ledger
+        is next asked for anything (`settle`); if the step has a line already, the function is
+        called at once. If a crash came first, nobody knows what the line paid for: a repetition
+        counts as another release, and pays again.
         """
         self.settle()
         event = replace(event, ledger=self.header.id)
@@ -108,7 +110,7 @@ class Ledger:
     def settle(self) -> None:
         """Ask for the tag of the last charge, if it is not known yet, and write it down.
 
-        What is wrong with its sums is said then, and again whenever the ledger is asked.
+        If the sums were not finite, it is said here, and again whenever the ledger is asked.
         """
         if self._untold is None:
             return
@@ -119,7 +121,7 @@ class Ledger:
     def tags(self, stage: str, step: int) -> set[str]:
         """Tags of what this ledger has paid for under that step; none if it was not taken yet.
 
-        One that was never told is empty: no sum has it.
+        A line whose tag was never told has the empty tag, which no sum has.
         """
         self.settle()
         return set(self._tags.get((self.header.id, stage, step), ()))

@@ -20,8 +20,8 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.kernels import has_kernels
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.sampling import Secret
 from sfumato.privacy.seal import Key, key_words, seal
+from sfumato.privacy.secret import Secret
 from sfumato.privacy.secure import to_secure_mean
 
 
@@ -49,14 +49,14 @@ def privatize(
 
     The noise is a function of the secret, the ledger, stage, step and the sums themselves, with
     their names and their order. So a step repeated after a crash releases the same values and is
-    not charged again, and no noise ever hides two different sums. (Where arithmetic does not repeat
-    to the last bit, as in some GPU kernels, a repeated step is another release, and pays. So does,
-    on a GPU, the step that was under way in the crash: its tag was not told yet.) With a fixed
-    seed, which is never for release, the noise depends on stage, step and place alone.
+    not charged again, and no noise ever hides two different sums. Two repeats do pay again: where
+    arithmetic differs in the last bit (some GPU kernels), and, on a GPU, the step under way at the
+    crash, whose tag was not on disk yet. With a fixed seed, which is never for release, the noise
+    depends on stage, step and a number's place alone.
 
-    `Sums` are overwritten where they lie: of what was exact nothing is left. The result is theirs,
-    so add up the next step in others. Tensors that lie apart stay as they are, and are copied into
-    a flat vector first.
+    `Sums` are overwritten where they lie, so that nothing exact is left, and the result is views of
+    them: add up the next step in new ones. Any other mapping is copied into a flat vector first,
+    and its tensors stay as they are.
     """
     _check(total, plan, ledger, secret)
     sums = Sums.of(total)
@@ -65,29 +65,30 @@ def privatize(
     ledger.charge(event, sealed.tag)
     dimension = sum(flat.numel() for flat in sums.flats)
     for flat, key in zip(sums.flats, sealed.keys, strict=True):
-        _to_noisy_mean(flat, plan.at(step), ledger.header.noise, key, dimension)
+        _release(flat, plan.at(step), ledger.header.noise, key, dimension)
     return dict(sums)
 
 
-def _to_noisy_mean(flat: Tensor, plan: Plan, source: str, key: Key, dimension: int) -> None:
+def _release(flat: Tensor, plan: Plan, source: str, key: Key, dimension: int) -> None:
+    """Noise from the source that the ledger names, and the division, on one flat vector."""
     if plan.noise_multiplier == 0:
         flat.div_(plan.expected_batch)
     elif source == "chacha20":
         to_secure_mean(flat, plan, key, dimension)
     else:
-        to_noisy_mean(flat, plan.noise_deviation, plan.expected_batch, key)
+        to_philox_mean(flat, plan.noise_deviation, plan.expected_batch, key)
 
 
-def to_noisy_mean(
+def to_philox_mean(
     total: Float[Tensor, " numbers"], deviation: float, divisor: float, key: Key
 ) -> None:
     """Put noise from a Philox generator under the first 128 bits of a key on the sum, and divide.
 
-    It is fit for research. On a GPU one kernel does all of it (`kernels.philox`), from other words,
-    and with deviates in float32. Neither is a cryptographic generator; `to_secure_mean` has one.
+    It is fit for research, and no cryptographic generator: `to_secure_mean` has one. On a GPU one
+    kernel does all of it (`kernels.philox`); its deviates are in float32, and not a CPU's.
     """
     if has_kernels(total):
-        _on_gpu(total, deviation, divisor, key_words(key, total.device))
+        _philox_on_gpu(total, deviation, divisor, key_words(key, total.device))
         return
     assert isinstance(key, bytes)
     noise = torch.empty_like(total, device="cpu")
@@ -99,7 +100,7 @@ def to_noisy_mean(
     total.copy_(noise.to(total.device).add_(total, alpha=1 / divisor))
 
 
-def _on_gpu(total: Tensor, deviation: float, divisor: float, key: Tensor) -> None:
+def _philox_on_gpu(total: Tensor, deviation: float, divisor: float, key: Tensor) -> None:
     from sfumato.privacy.kernels.philox import philox_flat
 
     if total.dtype == torch.float32:

@@ -1,20 +1,15 @@
 """Poisson batches, as index chunks that fit memory.
 
 In each step every example joins the batch by its own coin of chance `rate`; only this sampling is
-what the subsampled accountant prices, and only while nobody knows the coins. So coins and noise
-both derive from the run's `Secret`: 32 bytes from the operating system, gone when the run is done.
-
-Everything is a function of (secret, step), not of what was drawn before. A run killed anywhere
-goes on with the same batches and the same noise, and a step that is repeated is the same release,
-not a second one. It also makes the ranks of a distributed run agree without talking.
+what the subsampled accountant prices, and only while nobody knows the coins: so they derive from
+the run's `Secret`. The batch of a step does not depend on the batches before it: a run that was
+killed goes on with those it would have had, and the ranks of a distributed run agree on them
+without talking.
 """
 
-import hashlib
-import json
 import math
-import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,50 +19,7 @@ from torch import Tensor
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
-
-
-@dataclass(frozen=True)
-class Secret:
-    """The randomness of one run. Keep it in `private/`, and only until the run is finished."""
-
-    key: bytes = field(repr=False)
-    fixed: bool = False
-    """Made from a seed that somebody knows: whatever it protects is not for release."""
-
-    def __post_init__(self) -> None:
-        if len(self.key) != 32:
-            raise PrivacyError(f"a secret has 32 bytes, and this one has {len(self.key)}.")
-
-    @property
-    def commitment(self) -> str:
-        """A name for the secret that gives nothing of it away."""
-        return self.derive(("commitment",), 16).hex()
-
-    @classmethod
-    def draw(cls) -> "Secret":
-        """A fresh secret from the operating system."""
-        return cls(secrets.token_bytes(32))
-
-    @classmethod
-    def from_seed(cls, seed: int) -> "Secret":
-        """A secret that is none, for tests and experiments that must repeat exactly."""
-        return cls(hashlib.sha256(f"sfumato seed {seed}".encode()).digest(), fixed=True)
-
-    def derive(self, purpose: Sequence[str | int], num_bytes: int) -> bytes:
-        """Bytes for one purpose, independent of those for any other (SHAKE-256).
-
-        The purpose is written as JSON, so that no two of them can read alike.
-        """
-        name = json.dumps(list(purpose)).encode()
-        return hashlib.shake_256(self.key + name).digest(num_bytes)
-
-    def words(self, purpose: Sequence[str | int], count: int) -> np.ndarray:
-        """The same bytes as `count` unsigned 64-bit integers."""
-        return np.frombuffer(self.derive(purpose, 8 * count), dtype="<u8")
-
-    def seed(self, purpose: Sequence[str | int]) -> int:
-        """A seed of 64 bits for a generator that needs one."""
-        return int.from_bytes(self.derive(purpose, 8), "little", signed=True)
+from sfumato.privacy.secret import Secret
 
 
 @dataclass(frozen=True)
@@ -95,8 +47,8 @@ class Batch:
 def poisson_batches(
     plan: Plan,
     size: int,
-    secret: Secret,
     ledger: Ledger,
+    secret: Secret,
     *,
     stage: str,
     chunk_size: int | None = None,
@@ -118,22 +70,22 @@ def poisson_batches(
         raise PrivacyError(f"the plan was made for {plan.size} examples, and there are {size}.")
     if chunk_size is not None and chunk_size < 1:
         raise ConfigError(f"physical batch size {chunk_size} must be at least 1.")
-    book = () if secret.fixed else (ledger.header.id,)
+    scope = secret.scope(ledger.header.id)
     for step in range(start, plan.steps):
-        chosen = torch.from_numpy(sample(plan, size, secret, (*book, stage, step)))
+        chosen = torch.from_numpy(sample(plan, size, secret, (*scope, stage, step)))
         length = max(len(chosen), 1) if chunk_size is None else chunk_size
         parts = chosen.split(length) if len(chosen) else ()
         yield Batch(step, tuple(_chunk(part, length, round_to or length) for part in parts))
 
 
 def sample(
-    plan: Plan, size: int, secret: Secret, place: tuple[str | int, ...]
+    plan: Plan, size: int, secret: Secret, step: tuple[str | int, ...]
 ) -> Int[np.ndarray, " examples"]:
-    """The examples of one step, named by its place, as ascending indices."""
-    chosen = toss(plan.rate, size, secret, ("batch", *place)) if plan.rate < 1 else np.arange(size)
+    """The examples of the step that `step` names, as ascending indices."""
+    chosen = toss(plan.rate, size, secret, ("batch", *step)) if plan.rate < 1 else np.arange(size)
     if plan.max_batch is not None and len(chosen) > plan.max_batch:
         # Ties among 64-bit words are a chance of n^2/2^65: nothing beside delta.
-        order = np.argsort(secret.words(("truncate", *place), len(chosen)))
+        order = np.argsort(secret.words(("truncate", *step), len(chosen)))
         chosen = np.sort(chosen[order[: plan.max_batch]])
     return chosen.astype(np.int64)
 

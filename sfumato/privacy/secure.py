@@ -30,8 +30,9 @@ from torch import Tensor
 
 from sfumato.errors import ConfigError
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.kernels import has_kernels, to_device
+from sfumato.privacy.kernels import has_kernels
 from sfumato.privacy.seal import Key, key_words
+from sfumato.transfer import to_device
 
 GRID_BITS = 20
 """A grid step is about 2^-20 deviations. Finer steps round less, but then float64 places their
@@ -49,9 +50,10 @@ def to_secure_mean(total: Float[Tensor, " numbers"], plan: Plan, key: Key, dimen
     all its parts. Times `plan.expected_batch`, every value is a whole number of grid steps.
     """
     grid, deviation = grid_noise(plan, dimension)
+    # How many grid steps a number is, the noise in grid steps, and what one is worth in the mean.
     numbers = (1 / grid, deviation / grid, grid / plan.expected_batch)
     if has_kernels(total):
-        _on_gpu(total, key_words(key, total.device), numbers)
+        _secure_on_gpu(total, key_words(key, total.device), numbers)
         return
     assert isinstance(key, bytes)
     per_grid, deviation, worth = numbers
@@ -60,7 +62,7 @@ def to_secure_mean(total: Float[Tensor, " numbers"], plan: Plan, key: Key, dimen
     total.copy_(whole.mul_(worth))
 
 
-def _on_gpu(total: Tensor, key: Tensor, numbers: tuple[float, ...]) -> None:
+def _secure_on_gpu(total: Tensor, key: Tensor, numbers: tuple[float, ...]) -> None:
     from sfumato.privacy.kernels.release import release_flat
 
     settings = torch.tensor(numbers, dtype=torch.float64)

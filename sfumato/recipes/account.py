@@ -16,7 +16,14 @@ from sfumato.config import to_json
 from sfumato.errors import ConfigError
 from sfumato.files import read_lines
 from sfumato.privacy.accounting import price, shuffled_epsilon
-from sfumato.privacy.budget import Budget, Plan, default_delta, make_plan, steps_within
+from sfumato.privacy.budget import (
+    Budget,
+    Plan,
+    check_delta,
+    default_delta,
+    make_plan,
+    steps_within,
+)
 from sfumato.privacy.events import Relation
 from sfumato.privacy.ledger import Ledger
 from sfumato.runs import Run
@@ -117,7 +124,7 @@ def _plan(config: Config) -> tuple[Plan, float]:
         raise ConfigError("how long? Give --epochs or --steps along with --batch-size.")
     delta = default_delta(config.size) if config.delta is None else config.delta
     if config.noise_multiplier is not None and config.delta is not None:
-        Budget(epsilon=math.inf, delta=delta).check_against(config.size)
+        check_delta(delta, config.size)
     budget = None if config.epsilon is None else Budget(epsilon=config.epsilon, delta=delta)
     plan = make_plan(
         None if config.noise_multiplier is not None else budget,
@@ -145,12 +152,12 @@ def _plan(config: Config) -> tuple[Plan, float]:
 
 
 def _price_plan(plan: Plan, delta: float, plot: Path | None) -> dict[str, Any]:
-    costs = Counter({plan.event("plan", 0).cost: plan.steps})
+    mechanisms = plan.mechanisms()
     epochs = plan.steps * plan.rate
     return {
         "epsilon": plan.epsilon(delta),
         "delta": delta,
-        "rdp_epsilon": price(costs, delta, plan.relation, "rdp"),
+        "rdp_epsilon": price(mechanisms, delta, plan.relation, "rdp"),
         "shuffled_epsilon": shuffled_epsilon(plan.noise_multiplier, epochs, delta, plan.relation),
         **{key: to_json(plan)[key] for key in ("noise_multiplier", "rate", "steps", "relation")},
         "expected_batch": plan.expected_batch,
@@ -179,7 +186,7 @@ def _price_ledger(config: Config) -> dict[str, Any]:
         raise ConfigError(f"there is no ledger at {path}.{hint}")
     ledger = Ledger.from_records(read_lines(path))
     delta = ledger.header.delta if config.delta is None else config.delta
-    Budget(epsilon=math.inf, delta=delta)
+    check_delta(delta)
     return {
         "epsilon": ledger.epsilon(delta),
         "delta": delta,

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from sfumato.privacy.budget import Plan
-    from sfumato.privacy.checks import Check, Seen
-    from sfumato.privacy.lower import Bound
+    from sfumato.privacy.proof.checks import Check, Seen
+    from sfumato.privacy.proof.lower import Bound
     from sfumato.train.canaries import Canaries
 
 
@@ -54,7 +54,7 @@ def examine(path: Path, *, confidence: float) -> Found:
 
 def check_run(path: Path, *, confidence: float) -> "list[Check]":
     """Whether a finished run did what its plan says, as far as its canaries can tell."""
-    from sfumato.privacy.checks import check_mechanism
+    from sfumato.privacy.proof.checks import check_mechanism
 
     canaries, found = _finished(path), []
     if canaries.kind == "gradient":
@@ -66,7 +66,7 @@ def score_canaries(path: Path, canaries: "Canaries") -> "np.ndarray":
     """How much each canary looks as if it was in: how likely its steps are, or its loss's fall."""
     import numpy as np
 
-    from sfumato.privacy.lower_noise import likelihood_scores
+    from sfumato.privacy.proof.lower_noise import likelihood_scores
 
     if canaries.kind == "gradient":
         return likelihood_scores(read_seen(path, canaries))
@@ -83,8 +83,8 @@ def _bounds(
     """Every bound gets its share of the error, so that all of them hold together."""
     import numpy as np
 
-    from sfumato.privacy.lower import many_run_bound, one_run_bound
-    from sfumato.privacy.lower_noise import curve_bound, noise_bound
+    from sfumato.privacy.proof.lower import many_run_bound, one_run_bound
+    from sfumato.privacy.proof.lower_noise import curve_bound, noise_bound
 
     coins, gradient = np.array(canaries.included), canaries.kind == "gradient"
     plan = _plan(path)
@@ -122,7 +122,7 @@ def read_seen(path: Path, canaries: "Canaries") -> "Seen":
     """What every step of a run let be seen of its gradient canaries."""
     import numpy as np
 
-    from sfumato.privacy.checks import Seen
+    from sfumato.privacy.proof.checks import Seen
     from sfumato.train.canaries import Observations
 
     plan = _plan(path)
@@ -157,7 +157,7 @@ def _delta(path: Path) -> float:
 def _buffers(path: Path) -> "Check":
     from safetensors.torch import load_file
 
-    from sfumato.privacy.checks import check_buffers
+    from sfumato.privacy.proof.checks import check_buffers
 
     before = read_json(path / "private" / "canary_start.json")["buffers"]
     artefact = load_file(path / "model.safetensors")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from sfumato.privacy.lower import Bound, Scores
+    from sfumato.privacy.proof.lower import Bound, Scores
 
 POINTS = 300
 """A curve is kept to so many points."""
@@ -90,7 +90,7 @@ def allowed_curve(*, rate: float, noise_multiplier: float, steps: int) -> dict[s
     """The largest TPR that such a mechanism leaves to any attack, one image added or removed."""
     import numpy as np
 
-    from sfumato.privacy.tradeoff import largest_tpr
+    from sfumato.privacy.proof.tradeoff import largest_tpr
 
     fpr = np.concatenate([[0.0], np.geomspace(1e-4, 1, 100)])
     tpr = largest_tpr(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sfumato.attack.heads import HeadRecipe
-    from sfumato.privacy.lower import Bound
+    from sfumato.privacy.proof.lower import Bound
 
 
 def audit_heads(config: Config, run: Run) -> Findings:
@@ -85,7 +85,7 @@ def _promise(config: Config, recipe: "HeadRecipe") -> dict[str, Any] | None:
 
     if recipe.noise_multiplier < LEAST_NOISE or recipe.max_norm is None:
         return None
-    epsilon = price(recipe.costs(), config.delta, "add-or-remove")
+    epsilon = price(recipe.mechanisms(), config.delta, "add-or-remove")
     return {
         "epsilon": epsilon, "delta": config.delta, "relation": "add-or-remove", "unit": "example",
     }  # fmt: skip
@@ -100,8 +100,8 @@ def _bounds(
     import numpy as np
 
     from sfumato.privacy.budget import Plan
-    from sfumato.privacy.lower import many_run_bound
-    from sfumato.privacy.lower_noise import curve_bound
+    from sfumato.privacy.proof.lower import many_run_bound
+    from sfumato.privacy.proof.lower_noise import curve_bound
 
     each = share_error(config.confidence, 2 if recipe.noise_multiplier else 1)
     plain = many_run_bound(

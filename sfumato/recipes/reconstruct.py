@@ -69,7 +69,7 @@ class Scene:
     def recipe(self) -> "HeadRecipe":
         """The heads' recipe, with the noise that a bound asks for."""
         from sfumato.attack.heads import class_size_for
-        from sfumato.privacy.tradeoff import noise_for_tpr
+        from sfumato.privacy.proof.tradeoff import noise_for_tpr
 
         config, classes = self.config, len(self.own.classes)
         if config.head.classes not in (classes, type(config.head).classes):

@@ -92,7 +92,7 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) 
     on reconstruction (ReRo).
     """
     from sfumato.privacy.accounting import LEAST_NOISE, price
-    from sfumato.privacy.lower import many_run_bound
+    from sfumato.privacy.proof.lower import many_run_bound
 
     delta = recipe.images**-1.1
     # One trial a head, and no head in both lists: trials of one head are not independent.
@@ -106,9 +106,9 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) 
     found["epsilon_proved"] = proved(delta)
     found["epsilon_proved_at_delta_1e-5"] = proved(1e-5)
     if recipe.noise_multiplier >= LEAST_NOISE:
-        found["epsilon"] = price(recipe.costs(), delta, "replace")
-        found["epsilon_add_or_remove"] = price(recipe.costs(), delta, "add-or-remove")
-        found["epsilon_at_delta_1e-5"] = price(recipe.costs(), 1e-5, "replace")
+        found["epsilon"] = price(recipe.mechanisms(), delta, "replace")
+        found["epsilon_add_or_remove"] = price(recipe.mechanisms(), delta, "add-or-remove")
+        found["epsilon_at_delta_1e-5"] = price(recipe.mechanisms(), 1e-5, "replace")
         found["tpr_bound_at_1_percent_fpr"] = float(bound_at(recipe, 0.01))
         found["reconstruction_bound_if_best_picture_is_kappa"] = float(bound_at(recipe, kappa))
     return found
@@ -116,7 +116,7 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) 
 
 def bound_at(recipe: "HeadRecipe", fpr: Any) -> "np.ndarray":
     """What no attack can exceed, when one image was replaced by another."""
-    from sfumato.privacy.tradeoff import largest_tpr
+    from sfumato.privacy.proof.tradeoff import largest_tpr
 
     return largest_tpr(
         fpr, rate=recipe.rate, noise_multiplier=recipe.noise_multiplier, steps=recipe.steps,

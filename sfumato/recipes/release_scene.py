@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sfumato.data.images import Images
     from sfumato.privacy.ledger import Ledger
-    from sfumato.privacy.sampling import Secret
+    from sfumato.privacy.secret import Secret
     from sfumato.train.reading import Reading
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.privacy.budget import Plan
     from sfumato.privacy.ledger import Header, Ledger
-    from sfumato.privacy.sampling import Secret
+    from sfumato.privacy.secret import Secret
     from sfumato.train.canaries import Canaries
     from sfumato.train.loop import Learner
     from sfumato.train.reading import Reading
@@ -110,7 +110,7 @@ def show(summary: Mapping[str, Any]) -> str:
 
 def draw_secret(config: Config, run: Run | None, world: "World") -> "Secret":
     """The run's randomness, which all processes share."""
-    from sfumato.privacy.sampling import Secret
+    from sfumato.privacy.secret import Secret
 
     if config.noise_seed is not None:
         return Secret.from_seed(config.noise_seed)
@@ -239,7 +239,7 @@ def learn(
     if run is not None and size != asked:
         run.log(f"{size} examples are taken at once")
     batches = poisson_batches(
-        plan, len(reading), secret, ledger, stage="train", start=learner.step, chunk_size=size,
+        plan, len(reading), ledger, secret, stage="train", start=learner.step, chunk_size=size,
         round_to=cutting.round_to(size),
     )  # fmt: skip
     if canaries is not None:

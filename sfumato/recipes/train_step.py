@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sfumato.ghost.clip import Ghost
     from sfumato.privacy.budget import Plan
     from sfumato.privacy.ledger import Ledger
-    from sfumato.privacy.sampling import Secret
+    from sfumato.privacy.secret import Secret
     from sfumato.train.extend import Extender
     from sfumato.train.loop import Learner
     from sfumato.train.memory import Work

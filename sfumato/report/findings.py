@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from sfumato.files import read_json, read_lines
-from sfumato.privacy.checks import Check
+from sfumato.privacy.proof.checks import Check
 
 Limits = tuple[float, float | None, float | None]
 """A value, and the lower and upper end of its interval where there is one."""
@@ -194,7 +194,7 @@ CONTROLS = {"public-alone-dp": "dp_from_public_images_alone", "scratch": "dp_fro
 
 def _rates(scores: Mapping[str, Any], prefix: str) -> Iterator[Rate]:
     """Accuracies, with the exact interval where it is known of how many images."""
-    from sfumato.privacy.lower import binomial_interval
+    from sfumato.privacy.proof.lower import binomial_interval
 
     controls = scores.get("controls")
     named = {**scores, **(controls if isinstance(controls, dict) else {})}

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.lower import binomial_interval
+from sfumato.privacy.proof.lower import binomial_interval
 from sfumato.report.classes import class_means, over_classes
 from sfumato.report.judges import Judged, Seen, Sets, attacked_only
 from sfumato.report.quality import nearest_distances, precision_recall

@@ -4,8 +4,8 @@ An attack on images is scored by trials. In a true trial the guess is compared w
 the model was trained on; in a null trial with one that it was not. A small error counts as a hit.
 Neither rate of hits says anything alone: on some classes a fixed image, the same for everybody, is
 close to a fifth of all images (`blind_guess_rates`). So what counts is the ROC of true against null
-trials, with an interval, beside the bound of `sfumato.privacy.tradeoff`. The epsilon that trials
-prove is found in `sfumato.privacy.lower`.
+trials, with an interval, beside the bound of `sfumato.privacy.proof.tradeoff`. The epsilon that
+trials prove is found in `sfumato.privacy.proof.lower`.
 
 Errors are mean squared errors of pixels in [-1, 1]. Nothing here knows of models or runs.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sfumato.data.images import Images
 from sfumato.errors import DataError
-from sfumato.privacy.lower import check_level
+from sfumato.privacy.proof.lower import check_confidence
 
 TrueErrors = Float[np.ndarray, " true"]
 NullErrors = Float[np.ndarray, " null"]
@@ -126,7 +126,7 @@ def clustered_interval(
     one. Percentile limits: right for many images (100 or more), not exact. The same seed gives the
     same limits. Draws with no true or no null trial at all are left out.
     """
-    check_level(level)
+    check_confidence(level, "level")
     if true_images.shape != true_errors.shape or null_images.shape != null_errors.shape:
         raise DataError("each trial needs the number of its image: the lengths differ.")
     both = np.concatenate([true_images, null_images])

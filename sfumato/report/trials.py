@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError
-from sfumato.privacy.lower import binomial_interval
+from sfumato.privacy.proof.lower import binomial_interval
 from sfumato.report.leakage import (
     Roc,
     blind_guess_rates,

@@ -2,7 +2,7 @@
 
 Whoever trains tosses a fair coin for each canary, keeps the coins to themselves, and leaves those
 out whose coin says so. Afterwards an attack guesses the coins: how well it can is a lower bound on
-epsilon (Steinke et al. 2023; `sfumato.privacy.lower`). Three kinds:
+epsilon (Steinke et al. 2023; `sfumato.privacy.proof.lower`). Three kinds:
 
     natural       images of the data
     mislabelled   images of the data that are given another class, which only memory can tell

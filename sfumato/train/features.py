@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data.augment import Augmentation
-from sfumato.privacy.kernels import to_device
 from sfumato.privacy.sampling import Chunk
 from sfumato.train.memory import free_bytes
 from sfumato.train.reading import Reading
+from sfumato.transfer import to_device
 
 
 @dataclass(frozen=True)

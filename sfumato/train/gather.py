@@ -14,12 +14,13 @@ import torch
 from sfumato.ghost.admit import check_contributions
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.privacy.flat import Layout, Sums
-from sfumato.privacy.kernels import to_device
-from sfumato.privacy.sampling import Batch, Secret
+from sfumato.privacy.sampling import Batch
+from sfumato.privacy.secret import Secret
 from sfumato.train.quick import Clip
 from sfumato.train.reading import Reading
 from sfumato.train.tally import Tally
 from sfumato.train.world import World
+from sfumato.transfer import to_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +32,8 @@ class Gather:
     clip: Clip
     """`ghost.clip`, or what is quicker and does the same (`quick_clip`)."""
     secret: Secret
-    book: tuple[str, ...]
-    """Names the ledger: what is drawn under the secret is drawn for it alone."""
+    scope: tuple[str, ...]
+    """`secret.scope` of the ledger: what is drawn is drawn for it alone."""
     world: World
     check_every: int = 0
     """In every so many steps two examples are added alone, and may not pass the bound."""
@@ -84,7 +85,7 @@ class Gather:
         """What to clip of each of this process's chunks, with torch's seed set, and that seed."""
         for place, chunk in self.world.share(batch.chunks):
             inputs = self.reading.inputs(chunk, batch.step)
-            seed = self.secret.seed(("dropout", *self.book, "train", batch.step, place))
+            seed = self.secret.seed(("dropout", *self.scope, "train", batch.step, place))
             torch.manual_seed(seed)
             mask = to_device(chunk.mask, self.reading.device)
             yield seed, (self.reading.losses, inputs, len(mask), mask)

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from sfumato.privacy.accounting import costs_of, price
+from sfumato.privacy.accounting import mechanisms_of, price
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
 
@@ -51,14 +51,16 @@ def price_list(plan: Plan, ledger: Ledger, stage: str) -> Callable[[int], float]
     """
     if plan.noise_multiplier == 0:
         return None
-    spent, delta = costs_of(ledger.events), ledger.header.delta
+    spent, delta = mechanisms_of(ledger.events), ledger.header.delta
     ours = (event for event in ledger.events if event.ledger == ledger.header.id)
-    paid = plan.costs(len({event.step for event in ours if event.stage == stage}))
+    paid = plan.mechanisms(len({event.step for event in ours if event.stage == stage}))
     marks = sorted({max(1, math.ceil(plan.steps * i / 20)) for i in range(1, 21)})
-    prices = {
-        mark: price(spent + (plan.costs(mark) - paid), delta, plan.relation, cells_for=plan.steps)
-        for mark in marks
-    }
+
+    def price_at(mark: int) -> float:
+        unpaid = plan.mechanisms(mark) - paid
+        return price(spent + unpaid, delta, plan.relation, cells_for=plan.steps)
+
+    prices = {mark: price_at(mark) for mark in marks}
     return lambda step: prices[next(mark for mark in marks if mark >= step)]
 
 

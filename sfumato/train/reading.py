@@ -18,8 +18,8 @@ from sfumato.data.augment import Augmentation
 from sfumato.data.dice import Dice
 from sfumato.data.images import Images
 from sfumato.data.people import People
-from sfumato.privacy.kernels import to_device
 from sfumato.privacy.sampling import Chunk
+from sfumato.transfer import to_device
 
 Losses = Callable[..., Tensor]
 """One loss a unit, of a model and inputs."""

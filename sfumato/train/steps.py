@@ -20,16 +20,17 @@ from sfumato.ghost.plain_group_norm import QuickGroupNorm, has_group_norm
 from sfumato.nn.observe import evaluating
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout
-from sfumato.privacy.kernels import to_device
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.sampling import Batch, Secret
-from sfumato.privacy.seal import fingerprint
+from sfumato.privacy.sampling import Batch
+from sfumato.privacy.seal import tag_of
+from sfumato.privacy.secret import Secret
 from sfumato.train.gather import Gather
 from sfumato.train.reading import Reading
 from sfumato.train.replay import Captured
 from sfumato.train.tally import BROKEN, Tally, averages_of
 from sfumato.train.world import World
+from sfumato.transfer import to_device
 
 Step = Callable[[Batch], dict[str, float]]
 
@@ -55,12 +56,12 @@ def private_step(
     steps two examples are added alone, and a contribution beyond the bound is an error.
     """
     world = World() if world is None else world
-    book = () if secret.fixed else (ledger.header.id,)
+    scope = secret.scope(ledger.header.id)
     # Views belong to the place of an image in the data, and dropout to its place in a batch. Both
     # places move when somebody joins, which is covered only while nobody knows what is drawn.
-    reading = replace(reading, seed=secret.seed(("views", *book, "train")))
+    reading = replace(reading, seed=secret.seed(("views", *scope, "train")))
     gather = Gather(
-        ghost=ghost, reading=reading, clip=clip or ghost.clip, secret=secret, book=book,
+        ghost=ghost, reading=reading, clip=clip or ghost.clip, secret=secret, scope=scope,
         world=world, check_every=check_every,
     )  # fmt: skip
 
@@ -99,7 +100,7 @@ def is_lost(total: Mapping[str, Tensor], ledger: Ledger, secret: Secret, step: i
     if secret.fixed:
         return False
     tags = ledger.tags("train", step)
-    return bool(tags) and fingerprint(total, secret, (ledger.header.id, "train", step)) not in tags
+    return bool(tags) and tag_of(total, secret, (ledger.header.id, "train", step)) not in tags
 
 
 def plain_step(

@@ -47,8 +47,8 @@ def test_epochs_follow_the_published_rule_and_half_the_rate_is_twice_the_steps(
 def test_the_accountant_prices_a_recipe_as_published():
     recipe = HeadRecipe(noise_multiplier=1.82, max_norm=4.0, rate=0.5)
     delta = recipe.images**-1.1
-    assert price(recipe.costs(), delta) == pytest.approx(5.0, rel=0.011)
-    assert price(recipe.costs(), delta, "replace") == pytest.approx(14.1, rel=0.011)
+    assert price(recipe.mechanisms(), delta) == pytest.approx(5.0, rel=0.011)
+    assert price(recipe.mechanisms(), delta, "replace") == pytest.approx(14.1, rel=0.011)
 
 
 @pytest.mark.parametrize("recipe", [HeadRecipe(), BINARY])

@@ -9,8 +9,8 @@ from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.noise import privatize, to_noisy_mean
-from sfumato.privacy.sampling import Secret
+from sfumato.privacy.noise import privatize, to_philox_mean
+from sfumato.privacy.secret import Secret
 
 way = both_ways
 
@@ -159,7 +159,7 @@ def test_noise_on_the_cpu_has_more_than_32_bits_of_seed():
     # torch's own CPU generator takes the low 32 bits only: 9 minutes of search on 2 cores.
     def noise(key):
         found = torch.zeros(64)
-        to_noisy_mean(found, 1.0, 1.0, bytes(key))
+        to_philox_mean(found, 1.0, 1.0, bytes(key))
         return found
 
     low = noise(bytes(16))
@@ -176,7 +176,7 @@ def test_the_ledger_is_charged_before_the_noise_is_made(monkeypatch):
         seen.append(len(book.events))
 
     seen = []
-    monkeypatch.setattr("sfumato.privacy.noise.to_noisy_mean", spy)
+    monkeypatch.setattr("sfumato.privacy.noise.to_philox_mean", spy)
     release(torch.zeros(3), book=book)
     assert seen == [1]
 

@@ -9,8 +9,8 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.sampling import Secret
-from sfumato.privacy.seal import fingerprint
+from sfumato.privacy.seal import tag_of
+from sfumato.privacy.secret import Secret
 from sfumato.privacy.secure import grid_noise
 from sfumato.train.setup import make_optimizer
 
@@ -81,16 +81,16 @@ def test_a_repeated_step_is_the_same_release_and_another_sum_has_other_noise(noi
 
 
 def test_tags_repeat_and_tell_every_bit():
-    first = fingerprint(some(), SEED, ("a", 0))
-    assert all(fingerprint(some(), SEED, ("a", 0)) == first for _ in range(20))
-    assert fingerprint(some(), SEED, ("a", 1)) != first
-    assert fingerprint(some("cpu"), SEED, ("a", 0)) != first
+    first = tag_of(some(), SEED, ("book", "a", 0))
+    assert all(tag_of(some(), SEED, ("book", "a", 0)) == first for _ in range(20))
+    assert tag_of(some(), SEED, ("book", "a", 1)) != first
+    assert tag_of(some("cpu"), SEED, ("book", "a", 0)) != first
     for name in some():
         for place in (0, -1):
             changed = some()
             flat = changed[name].permute(0, 2, 3, 1) if name == "conv" else changed[name]
             flat.reshape(-1).view(torch.int32)[place] ^= 1
-            assert fingerprint(changed, SEED, ("a", 0)) != first
+            assert tag_of(changed, SEED, ("book", "a", 0)) != first
 
 
 @pytest.mark.parametrize("noise", SOURCES)
@@ -121,7 +121,7 @@ def test_a_release_does_not_wait_for_the_gpu(noise):
     assert not worked.query(), "it came back while the GPU was at work"
     (event,) = book.events
     assert worked.query(), "the tag could only be told by then"
-    assert event.tag == fingerprint(some(), secret, (book.header.id, "train", 0))
+    assert event.tag == tag_of(some(), secret, (book.header.id, "train", 0))
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])

@@ -12,7 +12,7 @@ triton = pytest.importorskip("triton", reason="Triton is for Linux")
 tl = pytest.importorskip("triton.language")
 
 from sfumato.privacy.kernels.philox import _philox, normal_pair, philox_block, philox_flat
-from sfumato.privacy.noise import _on_gpu, to_noisy_mean
+from sfumato.privacy.noise import _philox_on_gpu, to_philox_mean
 from sfumato.privacy.seal import key_words
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -170,7 +170,7 @@ def test_both_halves_of_the_key_and_both_types_reach_the_kernel(dtype):
     key = bytes(range(240, 256))
     total = torch.linspace(-5, 5, 1000, dtype=dtype)
     found = total.to(DEVICE, copy=True)
-    _on_gpu(found, 3.0, 20.0, key_words(key, found.device))
+    _philox_on_gpu(found, 3.0, 20.0, key_words(key, found.device))
     found = found.cpu()
     low, high = (int.from_bytes(half, "little", signed=True) for half in (key[:8], key[8:]))
     wanted = (total.double() + 3.0 * normals(1000, low, high)) / 20
@@ -182,7 +182,7 @@ def test_both_halves_of_the_key_and_both_types_reach_the_kernel(dtype):
 def test_of_a_sum_that_is_not_finite_nothing_is_shown(dtype):
     total = torch.arange(2000.0, dtype=dtype, device=DEVICE)
     total[7] = torch.inf
-    _on_gpu(total, 3.0, 20.0, key_of(LOW, HIGH, broken=1))
+    _philox_on_gpu(total, 3.0, 20.0, key_of(LOW, HIGH, broken=1))
     assert total.isnan().all()
 
 
@@ -220,7 +220,7 @@ def test_a_large_sum_on_a_gpu_gets_this_noise_in_every_place():
     key = LOW.to_bytes(8, "little", signed=True) + HIGH.to_bytes(8, "little", signed=True)
     drawn = total.clone()
     for sums in (total, drawn):
-        to_noisy_mean(sums, 1.0, 1.0, key)
+        to_philox_mean(sums, 1.0, 1.0, key)
     assert torch.equal(drawn, total)
     assert torch.equal(drawn[:70_001], deviates(70_001).cuda())
     last = -(-count // 512) - 1

@@ -15,7 +15,7 @@ from sfumato.privacy.kernels.chacha import chacha_block
 from sfumato.privacy.kernels.digest import COLUMNS, FEW, HASHES, ROWS, digest, hash_columns
 from sfumato.privacy.kernels.release import release_flat
 from sfumato.privacy.kernels.seal import seal_words
-from sfumato.privacy.sampling import Secret
+from sfumato.privacy.secret import Secret
 from sfumato.privacy.secure import chacha20, grid_noise, normal_deviates, to_secure_mean
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -11,7 +11,7 @@ from sfumato.privacy.budget import Budget, Plan, make_plan
 from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.sampling import Secret
+from sfumato.privacy.secret import Secret
 
 DECAYING = Plan(
     noise_multiplier=2.0, expected_batch=10.0, rate=0.1, steps=80, max_norm=1.0, noise_decay=0.5,
@@ -33,7 +33,7 @@ def test_the_ledger_prices_the_noise_of_each_step():
     ledger = Ledger(header)
     for step in range(80):
         privatize({"w": torch.zeros(3)}, DECAYING, ledger, secret, step=step, stage="train")
-    wanted = price(Counter(event.cost for event in ledger.events), 1e-5, "add-or-remove")
+    wanted = price(Counter(event.mechanism for event in ledger.events), 1e-5, "add-or-remove")
     assert ledger.epsilon() == pytest.approx(DECAYING.epsilon(1e-5), rel=1e-3)
     assert ledger.epsilon() == pytest.approx(wanted, rel=1e-3)
     constant = Plan(noise_multiplier=2.0, expected_batch=10.0, rate=0.1, steps=80)

@@ -9,8 +9,8 @@ from noises import PLAN, SEED, SOURCES, both_ways, ledger, release
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.sampling import Secret
-from sfumato.privacy.seal import fingerprint, seal
+from sfumato.privacy.seal import seal, tag_of
+from sfumato.privacy.secret import Secret
 
 way = both_ways
 
@@ -54,20 +54,20 @@ def test_equal_sums_do_not_show_in_the_public_ledger():
 
 def test_sums_that_differ_in_anything_have_different_tags():
     sums = [torch.tensor(values) for values in ([0.0, 0, 0, 2, 1], [0.0, 0, 1, 0, 2])]
-    one, other = (fingerprint({"x": t}, SEED, ("a", 0)) for t in sums)
+    one, other = (tag_of({"x": t}, SEED, ("book", "a", 0)) for t in sums)
     assert one != other
-    assert fingerprint({"x": sums[0][None]}, SEED, ("a", 0)) != one
-    assert fingerprint({"y": sums[0]}, SEED, ("a", 0)) != one
+    assert tag_of({"x": sums[0][None]}, SEED, ("book", "a", 0)) != one
+    assert tag_of({"y": sums[0]}, SEED, ("book", "a", 0)) != one
 
 
 def test_order_and_layout_belong_to_the_tag_since_noise_follows_them():
     one, other = torch.zeros(2, 3, 2, 2), torch.ones(4)
-    first = fingerprint({"a": one, "b": other}, SEED, ("a", 0))
-    assert fingerprint({"b": other, "a": one}, SEED, ("a", 0)) != first
+    first = tag_of({"a": one, "b": other}, SEED, ("book", "a", 0))
+    assert tag_of({"b": other, "a": one}, SEED, ("book", "a", 0)) != first
     lying = one.contiguous(memory_format=torch.channels_last)
-    assert fingerprint({"a": lying, "b": other}, SEED, ("a", 0)) != first
-    assert fingerprint({"a": one.double(), "b": other}, SEED, ("a", 0)) != first
-    assert fingerprint(Sums.of({"a": one, "b": other}), SEED, ("a", 0)) == first
+    assert tag_of({"a": lying, "b": other}, SEED, ("book", "a", 0)) != first
+    assert tag_of({"a": one.double(), "b": other}, SEED, ("book", "a", 0)) != first
+    assert tag_of(Sums.of({"a": one, "b": other}), SEED, ("book", "a", 0)) == first
 
 
 @pytest.mark.parametrize("noise", SOURCES)
@@ -125,7 +125,7 @@ def test_what_a_gpu_cannot_tell_yet_is_paid_before_and_told_after(way):
     assert Ledger.from_records(written).events == book.events
     for step, event in enumerate(book.events):
         place = (header.id, "train", step)
-        assert event.tag == fingerprint({"x": torch.ones(4)}, secret, place)
+        assert event.tag == tag_of({"x": torch.ones(4)}, secret, place)
 
 
 def test_a_crash_before_a_tag_is_told_costs_that_release_and_never_hides_one(way):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sfumato.privacy.accounting import epsilon
-from sfumato.privacy.budget import Budget, Plan, make_plan, steps_within
+from sfumato.privacy.budget import Budget, Plan, make_plan
 from sfumato.privacy.events import Event
 
 BUDGET = Budget(epsilon=4, delta=1e-5)
@@ -34,14 +34,6 @@ def test_a_plan_and_what_was_spent_before_keep_the_budget_and_use_it(spent):
     assert 0.99 * 4 < epsilon([*spent, *events_of(plan)], 1e-5) <= 4
     less = replace(plan, noise_multiplier=0.98 * plan.noise_multiplier)
     assert epsilon([*spent, *events_of(less)], 1e-5) > 4, "the noise is the least there is"
-
-
-@pytest.mark.parametrize("spent", SPENT.values(), ids=SPENT)
-def test_the_steps_that_are_left_fit_and_one_more_does_not(spent):
-    kind = Plan(noise_multiplier=1.1, rate=0.05, expected_batch=50)
-    steps = steps_within(BUDGET, kind, spent)
-    most = events_of(replace(kind, steps=steps + 1))
-    assert epsilon([*spent, *most[:-1]], 1e-5) <= 4 < epsilon([*spent, *most], 1e-5)
 
 
 def test_a_second_release_of_a_step_costs_more_and_one_more_of_a_family_nothing():

@@ -17,7 +17,7 @@ from sfumato.cli import main
 from sfumato.errors import ConfigError, DataError, RunError
 from sfumato.files import read_json, read_lines
 from sfumato.privacy.accounting import price
-from sfumato.privacy.lower import Bound
+from sfumato.privacy.proof.lower import Bound
 from sfumato.recipes import audit
 from sfumato.recipes.audit import Config
 from sfumato.recipes.audit_findings import Findings, describe_attack, tell
@@ -193,7 +193,7 @@ def heads(tmp_path_factory):
 def test_heads_prove_most_of_what_their_recipe_promises_and_no_more(heads):
     found = findings(heads)
     promised = found["promise"]["epsilon"]
-    assert promised == pytest.approx(price(HEADS.costs(), 1e-5))
+    assert promised == pytest.approx(price(HEADS.mechanisms(), 1e-5))
     plain, gaussian = found["bounds"]
     assert 0.5 < plain["epsilon"] < gaussian["epsilon"] < promised
     assert gaussian["epsilon"] > 0.75 * promised

@@ -15,6 +15,7 @@ from sfumato.errors import ConfigError
 from sfumato.files import read_json
 from sfumato.privacy.accounting import price
 from sfumato.privacy.budget import Budget, make_plan
+from sfumato.privacy.events import Mechanism
 from sfumato.recipes.release import Config
 from sfumato.recipes.release_budget import (
     USUAL_CARD_NOISE,
@@ -44,9 +45,9 @@ def share(config, size=2000, length=160, **others):
 
 def cost_of(config, shares, size=2000):
     """What all three cost together, counted by hand."""
-    costs = Counter({(config.batch_size / size, shares.teacher, None, None): config.steps})
-    costs.update((1.0, noise, None, None) for noise in (shares.moments, shares.card) if noise)
-    return price(costs, DELTA, config.relation)
+    mechanisms = Counter({Mechanism(config.batch_size / size, shares.teacher): config.steps})
+    mechanisms.update(Mechanism(1.0, noise) for noise in (shares.moments, shares.card) if noise)
+    return price(mechanisms, DELTA, config.relation)
 
 
 def whole(config, size=2000):

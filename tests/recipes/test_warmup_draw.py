@@ -14,7 +14,8 @@ from sfumato.config import to_json
 from sfumato.data.load import load_images
 from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.sampling import Secret, poisson_batches
+from sfumato.privacy.sampling import poisson_batches
+from sfumato.privacy.secret import Secret
 from sfumato.recipes import warmup_watch
 from sfumato.report.words import up
 from sfumato.synth import pieces, sample
@@ -205,7 +206,7 @@ def with_ledger(run, folder, seed=None):
     secret = Secret.draw() if seed is None else Secret.from_seed(seed)
     ledger = Ledger(Header(data="scans", delta=1e-5, fixed_seed=secret.fixed))
     plan = make_plan(size=1000, batch_size=100, steps=3, noise_multiplier=1.0)
-    list(poisson_batches(plan, 1000, secret, ledger, stage="generator", chunk_size=100))
+    list(poisson_batches(plan, 1000, ledger, secret, stage="generator", chunk_size=100))
     lines = [json.dumps(to_json(record)) + "\n" for record in ledger.records()]
     (place / "ledger.jsonl").write_text("".join(lines))
     blueprint = json.loads((place / "generator.json").read_text())

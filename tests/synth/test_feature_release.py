@@ -13,7 +13,7 @@ from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.moments import clip_rows, weighted_means, with_counter
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.sampling import Secret
+from sfumato.privacy.secret import Secret
 
 
 def released(table, plan, secret):
@@ -51,7 +51,7 @@ def test_noise_that_is_drawn_and_not_added_would_be_noticed(monkeypatch):
         return not (one == other).any() and not (one == table / 24).any()
 
     assert hidden()
-    exact = "sfumato.privacy.noise.to_noisy_mean"
+    exact = "sfumato.privacy.noise.to_philox_mean"
     monkeypatch.setattr(exact, lambda total, deviation, divisor, key: total.div_(divisor))
     assert not hidden()
 

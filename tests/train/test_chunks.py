@@ -7,7 +7,8 @@ import torch
 
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.sampling import Secret, poisson_batches
+from sfumato.privacy.sampling import poisson_batches
+from sfumato.privacy.secret import Secret
 from sfumato.train.chunks import DEAR, Cutting
 from sfumato.train.world import World
 
@@ -24,7 +25,7 @@ def cut(plan, length, round_to):
     header = Header(data="noise", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     size = round(plan.expected_batch / plan.rate)
     batches = poisson_batches(
-        plan, size, secret, Ledger(header), stage="train", chunk_size=length, round_to=round_to
+        plan, size, Ledger(header), secret, stage="train", chunk_size=length, round_to=round_to
     )
     return [[len(chunk.mask) for chunk in batch.chunks] for batch in batches]
 

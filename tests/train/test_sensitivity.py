@@ -15,7 +15,8 @@ from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.sampling import Batch, Chunk, Secret
+from sfumato.privacy.sampling import Batch, Chunk
+from sfumato.privacy.secret import Secret
 from sfumato.train.reading import Reading
 from sfumato.train.steps import private_step
 

@@ -11,7 +11,8 @@ from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.sampling import Batch, Chunk, Secret
+from sfumato.privacy.sampling import Batch, Chunk
+from sfumato.privacy.secret import Secret
 from sfumato.recipes.train import Config
 from sfumato.runs import open_run
 from sfumato.train.loop import Learner, fit

@@ -1,41 +1,18 @@
-"""Triton kernels for a GPU: noise for research, secure noise, digests and seals of sums."""
+"""Triton kernels for a GPU: each does where the sums lie what another file does on a CPU.
 
-from collections.abc import Callable
+1. `philox`   noise for research (`noise`)
+2. `chacha`   the ChaCha20 stream, for the kernels below
+3. `release`  secure noise (`secure`)
+4. `digest`   many numbers to a few words that stand for them
+5. `seal`     those words to a tag and keys (`seal`)
+"""
 
-import torch
 from torch import Tensor
 
 
 def has_kernels(flat: Tensor) -> bool:
     """Whether kernels do the work on such a vector: on a GPU they do."""
     return flat.is_cuda
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor there, without a wait for what a GPU is doing."""
-    if device.type != "cuda" or tensor.is_cuda:
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def from_device(tensor: Tensor) -> Callable[[], Tensor]:
-    """A copy for the CPU, on its way from now on.
-
-    To ask for it is to wait for it, and for nothing that a GPU was given to do after it.
-    """
-    if not tensor.is_cuda:
-        there = tensor.clone()
-        return lambda: there
-    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    there.copy_(tensor, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record(torch.cuda.current_stream(tensor.device))
-
-    def read() -> Tensor:
-        arrived.synchronize()
-        return there
-
-    return read
 
 
 def require_flat(total: Tensor) -> None:

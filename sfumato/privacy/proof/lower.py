@@ -62,7 +62,7 @@ def many_run_bound(
     Trials must be independent, so take one a run. Runs may draw from the same pool of images:
     epsilon holds for each pool. Runs with and without must be neighbours by `relation`.
     """
-    check_levels(delta, confidence)
+    _check_claim(delta, confidence)
     scores = [_checked(part) for part in (inside, outside)]
     proved = 0.0
     if min(map(len, scores)) >= 2:
@@ -101,7 +101,7 @@ def one_run_bound(
     nothing is said. Every k of a list that only the number of canaries decides is tried, and each
     has its share of the error. Equal scores are put in an order that no coin had a part in.
     """
-    check_levels(delta, confidence)
+    _check_claim(delta, confidence)
     values, coins = _checked(scores), np.asarray(included)
     if coins.dtype != np.bool_ or coins.shape != values.shape:
         raise DataError("each canary has one score, and one coin that is true or false.")
@@ -147,7 +147,7 @@ def guesses_bound(
     from scipy.special import logit
     from scipy.stats import beta
 
-    check_levels(delta, confidence)
+    _check_claim(delta, confidence)
     if not 0 <= right <= guesses <= canaries:
         raise ConfigError(f"{right} right of {guesses} guesses about {canaries} canaries: why?")
     if right == 0:
@@ -179,7 +179,7 @@ def binomial_interval(
     from scipy.stats import beta
 
     hits = np.asarray(successes)
-    check_level(level)
+    check_confidence(level, "level")
     if trials < 1 or (hits < 0).any() or (hits > trials).any():
         raise ConfigError(f"successes must lie between 0 and trials={trials}, which is at least 1.")
     tail = (1 - level) / 2
@@ -188,18 +188,17 @@ def binomial_interval(
     return low, high
 
 
-def check_level(level: float) -> None:
-    """Refuse what is no level of confidence."""
-    if not 0 < level < 1:
-        raise ConfigError(f"level={level:g} must lie between 0 and 1; 0.95 is usual.")
+def check_confidence(confidence: float, name: str = "confidence") -> None:
+    """Refuse what is no level of confidence, under the name that the caller knows it by."""
+    if not 0 < confidence < 1:
+        raise ConfigError(f"{name}={confidence:g} must lie between 0 and 1; 0.95 is usual.")
 
 
-def check_levels(delta: float, confidence: float) -> None:
-    """Refuse what is no delta, and what is no level of confidence."""
+def _check_claim(delta: float, confidence: float) -> None:
+    """Refuse to prove an epsilon at what is no delta, or with what is no confidence."""
     if not 0 <= delta < 1:
         raise ConfigError(f"delta={delta:g} must lie in 0 to 1, 1 excluded.")
-    if not 0 < confidence < 1:
-        raise ConfigError(f"confidence={confidence:g} must lie between 0 and 1; 0.95 is usual.")
+    check_confidence(confidence)
 
 
 def _thresholds(scores: Float[np.ndarray, " scores"]) -> Float[np.ndarray, " thresholds"]:

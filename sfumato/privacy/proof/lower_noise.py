@@ -17,9 +17,9 @@ import numpy as np
 from sfumato.errors import ConfigError
 from sfumato.privacy.accounting import LEAST_NOISE
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.checks import Seen, absent_squares
-from sfumato.privacy.lower import Bound, Inside, Outside, binomial_interval
-from sfumato.privacy.tradeoff import Neighbours, noise_for_tpr
+from sfumato.privacy.proof.checks import Seen, absent_squares
+from sfumato.privacy.proof.lower import Bound, Inside, Outside, binomial_interval
+from sfumato.privacy.proof.tradeoff import Neighbours, noise_for_tpr
 
 
 def likelihood_scores(seen: Seen) -> np.ndarray:

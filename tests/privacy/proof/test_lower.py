@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from sfumato.errors import ConfigError, DataError
-from sfumato.privacy.lower import (
+from sfumato.privacy.proof.lower import (
     binomial_interval,
     guess_sizes,
     guesses_bound,

@@ -18,7 +18,8 @@ import numpy as np
 from jaxtyping import Float
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.accounting import LEAST_NOISE, Pair, least_noise, loss_cells
+from sfumato.privacy.accounting import LEAST_NOISE, Pair, loss_cells
+from sfumato.privacy.search import least_noise
 
 Neighbours = Literal["remove", "add", "add-or-remove", "replace"]
 """What tells a positive from a negative. "remove": positives were trained with the example and
@@ -87,69 +88,6 @@ def noise_for_tpr(
         )
 
     return least_noise(reached, tpr)
-
-
-def sampled_tpr(
-    fpr: float | Float[np.ndarray, "*points"],
-    *,
-    rate: float,
-    noise_multiplier: float,
-    steps: int,
-    pair: Pair,
-    draws: int = 200_000,
-    level: float = 0.99,
-    seed: int = 0,
-) -> tuple[Float[np.ndarray, "*points"], Float[np.ndarray, "*points"]]:
-    """`largest_tpr` by simulation: an estimate, and an upper limit that holds with chance `level`.
-
-    Runs the worst case `draws` times with and `draws` times without the example and applies the
-    best test. It shares nothing with the accountant, so it checks it. The limit allows for the
-    threshold, which is itself estimated, and for the count above it (Clopper and Pearson 1934).
-    Weighing one sample by likelihood ratios needs half the draws, and comes out too low.
-    """
-    from scipy.stats import beta, binom
-
-    _check(rate, noise_multiplier, steps)
-    if noise_multiplier == 0:
-        raise ConfigError("noise_multiplier=0 cannot be sampled: without noise the bound is 1.")
-    points = np.asarray(fpr, dtype=np.float64)
-    flat = points.reshape(-1)
-    generator = np.random.default_rng(seed)
-    first, second = {"remove": (1, 0), "add": (0, 1), "replace": (1, -1)}[pair]
-    size = max(1, 2_000_000 // steps)
-    sizes = [min(size, draws - start) for start in range(0, draws, size)]
-
-    def losses(shift: int) -> np.ndarray:
-        parts = []
-        for rows in sizes:
-            sums = noise_multiplier * generator.standard_normal((rows, steps))
-            sums += shift * (generator.random((rows, steps)) < rate)
-            here = _log_ratio(sums, first, rate, noise_multiplier)
-            parts.append(here - _log_ratio(sums, second, rate, noise_multiplier))
-        return np.concatenate(parts)
-
-    positives = np.sort(losses(first))
-    negatives = np.append(np.sort(losses(second))[::-1], -np.inf)
-
-    def above(rank: np.ndarray) -> np.ndarray:
-        """How many positives lie above the negative of that rank, 0 being the largest."""
-        return draws - np.searchsorted(positives, negatives[rank], side="right")
-
-    half = (1 + level) / 2
-    estimate = above(np.floor(flat * draws).astype(int)) / draws
-    # With chance `half`, the test that this many negatives pass has a size of at least fpr.
-    hits = above(binom.ppf(half, draws, flat).astype(int))
-    limit = np.where(hits == draws, 1.0, beta.ppf(half, hits + 1, np.maximum(draws - hits, 1)))
-    return estimate.reshape(points.shape), limit.reshape(points.shape)
-
-
-def _log_ratio(sums: np.ndarray, shift: int, rate: float, noise: float) -> np.ndarray:
-    """Log likelihood of runs in which an example adds `shift`, over runs in which it adds 0."""
-    if shift == 0:
-        return np.zeros(len(sums))
-    absent = math.log1p(-rate) if rate < 1 else -math.inf
-    present = math.log(rate) + (2 * shift * sums - 1) / (2 * noise**2)
-    return np.logaddexp(absent, present).sum(axis=1)
 
 
 def _check(rate: float, noise: float, steps: int) -> None:

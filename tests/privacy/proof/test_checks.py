@@ -9,8 +9,8 @@ from scipy.stats import binom
 
 from sfumato.errors import ConfigError
 from sfumato.privacy.budget import make_plan
-from sfumato.privacy.checks import QUESTIONS, Seen, check_buffers, check_mechanism
-from sfumato.privacy.lower_noise import curve_bound, likelihood_scores, noise_bound
+from sfumato.privacy.proof.checks import QUESTIONS, Seen, check_buffers, check_mechanism
+from sfumato.privacy.proof.lower_noise import curve_bound, likelihood_scores, noise_bound
 
 
 def sound(seed, steps=40, canaries=300, others=600, rate=0.1, noise=1.0):

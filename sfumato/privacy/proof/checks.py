@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sfumato.privacy.lower import check_levels
+from sfumato.privacy.proof.lower import check_confidence
 
 ROOM = 0.005
 """By this much noise may be larger than promised: secure noise is, by what rounding may move."""
@@ -63,7 +63,7 @@ def check_mechanism(seen: Seen, *, confidence: float = 0.95) -> list[Check]:
     Few canaries or steps leave some p-values at 1; about a hundred of each show every bug that
     changes something by ten per cent.
     """
-    check_levels(0.0, confidence)
+    check_confidence(confidence)
     error = (1 - confidence) / len(QUESTIONS)
     found = []
     for name, (question, test) in QUESTIONS.items():
