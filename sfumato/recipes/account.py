@@ -19,6 +19,7 @@ from sfumato.privacy.accounting import price, shuffled_epsilon
 from sfumato.privacy.budget import Budget, Plan, default_delta, make_plan, steps_within
 from sfumato.privacy.events import Relation
 from sfumato.privacy.ledger import Ledger
+from sfumato.recipes import Recipe
 from sfumato.runs import Run
 
 
@@ -56,11 +57,6 @@ def digits_cpu() -> Config:
 
 
 PRESETS = {"digits-cpu": digits_cpu}
-
-
-def needs_run(_: Config) -> bool:
-    """Arithmetic leaves nothing."""
-    return False
 
 
 def run(config: Config, run: Run | None) -> dict[str, Any]:
@@ -105,6 +101,10 @@ def show(summary: Mapping[str, Any]) -> str:
     if summary.get("plot"):
         lines.append(("plot", summary["plot"]))
     return "\n".join(f"{name:<17} {value}" for name, value in lines)
+
+
+# Arithmetic leaves nothing, unless it is given a place.
+RECIPE = Recipe(config=Config, presets=PRESETS, run=run, show=show, needs_run=lambda _: False)
 
 
 def _plan(config: Config) -> tuple[Plan, float]:

@@ -20,8 +20,8 @@ from sfumato.privacy.accounting import price
 from sfumato.privacy.lower import Bound
 from sfumato.recipes import audit
 from sfumato.recipes.audit import Config
-from sfumato.recipes.audit_findings import Findings, describe_attack, tell
-from sfumato.recipes.audit_run import open_target
+from sfumato.recipes.audit.findings import Findings, describe_attack, tell
+from sfumato.recipes.audit.finished import open_target
 from sfumato.report import words
 from sfumato.report.card import read_card
 from sfumato.runs import Run, open_run
@@ -166,12 +166,12 @@ def test_canaries_are_no_members_of_the_other_attacks(digits, tmp_path):
 
 
 def test_an_audit_that_was_cut_keeps_the_shadow_models_it_has(plain, tmp_path, monkeypatch):
-    from sfumato.recipes import audit_shadows
+    from sfumato.recipes.audit import shadows as audit_shadows
 
     monkeypatch.setattr(audit_shadows, "GROUP", 2)
     config = Config(run=plain, shadows=4, device="cpu")
     do(config, tmp_path / "whole")
-    with cut_in("sfumato.recipes.audit_shadows:_train", after=1):
+    with cut_in("sfumato.recipes.audit.shadows:_train", after=1):
         do(config, tmp_path / "cut")
     kept = tmp_path / "cut" / "private" / "stages" / "shadows" / "odds-0-2.safetensors"
     before = kept.stat().st_mtime_ns

@@ -21,9 +21,9 @@ from sfumato.data.images import Images
 from sfumato.errors import ConfigError, DataError, RunError, SfumatoError
 from sfumato.recipes import reconstruct
 from sfumato.recipes.reconstruct import STAGES, Config
-from sfumato.recipes.reconstruct_decoder import heads_by_step
-from sfumato.recipes.reconstruct_heads import keep_heads, together
-from sfumato.recipes.reconstruct_study import table_of
+from sfumato.recipes.reconstruct.decoder import heads_by_step
+from sfumato.recipes.reconstruct.heads import keep_heads, together
+from sfumato.recipes.reconstruct.study import table_of
 from sfumato.report.words import up
 from sfumato.runs import Run, open_run
 

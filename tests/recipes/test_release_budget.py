@@ -16,7 +16,7 @@ from sfumato.files import read_json
 from sfumato.privacy.accounting import price
 from sfumato.privacy.budget import Budget, make_plan
 from sfumato.recipes.release import Config
-from sfumato.recipes.release_budget import (
+from sfumato.recipes.release.budget import (
     USUAL_CARD_NOISE,
     USUAL_MOMENTS_NOISE,
     best_share,

@@ -212,7 +212,7 @@ def test_several_processes_are_refused_and_told_what_to_do(settings, tmp_path, m
 def test_a_ledger_that_costs_more_than_was_promised_releases_nothing(
     settings, tmp_path, monkeypatch
 ):
-    from sfumato.recipes import release_stages
+    from sfumato.recipes.release import stages as release_stages
 
     config = promising(settings, 2.0, stage="match")
     real = release_stages.one_release

@@ -15,7 +15,7 @@ from sfumato.data.load import load_images
 from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Secret, poisson_batches
-from sfumato.recipes import warmup_watch
+from sfumato.recipes.warmup import watch as warmup_watch
 from sfumato.report.words import up
 from sfumato.synth import pieces, sample
 from sfumato.synth.stored import read_stored

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import MARKER, PNG, header, ledger_of, make_audit, make_run, plant, write
 
-from sfumato.cli import VERBS, _parse
+from sfumato.cli import VERBS, read_order
 from sfumato.config import to_json
 from sfumato.errors import PrivacyError, RunError
-from sfumato.recipes import report
+from sfumato.recipes import recipe_of, report
 from sfumato.report import words
 from sfumato.report.card import read_card
 from sfumato.report.limits import limits
@@ -296,14 +296,11 @@ def test_a_ledger_that_lost_its_header_is_not_shown_as_a_cheaper_one(tmp_path):
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "report"])
 def test_the_command_makes_the_same_settings_again(tmp_path, verb):
-    from importlib import import_module
-
-    recipe = import_module(f"sfumato.recipes.{verb}")
-    for preset in recipe.PRESETS.values():
+    for preset in recipe_of(verb).presets.values():
         write(tmp_path / "config.json", {"verb": verb, "config": to_json(preset())})
         first, second, *flags = shlex.split(report.command_of(tmp_path))
         assert (first, second) == ("sfumato", verb)
-        assert _parse(recipe, verb, flags).config == preset()
+        assert read_order(verb, flags).config == preset()
 
 
 def test_the_command_has_flags_for_what_is_in_no_preset(tmp_path):
@@ -314,7 +311,7 @@ def test_the_command_has_flags_for_what_is_in_no_preset(tmp_path):
     )
     write(tmp_path / "config.json", {"verb": "train", "config": to_json(config)})
     flags = shlex.split(report.command_of(tmp_path))[2:]
-    assert _parse(train, "train", flags).config == config
+    assert read_order("train", flags).config == config
     write(tmp_path / "config.json", {"verb": "train", "config": {"gone": 1}})
     assert report.command_of(tmp_path) is None
 

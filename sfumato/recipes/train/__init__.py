@@ -1,0 +1,303 @@
+"""`sfumato train`: private, or plain, training and fine-tuning of any vision model.
+
+Load, build, plan, train, score: the privacy is in the plan and in the step that `private_step`
+makes; everything else is ordinary training.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sfumato.recipes import Recipe
+from sfumato.recipes.train.learner import number_of_steps
+from sfumato.recipes.train.learner import prepare as prepare
+from sfumato.recipes.train.settings import PRESETS as PRESETS
+from sfumato.recipes.train.settings import Config
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from sfumato.data.images import Images
+    from sfumato.privacy.budget import Plan
+    from sfumato.privacy.ledger import Header, Ledger
+    from sfumato.privacy.sampling import Secret
+    from sfumato.train.canaries import Canaries
+    from sfumato.train.loop import Learner
+    from sfumato.train.reading import Reading
+    from sfumato.train.world import World
+
+
+def needs_run(config: Config) -> bool:
+    """Whether something is kept: an explanation is only printed."""
+    return not config.explain
+
+
+def run(config: Config, run: Run | None) -> dict[str, Any]:
+    """Load, build, plan, train, score. Of several processes, all but the leader have no run."""
+    from sfumato.data.load import load_splits
+    from sfumato.recipes.origin import require_covered
+    from sfumato.recipes.train.step import load_public
+    from sfumato.train.setup import pick_device
+    from sfumato.train.world import join_world, leave_world
+
+    device = pick_device(config.device)
+    world = join_world(device)
+    try:
+        if world.agree(run is not None and run.finished):
+            return {} if run is None else run.summary
+        require_covered(config)
+        train, test = load_splits(config.data, people=config.people, **config.loading)
+        public = load_public(config, train, test)
+        if config.explain:
+            return {"explanation": explain_layers(config, *prepare(config, train, device))}
+        return run_on(config, train, test, run, world, public=public)
+    finally:
+        leave_world()
+
+
+def run_on(
+    config: Config, train: "Images", test: "Images", run: Run | None,
+    world: "World | None" = None, public: "Images | None" = None, declared: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """The same with images that are loaded already: what a recipe of several stages calls.
+
+    `declared` names images that it declared public.
+    """
+    from sfumato.recipes.origin import book_of_weights
+    from sfumato.recipes.train.canaries import find_canaries, note_end
+    from sfumato.train.setup import pick_device
+    from sfumato.train.world import World, leave_world
+
+    world = World() if world is None else world
+    if run is not None and run.finished:
+        return run.summary
+    before = book_of_weights(config, train.name)
+    canaries = find_canaries(config, train, run, world)
+    train = train if canaries is None else canaries.place_in(train)
+    learner, reading = prepare(config, train, pick_device(config.device))
+    secret = draw_secret(config, run, world)
+    plan, ledger = promise(config, reading, secret, run, world, declared, before)
+    learn(
+        config, learner, reading, plan, ledger, secret, run, world, public=public,
+        canaries=canaries,
+    )  # fmt: skip
+    world.any(False)  # all leave at once: who is left behind while the leader scores would fail
+    leave_world()
+    if run is None:
+        return {}
+    if canaries is not None:
+        note_end(canaries, learner, reading, run)
+    return conclude(config, learner, replace(reading, images=test), plan, ledger, run)
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """What was promised, and where it is."""
+    if "explanation" in summary:
+        return summary["explanation"]
+    from sfumato.report.words import up
+
+    promise = "no promise: plain training"
+    if summary["epsilon"] != "inf":
+        promise = f"epsilon {up(summary['epsilon'])}, delta {summary['delta']:.2g}"
+        promise += f", for each {summary['unit']}"
+    lines = [
+        f"{summary['model']} trained on {summary['data']}: {summary['steps']} steps",
+        f"  promise   {promise}",
+        f"  model     {summary['run']}/model.safetensors",
+        f"  private   {summary['run']}/private: do not share; scores.json has the test accuracy",
+    ]
+    lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
+    return "\n".join(lines)
+
+
+def draw_secret(config: Config, run: Run | None, world: "World") -> "Secret":
+    """The run's randomness, which all processes share."""
+    from sfumato.privacy.sampling import Secret
+
+    if config.noise_seed is not None:
+        return Secret.from_seed(config.noise_seed)
+    return Secret(world.agree(run and run.secret(lambda: Secret.draw().key)))
+
+
+def promise(
+    config: Config, reading: "Reading", secret: "Secret", run: Run | None, world: "World",
+    declared: str = "", before: "Ledger | None" = None,
+) -> "tuple[Plan, Ledger]":  # fmt: skip
+    """The plan that keeps the budget, and the ledger that will show it.
+
+    `declared` names images that were declared public before: the ledger says so. `before` is what
+    the weights to begin with have cost: the budget is for both.
+    """
+    from sfumato.privacy.ledger import Ledger
+    from sfumato.recipes.origin import name_of
+
+    size = len(reading)
+    plan, delta = plan_for(config, size, before)
+    header = header_of(config, reading.images.name, delta, secret)
+    given = [f"the images of {images}" for images in (declared, config.public) if images]
+    if config.weights is not None and before is None:
+        given.append(f"the weights that training began with ({name_of(config.weights)})")
+    elif config.pretrained:
+        given.append(f"the published weights of {config.model}")
+    header = replace(header, public=", and ".join([header.public, *given]))
+    if run is None:
+        return plan, Ledger(world.agree(None))
+    run.write_json("plan.json", plan)
+    things = "images" if config.unit == "example" else "people"
+    # Canaries of other kinds are images of the data.
+    added = config.canaries if config.canary_kind == "gradient" else 0
+    who = f"{size - added} {things} of {reading.images.name}"
+    run.log(
+        f"{who}{f' and {added} canaries' if added else ''}, {plan.steps} steps of about "
+        f"{plan.expected_batch:g}, noise multiplier {plan.noise_multiplier:.3g}"
+    )
+    ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
+    if before is not None:
+        run.log(f"{config.weights} has learnt the same data: what that cost is in the ledger too")
+        ledger.inherit(before)
+    world.agree(ledger.header)
+    return plan, ledger
+
+
+def plan_for(config: Config, size: int, before: "Ledger | None" = None) -> "tuple[Plan, float]":
+    """The plan and its delta for so many images, or people; or why there is none.
+
+    What `before` has cost is part of the budget.
+    """
+    from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
+
+    delta = default_delta(size) if config.delta is None else config.delta
+    check_delta(delta, size)
+    budget = None if config.epsilon is None else Budget(epsilon=config.epsilon, delta=delta)
+    noise = 0.0 if config.mode == "non-private" else config.noise_multiplier
+    plan = make_plan(
+        budget, size=size, batch_size=config.batch_size, steps=number_of_steps(config, size),
+        noise_multiplier=noise, max_norm=config.max_grad_norm, relation=config.relation,
+        noise_decay=config.noise_decay, clip_decay=config.clip_decay,
+        spent=() if before is None else before.events,
+    )  # fmt: skip
+    return plan, delta
+
+
+def header_of(config: Config, data: str, delta: float, secret: "Secret") -> "Header":
+    """What the promise is about."""
+    from sfumato.privacy.ledger import Header
+
+    count = "the number of examples"
+    if config.unit == "person":
+        count = f"the number of people, up to {config.images_per_person} images of each a step"
+    return Header(
+        data=data, delta=delta, relation=config.relation, unit=config.unit,
+        public=f"settings, {count}, image size and class names",
+        noise="chacha20" if config.secure else "philox", fixed_seed=secret.fixed,
+        secret=secret.commitment,
+    )  # fmt: skip
+
+
+def learn(
+    config: Config,
+    learner: "Learner",
+    reading: "Reading",
+    plan: "Plan",
+    ledger: "Ledger",
+    secret: "Secret",
+    run: Run | None,
+    world: "World",
+    *,
+    public: "Images | None" = None,
+    canaries: "Canaries | None" = None,
+    look: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Take all the steps, from wherever an earlier try was cut.
+
+    `look` is called on the leader after each step with its number: what it makes of the weights is
+    covered by the ledger.
+    """
+    from sfumato.privacy.sampling import poisson_batches
+    from sfumato.recipes.train.canaries import note_start, observe
+    from sfumato.recipes.train.step import make_step
+    from sfumato.train.canaries import watched
+    from sfumato.train.chunks import Cutting
+    from sfumato.train.loop import fit
+    from sfumato.train.memory import advised, fitting_batch
+    from sfumato.train.progress import price_list, progress
+
+    learner.load(world.agree(run and run.load_checkpoint()))
+    if run is not None and learner.step:
+        run.log(f"going on after step {learner.step}: what was paid is not paid again")
+    elif run is not None and any(event.ledger == ledger.header.id for event in ledger.events):
+        run.log("beginning again: there was no checkpoint yet, but what was paid is not paid again")
+    if canaries is not None:
+        note_start(canaries, learner, reading, run)
+    step, ghost, reading, work = make_step(
+        config, learner, reading, plan, ledger, secret, world=world, public=public,
+        say=run.log if run else lambda _: None,
+    )  # fmt: skip
+    if canaries is not None and canaries.kind == "gradient":
+        step = watched(step, ghost.model, plan, canaries, observe(canaries, plan, run))
+    cutting = Cutting.of(plan, processes=world.size, device=reading.device, compiled=config.compile)
+    asked = config.physical_batch_size
+    size = fitting_batch(ghost, reading, asked, cutting, world, work)
+    if run is not None and size != asked:
+        run.log(f"{size} examples are taken at once")
+    batches = poisson_batches(
+        plan, len(reading), secret, ledger, stage="train", start=learner.step, chunk_size=size,
+        round_to=cutting.round_to(size),
+    )  # fmt: skip
+    if canaries is not None:
+        batches = canaries.keep_out(batches)
+    tell = progress(
+        plan.steps, learner.step, price_list(plan, ledger, "train"), run.say if run else None
+    )
+
+    def tell_and_look(done: int, numbers: dict[str, float]) -> None:
+        tell(done, numbers)
+        if run is not None:
+            look(done)
+
+    with advised(ghost, reading, size, work):
+        fit(
+            learner, batches, step, run, world=world, before_saving=ledger.settle,
+            tell=tell_and_look,
+        )  # fmt: skip
+
+
+def explain_layers(config: Config, learner: "Learner", reading: "Reading") -> str:
+    """The table of layers: method, work, memory, share, and the predicted cost."""
+    from sfumato.ghost.clip import Ghost
+    from sfumato.ghost.layout import explain_layout
+
+    mode = "ghost_mixed" if config.mode == "non-private" else config.mode
+    ghost = Ghost(learner.model, mode, config.two_pass)
+    ghost.clip(reading.losses, reading.trial(), 3)
+    (parts,) = ghost.layouts.values()
+    return explain_layout(parts, learner.model)
+
+
+def conclude(
+    config: Config, learner: "Learner", test: "Reading", plan: "Plan", ledger: "Ledger", run: Run
+) -> dict[str, Any]:
+    """Save the model, score it privately, sum up."""
+    from sfumato.train.steps import accuracy
+
+    run.save_tensors("model.safetensors", learner.best.state_dict())
+    scores = {"test_accuracy": accuracy(learner.best, test), "test_images": len(test.images)}
+    run.write_json("private/scores.json", scores)
+    return run.finish({**kept(plan, ledger), "model": config.model, "run": str(run.path)})
+
+
+def kept(plan: "Plan", ledger: "Ledger") -> dict[str, Any]:
+    """What was promised, for a summary."""
+    return {
+        "epsilon": ledger.epsilon(),
+        "delta": ledger.header.delta,
+        "unit": ledger.header.unit,
+        "noise_multiplier": plan.noise_multiplier,
+        "rate": plan.rate,
+        "steps": plan.steps,
+        "relation": plan.relation,
+        "data": ledger.header.data,
+        "not_for_release": ledger.objections,
+    }
+
+
+RECIPE = Recipe(config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run)
