@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sfumato.recipes.reconstruct import Scene, fleet_of
 from sfumato.recipes.reconstruct.heads import statistics_of
+from sfumato.recipes.reconstruct.scene import Scene, fleet_of
 from sfumato.runs import Run
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ the attacker's, and everything it writes goes to `private/`.
 
 from typing import TYPE_CHECKING, Any
 
-from sfumato.recipes.reconstruct import LEARNT, Scene, fleet_of, own_features
 from sfumato.recipes.reconstruct.decoder import game_of, trained_decoder
 from sfumato.recipes.reconstruct.heads import statistics_of
+from sfumato.recipes.reconstruct.scene import LEARNT, Scene, fleet_of, own_features
 from sfumato.runs import Run
 
 if TYPE_CHECKING:

@@ -2,17 +2,16 @@
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sfumato.errors import ConfigError, RunError
-from sfumato.recipes.reconstruct import Scene, fleet_of, own_features, set_scene, take
+from sfumato.recipes.reconstruct.scene import Scene, fleet_of, own_features
 from sfumato.recipes.reconstruct.settings import Config
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
     from sfumato.attack.fleet import Fleet
     from sfumato.attack.statistics import WeightStatistics
-    from sfumato.train.world import World
 
 
 def shadow(scene: Scene, stage: Run) -> None:
@@ -63,30 +62,6 @@ def write_heads(config: Config, fleet: "Fleet", stage: Run, index: int) -> None:
 
     write_shard(stage.path / "heads", fleet, index, config.shards, config.save)
     stage.log(f"shard {index + 1}/{config.shards} is whole")
-
-
-def together(config: Config, run: Run | None, world: "World") -> dict[str, Any]:
-    """Several processes, by torchrun: the leader prepares, then each makes its share of heads."""
-    from pathlib import Path
-
-    from sfumato.train.world import leave_world
-
-    if config.stage != "shadow" or not config.save or config.shards < world.size:
-        raise ConfigError(
-            f"{world.size} processes can make heads together and nothing else: sfumato reconstruct "
-            f"shadow --save N --shards {world.size} (or more)."
-        )
-    if world.leads and run is not None:
-        take(set_scene(config, run), "features")
-    place = Path(world.agree(run and str(run.path)))
-    scene = set_scene(config, Run(place, _is_shared=True))
-    stage = scene.run.stage("shadow")
-    for index in range(config.shards)[world.rank :: world.size]:
-        write_heads(config, fleet_of(scene), stage, index)
-    world.any(False)  # wait for everybody
-    summary = take(scene, "shadow") if world.leads else {}
-    leave_world()
-    return {**summary, "stage": "shadow", "run": str(place)}
 
 
 def stats(scene: Scene, stage: Run) -> None:

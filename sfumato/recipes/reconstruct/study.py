@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import ConfigError
 from sfumato.files import read_json
-from sfumato.recipes.reconstruct import LEARNT, Scene, fleet_of, take
 from sfumato.recipes.reconstruct.decoder import game_of, trained_decoder
 from sfumato.recipes.reconstruct.heads import statistics_of
+from sfumato.recipes.reconstruct.scene import LEARNT, Scene, fleet_of
+from sfumato.recipes.reconstruct.stages import take
 
 if TYPE_CHECKING:
     from torch import Tensor
