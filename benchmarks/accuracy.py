@@ -31,7 +31,7 @@ def measure(config: train.Config, images: Images, test: Images, out: Path) -> di
         learner, reading = train.prepare(config, images, pick_device(config.device))
         if not run.finished:
             secret = train.draw_secret(config, run, world)
-            plan, ledger = train.promise(config, reading, secret, run, world)
+            plan, ledger = train.open_ledger(config, reading, secret, run, world)
             train.learn(config, learner, reading, plan, ledger, secret, run, world)
             tested = replace(reading, images=test)
             train.conclude(config, learner, tested, plan, ledger, run)

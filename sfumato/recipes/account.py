@@ -181,14 +181,9 @@ def _price_ledger(config: Config) -> dict[str, Any]:
     delta = ledger.header.delta if config.delta is None else config.delta
     Budget(epsilon=math.inf, delta=delta)
     return {
-        "epsilon": ledger.epsilon(delta),
-        "delta": delta,
+        **ledger.promise(delta),
         "rdp_epsilon": ledger.epsilon(delta, "rdp"),
-        "relation": ledger.header.relation,
-        "unit": ledger.header.unit,
-        "data": ledger.header.data,
         "stages": dict(Counter(event.stage for event in ledger.events)),
-        "not_for_release": ledger.objections,
     }
 
 

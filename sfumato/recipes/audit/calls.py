@@ -1,9 +1,9 @@
 """`sfumato audit --trainer module:function`: somebody's own training, called again and again."""
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from sfumato.errors import ConfigError
-from sfumato.recipes.audit.findings import Findings, describe_attack
+from sfumato.recipes.audit.findings import Findings, describe_attack, promised
 from sfumato.recipes.audit.settings import Config
 from sfumato.runs import Run
 
@@ -40,13 +40,8 @@ def audit_calls(config: Config, run: Run) -> Findings:
     )  # fmt: skip
 
 
-def _promise(config: Config) -> dict[str, object] | None:
-    if config.epsilon is None:
-        return None
-    return {
-        "epsilon": config.epsilon, "delta": config.delta, "relation": "add-or-remove",
-        "unit": "example",
-    }  # fmt: skip
+def _promise(config: Config) -> dict[str, Any] | None:
+    return None if config.epsilon is None else promised(config.epsilon, config.delta)
 
 
 def find_trainer(name: str) -> "Trainer":

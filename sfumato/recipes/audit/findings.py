@@ -43,6 +43,13 @@ class Findings:
         return bound.epsilon <= self.promise["epsilon"]
 
 
+def promised(
+    epsilon: float, delta: float, relation: str = "add-or-remove", unit: str = "example"
+) -> dict[str, Any]:
+    """What was promised, as a record has it."""
+    return {"epsilon": epsilon, "delta": delta, "relation": relation, "unit": unit}
+
+
 def share_error(confidence: float, bounds: int) -> float:
     """The confidence that each of some bounds needs, for all of them to hold with this one."""
     return 1 - (1 - confidence) / max(1, bounds)

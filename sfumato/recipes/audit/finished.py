@@ -5,13 +5,14 @@ kept apart as the population that RMIA compares with. All of this is the auditor
 private images: a real attacker has to guess which images to ask about.
 """
 
+import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import DataError, RunError
 from sfumato.recipes import train
-from sfumato.recipes.audit.findings import Findings, allowed_curve, describe_attack
+from sfumato.recipes.audit.findings import Findings, allowed_curve, describe_attack, promised
 from sfumato.recipes.audit.settings import Config
 from sfumato.runs import Run
 
@@ -112,14 +113,10 @@ def practise(config: Config, run: Run) -> Path:
 
 def promise_of(ledger: "Ledger") -> dict[str, Any] | None:
     """What the ledger adds up to; None if that is nothing."""
-    import math
-
-    header, epsilon = ledger.header, ledger.epsilon()
-    if math.isinf(epsilon):
+    promise = ledger.promise()
+    if math.isinf(promise["epsilon"]):
         return None
-    return {
-        "epsilon": epsilon, "delta": header.delta, "relation": header.relation, "unit": header.unit,
-    }  # fmt: skip
+    return promised(**{name: promise[name] for name in ("epsilon", "delta", "relation", "unit")})
 
 
 def curve_of(ledger: "Ledger") -> dict[str, list[float]] | None:

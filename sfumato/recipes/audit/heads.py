@@ -13,6 +13,7 @@ from sfumato.recipes.audit.findings import (
     allowed_curve,
     describe_attack,
     hold_together,
+    promised,
     share_error,
 )
 from sfumato.recipes.audit.settings import Config
@@ -85,10 +86,7 @@ def _promise(config: Config, recipe: "HeadRecipe") -> dict[str, Any] | None:
 
     if recipe.noise_multiplier < LEAST_NOISE or recipe.max_norm is None:
         return None
-    epsilon = price(recipe.costs(), config.delta, "add-or-remove")
-    return {
-        "epsilon": epsilon, "delta": config.delta, "relation": "add-or-remove", "unit": "example",
-    }  # fmt: skip
+    return promised(price(recipe.costs(), config.delta, "add-or-remove"), config.delta)
 
 
 def _bounds(

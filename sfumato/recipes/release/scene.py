@@ -188,10 +188,7 @@ def finished_book(scene: Scene) -> "Ledger":
 
 def promise_of(scene: Scene) -> dict[str, Any]:
     """What the ledger says in the end."""
-    ledger = finished_book(scene)
     return {
-        "epsilon": ledger.epsilon(), "delta": ledger.header.delta, "unit": ledger.header.unit,
-        "relation": ledger.header.relation, "data": scene.private.name,
-        "public": scene.public.name, "k": scene.config.k, "images": len(scene.public),
-        "model": scene.teacher.model, "not_for_release": ledger.objections,
+        **finished_book(scene).promise(), "public": scene.public.name, "k": scene.config.k,
+        "images": len(scene.public), "model": scene.teacher.model,
     }  # fmt: skip

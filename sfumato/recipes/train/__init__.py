@@ -75,7 +75,7 @@ def run_on(
     train = train if canaries is None else canaries.place_in(train)
     learner, reading = prepare(config, train, pick_device(config.device))
     secret = draw_secret(config, run, world)
-    plan, ledger = promise(config, reading, secret, run, world, declared, before)
+    plan, ledger = open_ledger(config, reading, secret, run, world, declared, before)
     learn(
         config, learner, reading, plan, ledger, secret, run, world, public=public,
         canaries=canaries,
@@ -118,7 +118,7 @@ def draw_secret(config: Config, run: Run | None, world: "World") -> "Secret":
     return Secret(world.agree(run and run.secret(lambda: Secret.draw().key)))
 
 
-def promise(
+def open_ledger(
     config: Config, reading: "Reading", secret: "Secret", run: Run | None, world: "World",
     declared: str = "", before: "Ledger | None" = None,
 ) -> "tuple[Plan, Ledger]":  # fmt: skip
@@ -282,22 +282,15 @@ def conclude(
     run.save_tensors("model.safetensors", learner.best.state_dict())
     scores = {"test_accuracy": accuracy(learner.best, test), "test_images": len(test.images)}
     run.write_json("private/scores.json", scores)
-    return run.finish({**kept(plan, ledger), "model": config.model, "run": str(run.path)})
+    return run.finish(
+        {**promise_summary(plan, ledger), "model": config.model, "run": str(run.path)}
+    )
 
 
-def kept(plan: "Plan", ledger: "Ledger") -> dict[str, Any]:
-    """What was promised, for a summary."""
-    return {
-        "epsilon": ledger.epsilon(),
-        "delta": ledger.header.delta,
-        "unit": ledger.header.unit,
-        "noise_multiplier": plan.noise_multiplier,
-        "rate": plan.rate,
-        "steps": plan.steps,
-        "relation": plan.relation,
-        "data": ledger.header.data,
-        "not_for_release": ledger.objections,
-    }
+def promise_summary(plan: "Plan", ledger: "Ledger") -> dict[str, Any]:
+    """What was promised, and by what noise."""
+    numbers = {name: getattr(plan, name) for name in ("noise_multiplier", "rate", "steps")}
+    return {**ledger.promise(), **numbers}
 
 
 RECIPE = Recipe(config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run)

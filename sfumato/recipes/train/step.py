@@ -80,7 +80,7 @@ def make_step(
     ghost = Ghost(learner.model, mode, config.two_pass, clipping)
     if config.mode == "non-private":
         ledger.charge(replace(plan, steps=1).event("train", 0, data=reading.images.name))
-        step = open_step(config, learner, reading, world)
+        step = step_without_promise(config, learner, reading, world)
         return Made(step, ghost, reading, Work.plain(learner.model))
     extender = new_extender(config, learner, reading, plan, world, public)
     with advised(ghost, reading, 3):
@@ -119,7 +119,9 @@ def admit_canaries(
     return ghost, reading
 
 
-def open_step(config: Config, learner: "Learner", reading: "Reading", world: "World") -> "Step":
+def step_without_promise(
+    config: Config, learner: "Learner", reading: "Reading", world: "World"
+) -> "Step":
     """A step that promises nothing."""
     from sfumato.train.sharp import sharp_step
     from sfumato.train.steps import plain_step

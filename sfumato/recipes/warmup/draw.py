@@ -134,14 +134,8 @@ def promise_of(folder: Path, ledger: bool) -> dict[str, Any]:
             f"{folder / 'ledger.jsonl'} is gone, and the generator learnt private images: what is "
             "drawn from it could not be covered by anything."
         )
-    found = Ledger.from_records(read_lines(folder / "ledger.jsonl"))
-    return {
-        "epsilon": found.epsilon(),
-        "delta": found.header.delta,
-        "unit": found.header.unit,
-        "data": found.header.data,
-        "not_for_release": found.objections,
-    }
+    promise = Ledger.from_records(read_lines(folder / "ledger.jsonl")).promise()
+    return {name: value for name, value in promise.items() if name != "relation"}
 
 
 def is_drawn(out: Path, summary: Mapping[str, Any]) -> bool:

@@ -27,7 +27,7 @@ def generator(scene: Scene, stage: Run | None) -> None:
     reading = new_reading(NoisingReading, settings, scene.private, scene.device, (half, half))
     learner = new_learner(settings, make_denoiser(scene), reading)
     secret = train.draw_secret(settings, stage, world)
-    plan, ledger = train.promise(settings, reading, secret, stage, world)
+    plan, ledger = train.open_ledger(settings, reading, secret, stage, world)
     every = math.ceil(plan.steps / scene.config.diffusion.gen_looks)
 
     def look(done: int) -> None:
@@ -40,7 +40,9 @@ def generator(scene: Scene, stage: Run | None) -> None:
     show_learnt(scene, stage, math.ceil(plan.steps * plan.expected_batch), learner.best)
     stage.save_tensors("model.safetensors", learner.best.state_dict())
     blueprint_of(scene).keep(stage)
-    stage.finish({**train.kept(plan, ledger), "model": "a generator", "run": str(stage.path)})
+    stage.finish(
+        {**train.promise_summary(plan, ledger), "model": "a generator", "run": str(stage.path)}
+    )
 
 
 def show_learnt(scene: Scene, stage: Run | None, seen: int, made: "nn.Module") -> None:
