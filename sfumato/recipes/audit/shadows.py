@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sfumato.recipes import train
 from sfumato.recipes.audit.finished import Target, reading_of
 from sfumato.recipes.audit.settings import Config
+from sfumato.recipes.train.learner import number_of_steps
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _train(
     half = int(inside.sum(1).min())
     size = max(1, min(round(target.settings.batch_size), half))
     settings = replace(target.alone, batch_size=size)
-    steps = train.number_of_steps(settings, half)
+    steps = number_of_steps(settings, half)
     made = [
         train.prepare(replace(settings, seed=config.seed + 1 + k), target.pool, target.device)
         for k in numbers

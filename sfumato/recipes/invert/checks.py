@@ -7,6 +7,7 @@ from sfumato.recipes import train
 from sfumato.recipes.invert.scene import Scene, open_access
 from sfumato.recipes.invert.score import as_judge, given_judge
 from sfumato.recipes.invert.stages import new_judge
+from sfumato.recipes.train.promise import plan_for
 
 if TYPE_CHECKING:
     from sfumato.data.images import Images
@@ -92,4 +93,4 @@ def check_target(scene: Scene) -> None:
         open_access(scene)
         return
     _, reading = train.prepare(scene.target, scene.members, torch.device("cpu"))
-    train.plan_for(scene.target, len(reading))
+    plan_for(scene.target, len(reading))

@@ -10,6 +10,7 @@ from sfumato.recipes.release.budget import Shares, share_budget
 from sfumato.recipes.release.settings import Config
 from sfumato.recipes.stages import given_run, require_heeded
 from sfumato.recipes.train.learner import group_by_person
+from sfumato.recipes.train.promise import draw_secret, header_of
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -171,8 +172,8 @@ def open_book(scene: Scene) -> "tuple[Ledger, Secret]":
     from sfumato.privacy.ledger import Ledger
     from sfumato.train.world import World
 
-    secret = train.draw_secret(scene.config, scene.run, World())
-    header = train.header_of(scene.config, scene.private.name, scene.delta, secret)
+    secret = draw_secret(scene.config, scene.run, World())
+    header = header_of(scene.config, scene.private.name, scene.delta, secret)
     ledger = Ledger.resume(scene.run.ledger_records(), header, scene.run.write_ledger)
     path = scene.run.stage("teacher").path / "ledger.jsonl"
     ledger.inherit(scene.book or Ledger.from_records(read_lines(path)))

@@ -9,20 +9,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sfumato.recipes import Recipe
-from sfumato.recipes.train.learner import number_of_steps
 from sfumato.recipes.train.learner import prepare as prepare
+from sfumato.recipes.train.promise import open_ledger, promise_summary
 from sfumato.recipes.train.settings import PRESETS as PRESETS
 from sfumato.recipes.train.settings import Config
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
     from sfumato.data.images import Images
-    from sfumato.privacy.budget import Plan
-    from sfumato.privacy.ledger import Header, Ledger
-    from sfumato.privacy.sampling import Secret
     from sfumato.train.canaries import Canaries
     from sfumato.train.loop import Learner
     from sfumato.train.reading import Reading
+    from sfumato.train.steps import Mechanism
     from sfumato.train.world import World
 
 
@@ -74,19 +72,15 @@ def run_on(
     canaries = find_canaries(config, train, run, world)
     train = train if canaries is None else canaries.place_in(train)
     learner, reading = prepare(config, train, pick_device(config.device))
-    secret = draw_secret(config, run, world)
-    plan, ledger = open_ledger(config, reading, secret, run, world, declared, before)
-    learn(
-        config, learner, reading, plan, ledger, secret, run, world, public=public,
-        canaries=canaries,
-    )  # fmt: skip
+    mechanism = open_ledger(config, reading, run, world, declared, before)
+    learn(config, learner, reading, mechanism, run, world, public=public, canaries=canaries)
     world.any(False)  # all leave at once: who is left behind while the leader scores would fail
     leave_world()
     if run is None:
         return {}
     if canaries is not None:
         note_end(canaries, learner, reading, run)
-    return conclude(config, learner, replace(reading, images=test), plan, ledger, run)
+    return conclude(config, learner, replace(reading, images=test), mechanism, run)
 
 
 def show(summary: Mapping[str, Any]) -> str:
@@ -109,97 +103,11 @@ def show(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw_secret(config: Config, run: Run | None, world: "World") -> "Secret":
-    """The run's randomness, which all processes share."""
-    from sfumato.privacy.sampling import Secret
-
-    if config.noise_seed is not None:
-        return Secret.from_seed(config.noise_seed)
-    return Secret(world.agree(run and run.secret(lambda: Secret.draw().key)))
-
-
-def open_ledger(
-    config: Config, reading: "Reading", secret: "Secret", run: Run | None, world: "World",
-    declared: str = "", before: "Ledger | None" = None,
-) -> "tuple[Plan, Ledger]":  # fmt: skip
-    """The plan that keeps the budget, and the ledger that will show it.
-
-    `declared` names images that were declared public before: the ledger says so. `before` is what
-    the weights to begin with have cost: the budget is for both.
-    """
-    from sfumato.privacy.ledger import Ledger
-    from sfumato.recipes.origin import name_of
-
-    size = len(reading)
-    plan, delta = plan_for(config, size, before)
-    header = header_of(config, reading.images.name, delta, secret)
-    given = [f"the images of {images}" for images in (declared, config.public) if images]
-    if config.weights is not None and before is None:
-        given.append(f"the weights that training began with ({name_of(config.weights)})")
-    elif config.pretrained:
-        given.append(f"the published weights of {config.model}")
-    header = replace(header, public=", and ".join([header.public, *given]))
-    if run is None:
-        return plan, Ledger(world.agree(None))
-    run.write_json("plan.json", plan)
-    things = "images" if config.unit == "example" else "people"
-    # Canaries of other kinds are images of the data.
-    added = config.canaries if config.canary_kind == "gradient" else 0
-    who = f"{size - added} {things} of {reading.images.name}"
-    run.log(
-        f"{who}{f' and {added} canaries' if added else ''}, {plan.steps} steps of about "
-        f"{plan.expected_batch:g}, noise multiplier {plan.noise_multiplier:.3g}"
-    )
-    ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
-    if before is not None:
-        run.log(f"{config.weights} has learnt the same data: what that cost is in the ledger too")
-        ledger.inherit(before)
-    world.agree(ledger.header)
-    return plan, ledger
-
-
-def plan_for(config: Config, size: int, before: "Ledger | None" = None) -> "tuple[Plan, float]":
-    """The plan and its delta for so many images, or people; or why there is none.
-
-    What `before` has cost is part of the budget.
-    """
-    from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
-
-    delta = default_delta(size) if config.delta is None else config.delta
-    check_delta(delta, size)
-    budget = None if config.epsilon is None else Budget(epsilon=config.epsilon, delta=delta)
-    noise = 0.0 if config.mode == "non-private" else config.noise_multiplier
-    plan = make_plan(
-        budget, size=size, batch_size=config.batch_size, steps=number_of_steps(config, size),
-        noise_multiplier=noise, max_norm=config.max_grad_norm, relation=config.relation,
-        noise_decay=config.noise_decay, clip_decay=config.clip_decay,
-        spent=() if before is None else before.events,
-    )  # fmt: skip
-    return plan, delta
-
-
-def header_of(config: Config, data: str, delta: float, secret: "Secret") -> "Header":
-    """What the promise is about."""
-    from sfumato.privacy.ledger import Header
-
-    count = "the number of examples"
-    if config.unit == "person":
-        count = f"the number of people, up to {config.images_per_person} images of each a step"
-    return Header(
-        data=data, delta=delta, relation=config.relation, unit=config.unit,
-        public=f"settings, {count}, image size and class names",
-        noise="chacha20" if config.secure else "philox", fixed_seed=secret.fixed,
-        secret=secret.commitment,
-    )  # fmt: skip
-
-
 def learn(
     config: Config,
     learner: "Learner",
     reading: "Reading",
-    plan: "Plan",
-    ledger: "Ledger",
-    secret: "Secret",
+    mechanism: "Mechanism",
     run: Run | None,
     world: "World",
     *,
@@ -221,6 +129,7 @@ def learn(
     from sfumato.train.memory import advised, fitting_batch
     from sfumato.train.progress import price_list, progress
 
+    plan, ledger = mechanism.plan, mechanism.ledger
     learner.load(world.agree(run and run.load_checkpoint()))
     if run is not None and learner.step:
         run.log(f"going on after step {learner.step}: what was paid is not paid again")
@@ -229,7 +138,7 @@ def learn(
     if canaries is not None:
         note_start(canaries, learner, reading, run)
     step, ghost, reading, work = make_step(
-        config, learner, reading, plan, ledger, secret, world=world, public=public,
+        config, learner, reading, mechanism, world=world, public=public,
         say=run.log if run else lambda _: None,
     )  # fmt: skip
     if canaries is not None and canaries.kind == "gradient":
@@ -240,8 +149,8 @@ def learn(
     if run is not None and size != asked:
         run.log(f"{size} examples are taken at once")
     batches = poisson_batches(
-        plan, len(reading), secret, ledger, stage="train", start=learner.step, chunk_size=size,
-        round_to=cutting.round_to(size),
+        plan, len(reading), mechanism.secret, ledger, stage="train", start=learner.step,
+        chunk_size=size, round_to=cutting.round_to(size),
     )  # fmt: skip
     if canaries is not None:
         batches = canaries.keep_out(batches)
@@ -274,7 +183,7 @@ def explain_layers(config: Config, learner: "Learner", reading: "Reading") -> st
 
 
 def conclude(
-    config: Config, learner: "Learner", test: "Reading", plan: "Plan", ledger: "Ledger", run: Run
+    config: Config, learner: "Learner", test: "Reading", mechanism: "Mechanism", run: Run
 ) -> dict[str, Any]:
     """Save the model, score it privately, sum up."""
     from sfumato.train.steps import accuracy
@@ -282,15 +191,7 @@ def conclude(
     run.save_tensors("model.safetensors", learner.best.state_dict())
     scores = {"test_accuracy": accuracy(learner.best, test), "test_images": len(test.images)}
     run.write_json("private/scores.json", scores)
-    return run.finish(
-        {**promise_summary(plan, ledger), "model": config.model, "run": str(run.path)}
-    )
-
-
-def promise_summary(plan: "Plan", ledger: "Ledger") -> dict[str, Any]:
-    """What was promised, and by what noise."""
-    numbers = {name: getattr(plan, name) for name in ("noise_multiplier", "rate", "steps")}
-    return {**ledger.promise(), **numbers}
+    return run.finish({**promise_summary(mechanism), "model": config.model, "run": str(run.path)})
 
 
 RECIPE = Recipe(config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run)

@@ -12,13 +12,11 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.ghost.clip import Ghost
     from sfumato.privacy.budget import Plan
-    from sfumato.privacy.ledger import Ledger
-    from sfumato.privacy.sampling import Secret
     from sfumato.train.extend import Extender
     from sfumato.train.loop import Learner
     from sfumato.train.memory import Work
     from sfumato.train.reading import Reading
-    from sfumato.train.steps import Step
+    from sfumato.train.steps import Mechanism, Step
     from sfumato.train.world import World
 
 
@@ -55,9 +53,7 @@ def make_step(
     config: Config,
     learner: "Learner",
     reading: "Reading",
-    plan: "Plan",
-    ledger: "Ledger",
-    secret: "Secret",
+    mechanism: "Mechanism",
     *,
     world: "World",
     public: "Images | None",
@@ -79,10 +75,11 @@ def make_step(
     mode = "ghost_mixed" if config.mode == "non-private" else config.mode
     ghost = Ghost(learner.model, mode, config.two_pass, clipping)
     if config.mode == "non-private":
-        ledger.charge(replace(plan, steps=1).event("train", 0, data=reading.images.name))
+        once = replace(mechanism.plan, steps=1)
+        mechanism.ledger.charge(once.event("train", 0, data=reading.images.name))
         step = step_without_promise(config, learner, reading, world)
         return Made(step, ghost, reading, Work.plain(learner.model))
-    extender = new_extender(config, learner, reading, plan, world, public)
+    extender = new_extender(config, learner, reading, mechanism.plan, world, public)
     with advised(ghost, reading, 3):
         try_on_noise(ghost, reading, say)
         # Only of a model that has passed: a body that mixes examples has no features of one.
@@ -97,9 +94,8 @@ def make_step(
             ghost, reading = admit_canaries(ghost, reading, config.canaries)
     clip = quick_clip(ghost, reading, compiled=config.compile)
     step = private_step(
-        ghost, reading, plan, ledger, secret, world=world, clip=clip,
-        check_every=config.check_every,
-    )  # fmt: skip
+        ghost, reading, mechanism, world=world, clip=clip, check_every=config.check_every
+    )
     if extender is not None:
         step = extended(step, model, extender)
     if learner.last is not None:

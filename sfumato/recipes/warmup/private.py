@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sfumato.recipes import train
 from sfumato.recipes.train.learner import new_learner, new_reading
+from sfumato.recipes.train.promise import open_ledger, promise_summary
 from sfumato.recipes.warmup.scene import Scene
 from sfumato.runs import Run
 
@@ -26,23 +27,21 @@ def generator(scene: Scene, stage: Run | None) -> None:
     half = (0.5,) * scene.private.shape[0]  # pixels from 0 to 1 become -1 to 1
     reading = new_reading(NoisingReading, settings, scene.private, scene.device, (half, half))
     learner = new_learner(settings, make_denoiser(scene), reading)
-    secret = train.draw_secret(settings, stage, world)
-    plan, ledger = train.open_ledger(settings, reading, secret, stage, world)
+    mechanism = open_ledger(settings, reading, stage, world)
+    plan = mechanism.plan
     every = math.ceil(plan.steps / scene.config.diffusion.gen_looks)
 
     def look(done: int) -> None:
         if not done % every and done < plan.steps:
             show_learnt(scene, stage, math.ceil(done * plan.expected_batch), learner.best)
 
-    train.learn(settings, learner, reading, plan, ledger, secret, stage, world, look=look)
+    train.learn(settings, learner, reading, mechanism, stage, world, look=look)
     if stage is None:
         return
     show_learnt(scene, stage, math.ceil(plan.steps * plan.expected_batch), learner.best)
     stage.save_tensors("model.safetensors", learner.best.state_dict())
     blueprint_of(scene).keep(stage)
-    stage.finish(
-        {**train.promise_summary(plan, ledger), "model": "a generator", "run": str(stage.path)}
-    )
+    stage.finish({**promise_summary(mechanism), "model": "a generator", "run": str(stage.path)})
 
 
 def show_learnt(scene: Scene, stage: Run | None, seen: int, made: "nn.Module") -> None:

@@ -123,9 +123,9 @@ def checks(config: Config, stage: str) -> "tuple[Callable[[Scene], object], ...]
 
 def check_plan(scene: Scene) -> None:
     """Refuse a promise that cannot be kept."""
-    from sfumato.recipes import train
+    from sfumato.recipes.train.promise import plan_for
 
-    train.plan_for(scene.config.training, scene.units)
+    plan_for(scene.config.training, scene.units)
 
 
 def check_number(scene: Scene) -> None:
