@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sfumato.report.card import Card, Promise, Spent
-from sfumato.report.findings import Findings, Limits, Proved
+from sfumato.report.found import Findings, Limits, Proved
 from sfumato.report.generator import generator_facts
 
 PRIVATE = (

@@ -10,7 +10,7 @@ from sfumato.runs import Run
 
 if TYPE_CHECKING:
     from sfumato.report.card import Card
-    from sfumato.report.findings import Attack, Findings
+    from sfumato.report.found import Attack, Findings
     from sfumato.report.story import Chapter, Story
 
 TITLE = "What a model gives away, and what it does not"
