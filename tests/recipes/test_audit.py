@@ -20,10 +20,12 @@ from sfumato.privacy.accounting import price
 from sfumato.privacy.lower import Bound
 from sfumato.recipes import audit
 from sfumato.recipes.audit import Config
-from sfumato.recipes.audit.findings import Findings, describe_attack, tell
 from sfumato.recipes.audit.finished import open_target
+from sfumato.recipes.audit.record import AuditRecord, describe_attack
+from sfumato.recipes.audit.words import tell
 from sfumato.report import words
 from sfumato.report.card import read_card
+from sfumato.report.findings import read_audit
 from sfumato.runs import Run, open_run
 
 
@@ -271,11 +273,11 @@ def test_a_failed_check_is_spelt_out():
         {"name": "noise", "question": "?", "passed": False, "p_value": 1e-9, "says": "too small"},
         {"name": "seed", "question": "?", "passed": True, "p_value": 0.5, "says": "fine"},
     ]
-    found = Findings(target="run", promise=promise, bounds=[bound], checks=checks)
+    found = AuditRecord(target="run", promise=promise, bounds=[bound], checks=checks)
     of_others = replace(found, bounds=[replace(bound, relation="replace", epsilon=9.0)])
     assert of_others.record()["bounds"][0]["kept"] is None, "it speaks of other neighbours"
-    assert "BROKEN" not in "".join(tell(of_others.record()))
-    told = "\n".join(tell(found.record()))
+    assert "BROKEN" not in "".join(tell(read_audit(of_others.record()), promise))
+    told = "\n".join(tell(read_audit(found.record()), promise))
     assert "proved by attack: at least 1.00 (95 %), but A CHECK OF THE MECHANISM FAILED" in told
     assert "does not break" not in told
     assert "FAILED  noise: too small" in told

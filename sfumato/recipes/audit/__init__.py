@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.recipes import Recipe
-from sfumato.recipes.audit.findings import Findings, tell
+from sfumato.recipes.audit.record import AuditRecord
 from sfumato.recipes.audit.settings import PRESETS as PRESETS
 from sfumato.recipes.audit.settings import Config as Config
 from sfumato.recipes.stages import require_one_process
@@ -59,7 +59,7 @@ def copy(record: Mapping[str, Any], run: Run, audited: Path) -> None:
         )
 
 
-def draw(found: Findings, path: Path) -> None:
+def draw(found: AuditRecord, path: Path) -> None:
     """The curves of all attacks, and what the ledger allows."""
     from sfumato.report.figures import save_roc
 
@@ -76,11 +76,13 @@ def draw(found: Findings, path: Path) -> None:
 def show(summary: Mapping[str, Any]) -> str:
     """The promise beside the proof, and where the rest is."""
     from sfumato.files import read_json
+    from sfumato.recipes.audit.words import tell
+    from sfumato.report.findings import read_audit
 
     folder = Path(summary["run"]) / "private"
     if not (folder / "audit.json").exists():
         return f"{summary['run']} is finished; its private findings are not here any more."
-    lines = tell(read_json(folder / "audit.json"))
+    lines = tell(read_audit(read_json(folder / "audit.json")), summary["promise"])
     lines += [
         f"  curves    {folder}/tradeoff.png",
         f"  findings  {folder}/audit.json: do not share",

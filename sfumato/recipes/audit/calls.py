@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, cast
 
 from sfumato.errors import ConfigError
-from sfumato.recipes.audit.findings import Findings, describe_attack, promised
+from sfumato.recipes.audit.record import AuditRecord, describe_attack, promised
 from sfumato.recipes.audit.settings import Config
 from sfumato.runs import Run
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 TRIALS = "trials.jsonl"
 
 
-def audit_calls(config: Config, run: Run) -> Findings:
+def audit_calls(config: Config, run: Run) -> AuditRecord:
     """Call the trainer, keep each trial as it comes, and bound epsilon from below."""
     from sfumato.attack.retrain import bound_of_trials, check_runs, set_canary_aside, trial
     from sfumato.data.load import load_images
@@ -34,7 +34,7 @@ def audit_calls(config: Config, run: Run) -> Findings:
     bound = bound_of_trials(scores, delta=config.delta, confidence=config.confidence)
     sides = ([s for n, s in sorted(scores.items()) if n % 2 == side] for side in (1, 0))
     inside, outside = sides
-    return Findings(
+    return AuditRecord(
         target=f"{config.trainer} on {images.name}", bounds=[bound], promise=_promise(config),
         attacks=[describe_attack("log-odds of the canary", inside, outside, config.confidence)],
     )  # fmt: skip

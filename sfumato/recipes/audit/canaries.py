@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sfumato.config import from_json
 from sfumato.errors import RunError
 from sfumato.files import read_json, read_lines
-from sfumato.recipes.audit.findings import hold_together, share_error
+from sfumato.recipes.audit.record import hold_together, share_error
 from sfumato.recipes.train.canaries import read_canaries, tensor_hash
 
 if TYPE_CHECKING:

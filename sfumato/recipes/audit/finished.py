@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import DataError, RunError
 from sfumato.recipes import train
-from sfumato.recipes.audit.findings import Findings, allowed_curve, describe_attack, promised
+from sfumato.recipes.audit.record import AuditRecord, allowed_curve, describe_attack, promised
 from sfumato.recipes.audit.settings import Config
 from sfumato.runs import Run
 
@@ -50,10 +50,10 @@ class Target:
         )  # fmt: skip
 
 
-def audit_run(config: Config, run: Run) -> Findings:
+def audit_run(config: Config, run: Run) -> AuditRecord:
     """Attack the run by its answers, and ask its canaries if it has any."""
     target = open_target(config, run)
-    found = Findings(target=str(target.folder), promise=promise_of(target.ledger))
+    found = AuditRecord(target=str(target.folder), promise=promise_of(target.ledger))
     found.curve = curve_of(target.ledger)
     if target.settings.canaries:
         from sfumato.recipes.audit.canaries import examine

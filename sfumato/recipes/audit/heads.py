@@ -8,8 +8,8 @@ how much noise there can be at most for an attack to succeed as often as this on
 
 from typing import TYPE_CHECKING, Any
 
-from sfumato.recipes.audit.findings import (
-    Findings,
+from sfumato.recipes.audit.record import (
+    AuditRecord,
     allowed_curve,
     describe_attack,
     hold_together,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.lower import Bound
 
 
-def audit_heads(config: Config, run: Run) -> Findings:
+def audit_heads(config: Config, run: Run) -> AuditRecord:
     """Train heads on both of two neighbouring data sets, and bound epsilon from below."""
     from dataclasses import replace
 
@@ -40,7 +40,7 @@ def audit_heads(config: Config, run: Run) -> Findings:
     own = _first_of_each(images.labels, recipe)
     features = (images.pixels[own].float() / 255).flatten(1).to(pick_device(config.device))
     scores = _scores(config, recipe, add_lone_image(features, recipe), run)
-    found = Findings(
+    found = AuditRecord(
         target=f"heads of {recipe.images} images of {images.name}", promise=_promise(config, recipe)
     )
     if recipe.noise_multiplier:
