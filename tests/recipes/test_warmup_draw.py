@@ -117,7 +117,8 @@ def test_what_is_drawn_trains_and_extends(draw, call, tmp_path):
     images = ("train", "--data", tmp_path / "images.npz", *flags)
     code, told = call(*images, "--out", tmp_path / "one")
     assert code == 0, told
-    dope = ("--extender", "dope", "--public", tmp_path / "images.npz", "--public-batch-size", "9")
+    drawn = ("--extender-images", tmp_path / "images.npz")
+    dope = ("--extender", "dope", *drawn, "--public-batch-size", "9")
     code, told = call(
         "train", "--data", "digits@0-2", "--image-size", "16", *flags, *dope, "--out",
         tmp_path / "two",

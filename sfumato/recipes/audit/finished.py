@@ -46,7 +46,7 @@ class Target:
         """How one image of the pool is read: as it is, by itself."""
         return replace(
             self.settings, unit="example", people=None, augmult=1, crop=0, flip=False,
-            precision="float32", ema=0.0, extender="none", public=None, canaries=0,
+            precision="float32", ema=0.0, extender="none", extender_images=None, canaries=0,
         )  # fmt: skip
 
 

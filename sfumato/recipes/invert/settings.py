@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -78,16 +78,8 @@ class Config(train_settings.Config):
     private_lr: float = 2.0
     """Learning rate of the private ones, which are clipped automatically."""
 
-    @property
-    def training(self) -> train_settings.Config:
-        """The target's settings."""
-        # Its public images would be for an extender.
-        names = [item.name for item in fields(train_settings.Config) if item.name != "public"]
-        return train_settings.Config(**{name: getattr(self, name) for name in names})
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._refuse_extender("target")
         self._refuse_canaries()
         if not 0 < self.judge_share < 1:
             raise ConfigError(f"judge_share={self.judge_share:g} must lie between 0 and 1.")

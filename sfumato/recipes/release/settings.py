@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -84,18 +84,10 @@ class Config(train_settings.Config):
         """Steps that images are moved."""
         return self.matching.k
 
-    @property
-    def training(self) -> train_settings.Config:
-        """The teacher's settings."""
-        # Its public images would be for an extender.
-        names = [item.name for item in fields(train_settings.Config) if item.name != "public"]
-        return train_settings.Config(**{name: getattr(self, name) for name in names})
-
     def __post_init__(self) -> None:
         if self.verify is not None:
             return
         super().__post_init__()
-        self._refuse_extender("teacher")
         self._refuse_canaries()
         for name in ("student_batch", "repeats", "public_images"):
             if getattr(self, name) is not None and getattr(self, name) < 1:

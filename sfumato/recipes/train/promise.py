@@ -31,8 +31,7 @@ def open_ledger(
 
     secret, size = draw_secret(config, run, world), len(reading)
     plan, delta = plan_for(config, size, before)
-    header = header_of(config, reading.images.name, delta, secret)
-    given = [f"the images of {images}" for images in (declared, config.public) if images]
+    header, given = header_of(config, reading.images.name, delta, secret, declared), []
     if config.weights is not None and before is None:
         given.append(f"the weights that training began with ({name_of(config.weights)})")
     elif config.pretrained:
@@ -86,16 +85,19 @@ def plan_for(config: Config, size: int, before: "Ledger | None" = None) -> "tupl
     return plan, delta
 
 
-def header_of(config: Config, data: str, delta: float, secret: "Secret") -> "Header":
-    """What the promise is about."""
+def header_of(
+    config: Config, data: str, delta: float, secret: "Secret", declared: str = ""
+) -> "Header":
+    """What the promise is about, and which images were declared public."""
     from sfumato.privacy.ledger import Header
 
     count = "the number of examples"
     if config.unit == "person":
         count = f"the number of people, up to {config.images_per_person} images of each a step"
+    images = [f", and the images of {name}" for name in (declared, config.extender_images) if name]
     return Header(
         data=data, delta=delta, relation=config.relation, unit=config.unit,
-        public=f"settings, {count}, image size and class names",
+        public="".join([f"settings, {count}, image size and class names", *images]),
         noise="chacha20" if config.secure else "philox", fixed_seed=secret.fixed,
         secret=secret.commitment,
     )  # fmt: skip

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from sfumato.errors import ConfigError
 from sfumato.recipes.image_source import ImageSource
@@ -93,7 +93,7 @@ class Config(ImageSource):
     """Take steps this far uphill, for flat minima: DP-SAT's rho; in plain training SAM's."""
     extender: Extender = "none"
     """What public images add to a private step; costs no privacy."""
-    public: str | None = None
+    extender_images: str | None = None
     """For an extender: public images of the same classes; a name, file or folder as for data."""
     public_batch_size: int = 64
     """Public images that an extender looks at at a time."""
@@ -120,6 +120,17 @@ class Config(ImageSource):
     noise_seed: int | None = None
     """Repeat batches and noise exactly: the result is marked not for release."""
 
+    @property
+    def training(self) -> "Config":
+        """The settings of training alone: verbs of several stages have more."""
+        given = {item.name: getattr(self, item.name) for item in fields(Config)}
+        return Config(**{**given, **self._own_training})
+
+    @property
+    def _own_training(self) -> dict[str, Any]:
+        """What a verb says otherwise to training than it was told."""
+        return {}
+
     def __post_init__(self) -> None:
         self._check_promise()
         self._check_extender()
@@ -140,12 +151,11 @@ class Config(ImageSource):
         for name in ("sharpness", "public_rho"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name):g} must be at least 0, and finite.")
+        self._check_extender_images()
         if self.extender == "none":
             return
         if self.mode == "non-private":
             raise ConfigError(f"--extender {self.extender} is for private steps: leave it out.")
-        if self.public is None:
-            raise ConfigError(f"--extender {self.extender} looks at public images: add --public.")
         if self.explain:
             raise ConfigError("--explain is about the model: leave --extender out.")
         if self.extender == "dope" and self.two_pass:
@@ -155,6 +165,17 @@ class Config(ImageSource):
             )
         if self.extender == "dope" and self.per_layer:
             raise ConfigError("--extender dope shifts all layers as one: leave --per-layer out.")
+
+    def _check_extender_images(self) -> None:
+        if self.extender != "none" and self.extender_images is None:
+            raise ConfigError(
+                f"--extender {self.extender} looks at public images: add --extender-images."
+            )
+        if self.extender == "none" and self.extender_images is not None:
+            raise ConfigError(
+                "--extender-images are for an extender: add --extender dope, say, or leave them "
+                "out."
+            )
 
     def _check_canaries(self) -> None:
         if self.canaries < 0 or 0 < self.canaries < FEWEST_CANARIES:
@@ -187,14 +208,6 @@ class Config(ImageSource):
         """For verbs of several stages."""
         if self.canaries:
             raise ConfigError("--canaries are for sfumato train: leave them out.")
-
-    def _refuse_extender(self, model: str) -> None:
-        """For verbs whose --public are other images than those a model learns by."""
-        if self.extender != "none":
-            raise ConfigError(
-                f"--public says something else here. Train the {model} with sfumato train "
-                f"--extender {self.extender}, and give its run with --{model}."
-            )
 
     def _check_promise(self) -> None:
         given = [value for value in (self.epsilon, self.noise_multiplier) if value is not None]

@@ -37,12 +37,10 @@ def load_public(config: Config, private: "Images", test: "Images") -> "Images | 
     from sfumato.data.load import load_images
     from sfumato.recipes.origin import require_unpaid
 
-    if config.public is None:
+    if config.extender_images is None:
         return None
-    if config.extender == "none":
-        raise ConfigError("--public is for an extender: add --extender dope, say, or leave it out.")
-    require_unpaid(config.public, private.name)
-    public = load_images(config.public, "train", private=False, **config.loading)
+    require_unpaid(config.extender_images, private.name)
+    public = load_images(config.extender_images, "train", private=False, **config.loading)
     for images in (private, test):  # test images among the public ones would flatter every score
         require_alike(images, public)
         require_same(public.classes, public.name, images.classes, images.name)

@@ -1,7 +1,7 @@
 """Drawing from a generator that is there: the stage sample, and `sfumato warmup sample --run RUN`.
 
 The command needs the run's generator and none of its images. It leaves one file, which is a data
-set like any other: `--data images.npz`, or `--public images.npz` for an extender.
+set like any other: `--data images.npz`, or `--extender-images images.npz`.
 """
 
 import hashlib

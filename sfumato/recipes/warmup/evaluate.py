@@ -96,7 +96,7 @@ def privately_from(weights: Path | None, scene: Scene, stage: Run, name: str) ->
     place = own_place(stage, name)
     if not place.finished:
         say_control(stage, name)
-    settings = replace(from_weights(scene, weights), extender="none", public=None)
+    settings = replace(from_weights(scene, weights), extender="none", extender_images=None)
     train.run_on(settings, scene.private, scene.test, place)
     return read_json(place.private / "scores.json")["test_accuracy"]
 

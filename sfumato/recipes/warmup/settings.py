@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.recipes.image_source import ImageSource
@@ -62,8 +62,6 @@ class Config(train_settings.Config):
     """Stop after this stage (also as the first word: sfumato warmup generator ...)."""
     model: str = "wrn-16-4"
     """The classifier: wrn-16-4, any timm name, torchvision:NAME, or module:function."""
-    public: str | None = "drawn"
-    """What an extender looks at: always the drawn images, here."""
     public_share: float | None = None
     """The share of every class that is declared public, 0.04 as published: a decision about
     people, for nothing is promised about them. So it has no default."""
@@ -123,15 +121,10 @@ class Config(train_settings.Config):
     """A file of weights for it."""
 
     @property
-    def training(self) -> train_settings.Config:
-        """Settings of the private stage."""
-        names = [item.name for item in fields(train_settings.Config)]
-        found = {name: getattr(self, name) for name in names}
-        if self.extender == "none":
-            found["public"] = None
-        if not self.promises:
-            found["mode"] = "non-private"
-        return train_settings.Config(**found)
+    def _own_training(self) -> dict[str, Any]:
+        """Here an extender looks at the drawn images, and without a promise nothing is private."""
+        found = {} if self.extender == "none" else {"extender_images": "drawn"}
+        return found if self.promises else {**found, "mode": "non-private"}
 
     @property
     def promises(self) -> bool:
@@ -175,12 +168,16 @@ class Config(train_settings.Config):
             )
         super().__post_init__()
         self._refuse_canaries()
-        if self.public != Config.public:
-            raise ConfigError("an extender looks at the drawn images here: leave --public out.")
         if self.private:
             check_private(self)
         self._check_decision()
         self._check_numbers()
+
+    def _check_extender_images(self) -> None:
+        if self.extender_images is not None:
+            raise ConfigError(
+                "an extender looks at the drawn images here: leave --extender-images out."
+            )
 
     def _check_decision(self) -> None:
         """Nobody becomes public by a default."""
