@@ -72,6 +72,12 @@ def digest(path: Path, length: int) -> str:
         return hashlib.sha256(file.read(length)).hexdigest()
 
 
+def sha256(path: Path) -> str:
+    """A hash of all that a file holds."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def sync_file(path: Path) -> int:
     """Bring a file to the disk; returns how long it is."""
     if not path.exists():

@@ -4,7 +4,6 @@ The command needs the run's generator and none of its images. It leaves one file
 set like any other: `--data images.npz`, or `--extender-images images.npz`.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.config import differences, to_json
 from sfumato.errors import ConfigError, RunError
-from sfumato.files import atomic, lock, read_json, read_lines
+from sfumato.files import atomic, lock, read_json, read_lines, sha256
 from sfumato.recipes.warmup.checks import require_all_classes
 from sfumato.recipes.warmup.settings import Config
 from sfumato.recipes.warmup.watch import watch_file
@@ -109,18 +108,12 @@ def open_generator(folder: Path, config: Config) -> "tuple[Stored, dict[str, Any
     require_all_classes(config.number, stored.blueprint.classes)
     if config.guide_weight and stored.guide_weights is None:
         raise RunError(f"{folder} has no trained guide. Draw without: --guide-weight 0.")
-    weights = {"generator": digest_of(place)}
+    weights = {"generator": sha256(place / "model.safetensors")}
     if config.guide_weight:
-        weights["guide"] = digest_of(bend)
+        weights["guide"] = sha256(bend / "model.safetensors")
     made = {**{name: getattr(config, name) for name in HEEDED}, **weights}
     counts = {"run": str(folder), "drawn": config.number, "tests": tests(config)}
     return stored, {**counts, **promise_of(place, stored.blueprint.ledger), "made": made}
-
-
-def digest_of(folder: Path) -> str:
-    """A hash of the weights in a folder."""
-    with (folder / "model.safetensors").open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def promise_of(folder: Path, ledger: bool) -> dict[str, Any]:
