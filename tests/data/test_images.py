@@ -36,6 +36,17 @@ def test_privacy_travels_with_every_selection():
     assert second.private
 
 
+def test_a_set_that_private_images_joined_is_private():
+    ours, theirs = images([0, 1], private=False), images([2])
+    both = ours.joined(replace(theirs, people=torch.tensor([0])), "both")
+    assert (both.name, both.private, both.people) == ("both", True, None)
+    assert both.labels.tolist() == [0, 1, 2]
+    assert torch.equal(both.pixels, torch.cat([ours.pixels, theirs.pixels]))
+    assert not ours.joined(ours).private
+    with pytest.raises(DataError, match="the same, in one order"):
+        ours.joined(theirs.only("cat"))
+
+
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=60),
     st.floats(0.05, 0.95),

@@ -90,7 +90,7 @@ def open_target(config: Config, run: Run) -> Target:
     test = replace(test, people=None)
     population, others = test.split(POPULATION, seed=config.seed)
     return Target(
-        folder, settings, Ledger.from_records(records), _join(members, others), len(members),
+        folder, settings, Ledger.from_records(records), members.joined(others), len(members),
         population, pick_device(config.device),
     )  # fmt: skip
 
@@ -221,13 +221,3 @@ def _without_canaries(images: "Images", folder: Path, settings: train.Config) ->
         )
     canaries = set(read_canaries(folder).places)
     return images.select([place for place in range(len(images)) if place not in canaries])
-
-
-def _join(first: "Images", second: "Images") -> "Images":
-    import torch
-
-    return replace(
-        first,
-        pixels=torch.cat([first.pixels, second.pixels]),
-        labels=torch.cat([first.labels, second.labels]),
-    )

@@ -57,13 +57,9 @@ def judging_images(scene: Scene) -> "Images":
 
     classes = judged_classes(scene)
     places = torch.tensor([classes.index(name) for name in scene.public.classes])
-    some = learnt_by_judges(scene)
-    return replace(
-        scene.others,
-        pixels=torch.cat([scene.others.pixels, scene.public.pixels[some]]),
-        labels=torch.cat([scene.others.labels, places[scene.public.labels[some]]]),
-        classes=classes, name="judges'", people=None,
-    )  # fmt: skip
+    some = scene.public.select(learnt_by_judges(scene).nonzero().flatten())
+    public = replace(some, labels=places[some.labels], classes=classes)
+    return replace(scene.others, classes=classes).joined(public, "judges'")
 
 
 def learnt_by_judges(scene: Scene) -> "torch.Tensor":

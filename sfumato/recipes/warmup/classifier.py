@@ -17,7 +17,7 @@ def warm_up(scene: Scene, stage: Run) -> None:
     """Train the classifier on drawn images, if there are any, and the public ones."""
     images = scene.public.select(list(range(len(scene.public))) * scene.config.warm_repeats)
     if scene.config.number:
-        images = joined(drawn_images(scene), images)
+        images = drawn_images(scene).joined(images, f"drawn and {images.name}")
     warm_model(scene, images, stage, epochs=scene.config.warm_epochs)
 
 
@@ -27,16 +27,6 @@ def drawn_images(scene: Scene) -> "Images":
 
     path = scene.run.stage("sample").path / "images.npz"
     return load_images(str(path), "train", private=False)
-
-
-def joined(drawn: "Images", public: "Images") -> "Images":
-    """Both, as one set."""
-    import torch
-
-    return replace(
-        public, pixels=torch.cat([drawn.pixels, public.pixels]), people=None,
-        labels=torch.cat([drawn.labels, public.labels]), name=f"drawn and {public.name}",
-    )  # fmt: skip
 
 
 def warm_model(scene: Scene, images: "Images", stage: Run, *, epochs: float) -> None:
