@@ -4,7 +4,6 @@
 imported when the verb is called. Every verb takes `--preset`, `--out` and `--json`.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass
@@ -17,6 +16,7 @@ from sfumato import __version__
 from sfumato.config import dumps, from_json
 from sfumato.errors import ConfigError, SfumatoError
 from sfumato.files import read_json
+from sfumato.processes import leads, num_processes
 from sfumato.recipes import Recipe, recipe_of
 from sfumato.runs import open_run
 
@@ -127,7 +127,7 @@ def _call(verb: str, words: list[str]) -> None:
     order = read_order(verb, words)
     _require_preset_means(recipe, order)
     summary = _execute(recipe, verb, order)
-    if _leads():
+    if leads():
         print(dumps(summary, indent=2) if order.json else recipe.show(summary))
 
 
@@ -141,20 +141,15 @@ def _require_preset_means(recipe: Recipe, order: "Order[Any]") -> None:
         )
 
 
-def _leads() -> bool:
-    """Whether this process speaks and keeps the run directory; torchrun numbers several."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def _execute(recipe: Recipe, verb: str, order: "Order[Any]") -> dict[str, Any]:
     if recipe.write_file is not None and recipe.writes_file(order.config):
-        return recipe.write_file(order.config, order.out, _say if _leads() else lambda _: None)
-    if not (recipe.needs_run(order.config) or order.out) or not _leads():
+        return recipe.write_file(order.config, order.out, _say if leads() else lambda _: None)
+    if not (recipe.needs_run(order.config) or order.out) or not leads():
         return recipe.run(order.config, None)
     shared = recipe.shares_run(order.config)
     with open_run(order.config, verb=verb, out=order.out, say=_say, shared=shared) as run:
         more = recipe.asks_more(order.config)
-        if run.finished and not more and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        if run.finished and not more and num_processes() == 1:
             _say(f"{run.path} is finished already; this is what it found.")
             if recipe.again is not None:
                 _say(f"(sfumato {verb} {recipe.again} --out {run.path} looks again.)")

@@ -38,12 +38,12 @@ def new_student(scene: Scene, images: "Images") -> "tuple[nn.Module, Reading]":
 
     from sfumato.nn.zoo import build_model
     from sfumato.train.plain import reading_of
+    from sfumato.train.setup import placed
 
     config = scene.config
     torch.manual_seed(config.seed)
     model = build_model(scene.student, classes=len(images.classes), shape=images.shape)
-    layout = torch.channels_last if scene.device.type == "cuda" else torch.preserve_format
-    model = model.to(scene.device).to(memory_format=layout)  # pyright: ignore
+    model = placed(model, scene.device)
     return model, reading_of(
         model, images, scene.device, seed=config.seed, shift=config.student_shift,
         precision=scene.precision,

@@ -58,15 +58,12 @@ def new_reading(
 
 def new_learner(config: Config, model: "nn.Module", reading: "Reading") -> "Learner":
     """The model where it reads, with all that changes as it learns."""
-    import torch
-
     from sfumato.nn.average import new_average
     from sfumato.train.loop import Learner
-    from sfumato.train.setup import make_optimizer, make_schedule
+    from sfumato.train.setup import make_optimizer, make_schedule, placed
     from sfumato.train.sharp import LastGradient
 
-    layout = torch.channels_last if reading.device.type == "cuda" else torch.preserve_format
-    model = model.to(reading.device).to(memory_format=layout)  # pyright: ignore
+    model = placed(model, reading.device)
     optimizer = make_optimizer(
         model, config.optimizer, lr=config.lr, momentum=config.momentum,
         weight_decay=config.weight_decay,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sfumato.processes import num_processes
 from sfumato.recipes import Recipe, train
 from sfumato.recipes.stages import follow, tell_stage
 from sfumato.recipes.warmup.draw import show_drawn, write_file
@@ -17,7 +18,7 @@ from sfumato.recipes.warmup.scene import Scene, set_scene
 from sfumato.recipes.warmup.settings import PRESETS as PRESETS
 from sfumato.recipes.warmup.settings import STAGES
 from sfumato.recipes.warmup.settings import Config as Config
-from sfumato.recipes.warmup.together import several, together
+from sfumato.recipes.warmup.together import together
 from sfumato.runs import Run
 
 AGAIN = "evaluate"
@@ -33,7 +34,7 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     """Split, generator, guide, sample, warmup, train, evaluate."""
     if config.explain:
         return train.run(config.training, None)
-    if run is None or several():
+    if run is None or num_processes() > 1:
         return together(config, run, works(config))
     scene = set_scene(config, run)
     last = STAGES[-1] if config.stage == "all" else config.stage

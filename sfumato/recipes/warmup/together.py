@@ -4,7 +4,6 @@ Each learns its part of every batch and draws its part of the images. The leader
 directory: it looks, writes and speaks, and says which stages are finished.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,11 +16,6 @@ SHARED = ("generator", "sample")
 """What all processes do; the rest before the last of them is the leader's."""
 ALONE = ("warmup", "train", "evaluate", "all")
 """Stages that are for one process, or reach one that is."""
-
-
-def several() -> bool:
-    """Whether torchrun started more processes than this."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def together(
