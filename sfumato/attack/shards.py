@@ -10,7 +10,7 @@ command goes on where it was cut. Nothing is ever overwritten.
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
@@ -157,14 +157,6 @@ class SavedFleet(Sequence[Heads]):
         place = self.folder / self.record.folder_of(index)
         weights, members = _read_shard(place, self.record, index, hashes=False)
         return Heads(weights, members, self.record.kind)
-
-    def batches(self, count: int) -> Iterator[Heads]:
-        """All heads in order, in batches of at most `count`; none reaches across two shards."""
-        for heads in self:
-            for weights, members in zip(
-                heads.weights.split(count), heads.members.split(count), strict=True
-            ):
-                yield Heads(weights, members, heads.kind)
 
 
 def open_shards(folder: Path | str) -> SavedFleet:

@@ -185,24 +185,6 @@ class Images:
             np.savez_compressed(file, **arrays)
         return path
 
-    def save_folder(self, path: Path | str) -> Path:
-        """Write one PNG an image, in one folder a class."""
-        from PIL import Image
-
-        path = Path(path)
-        digits = len(str(max(len(self) - 1, 0)))
-        for label, name in enumerate(self.classes):
-            folder = path / name
-            if folder.parent != path or name.startswith("."):
-                raise DataError(f'class "{name}" of "{self.name}" cannot be the name of a folder.')
-            members = torch.nonzero(self.labels == label).flatten().tolist()
-            if members:
-                folder.mkdir(parents=True, exist_ok=True)
-            for index in members:
-                picture = Image.fromarray(keras_layout(self.pixels[index : index + 1])[0])
-                picture.save(folder / f"{index:0{digits}d}.png")
-        return path
-
 
 def keras_layout(pixels: UInt8[Tensor, "n c h w"]) -> np.ndarray:
     """Channels last, and none for grey images."""

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from folders import save_folder
 from safetensors.torch import load_file, save_file
 
 from sfumato.attack.fleet import Fleet
@@ -326,7 +327,7 @@ def test_one_picture_a_head_is_judged_by_all_its_images(tmp_path):
 
 def test_colour_images_in_a_folder(tmp_path):
     for seed, split in enumerate(("train", "test")):
-        noise(60, seed).save_folder(tmp_path / "data" / split)
+        save_folder(noise(60, seed), tmp_path / "data" / split)
     attack(replace(TINY, data=str(tmp_path / "data"), trials=8), tmp_path / "run")
     assert (tmp_path / "run" / "private" / "gallery.png").exists()
 
@@ -348,14 +349,14 @@ def test_targets_that_the_attacker_has_are_left_out_and_many_are_refused(tmp_pat
     config = replace(TINY, data=str(tmp_path / "data"))
     if known == "base_data":
         config = replace(config, base_data=str(tmp_path / "base"))
-        train.save_folder(tmp_path / "data" / "train")
+        save_folder(train, tmp_path / "data" / "train")
     has = tmp_path / ("data" if known == "train" else "base") / "train"
-    test.save_folder(tmp_path / "data" / "test")
+    save_folder(test, tmp_path / "data" / "test")
     for count in (3, 4):  # of 300: a hundredth, and more
         shutil.rmtree(has, ignore_errors=True)
         pixels = torch.cat([test.pixels[100 : 100 + count], train.pixels[count:]])
         labels = torch.cat([test.labels[100 : 100 + count], train.labels[count:]])
-        replace(train, pixels=pixels, labels=labels).save_folder(has)
+        save_folder(replace(train, pixels=pixels, labels=labels), has)
         run = Run(tmp_path, said.append)
         if count == 3:
             scene = set_scene(config, run)
