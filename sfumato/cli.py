@@ -147,7 +147,10 @@ def _execute(recipe: Recipe, verb: str, order: "Order[Any]") -> dict[str, Any]:
     if not (recipe.needs_run(order.config) or order.out) or not leads():
         return recipe.run(order.config, None)
     shared = recipe.shares_run(order.config)
-    with open_run(order.config, verb=verb, out=order.out, say=_say, shared=shared) as run:
+    label = recipe.label(order.config)
+    with open_run(
+        order.config, verb=verb, label=label, out=order.out, say=_say, shared=shared
+    ) as run:
         more = recipe.asks_more(order.config)
         if run.finished and not more and num_processes() == 1:
             _say(f"{run.path} is finished already; this is what it found.")

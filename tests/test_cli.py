@@ -1,6 +1,7 @@
 """The command line as people and programs use it."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from urllib.error import URLError
 import pytest
 
 from sfumato.cli import VERBS, main
+from sfumato.recipes import recipe_of
 
 
 def call(capsys, *words):
@@ -55,6 +57,16 @@ def test_every_verb_explains_itself_and_has_the_preset_for_cpus(capsys, verb):
     assert "--preset" in out
     assert "--out" in out
     assert "digits-cpu" in out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_runs_are_named_after_what_they_are_about(verb):
+    recipe = recipe_of(verb)
+    for preset in recipe.presets.values():
+        assert re.fullmatch(r"[\w.-]*", recipe.label(preset()))
+    if verb == "train":
+        about = recipe.config(data="my/cifar10.npz", model="torchvision:resnet18", epsilon=2.0)
+        assert recipe.label(about) == "cifar10-torchvision-resnet18-eps2"
 
 
 def test_every_public_name_can_be_loaded():

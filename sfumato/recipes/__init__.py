@@ -3,6 +3,7 @@
 Each has a `RECIPE`, which is all that `cli` knows of it.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -27,6 +28,8 @@ class Recipe:
     leader have no run."""
     show: Callable[[Mapping[str, Any]], str]
     """The summary in words."""
+    label: Callable[[Any], str] = lambda _: ""
+    """What settings are about, for the name of a run directory: see `as_label`."""
     needs_run: Callable[[Any], bool] = lambda _: True
     """Whether a run directory is made for settings without being asked for."""
     asks_more: Callable[[Any], bool] = lambda _: False
@@ -47,6 +50,15 @@ class Recipe:
     """A setting that leaves a preset no meaning."""
     own_presets: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """A setting that wants presets of its own, what the others are for, and such a one."""
+
+
+def as_label(*things: str | Path, epsilon: float | None = None) -> str:
+    """Data, models or runs and an epsilon as a part of a name: cifar10-resnet18-eps2."""
+    names = [Path(thing).name.removesuffix(".npz") for thing in things]
+    names += [] if epsilon is None else [f"eps{epsilon:g}"]
+    return "-".join(
+        filter(None, (re.sub(r"[^\w.]+", "-", name)[:40].strip("-.") for name in names))
+    )
 
 
 def recipe_of(verb: str) -> Recipe:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sfumato.recipes import Recipe
+from sfumato.recipes import Recipe, as_label
 from sfumato.recipes.audit.record import AuditRecord
 from sfumato.recipes.audit.settings import PRESETS as PRESETS
 from sfumato.recipes.audit.settings import Config as Config
@@ -91,5 +91,6 @@ def show(summary: Mapping[str, Any]) -> str:
 
 
 RECIPE = Recipe(
-    config=Config, presets=PRESETS, run=run, show=show, first_words={"heads": ("--heads",)}
-)
+    config=Config, presets=PRESETS, run=run, show=show, first_words={"heads": ("--heads",)},
+    label=lambda config: as_label(config.run or config.trainer or config.data),
+)  # fmt: skip

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from sfumato.errors import ConfigError
 from sfumato.files import read_json
-from sfumato.recipes import Recipe, audit, invert, recipe_of, reconstruct, release, train
+from sfumato.recipes import Recipe, as_label, audit, invert, recipe_of, reconstruct, release, train
 from sfumato.recipes.stages import require_one_process
 from sfumato.runs import Run, open_run
 
@@ -199,4 +199,7 @@ def show(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-RECIPE = Recipe(config=Config, presets=PRESETS, run=run, show=show)
+RECIPE = Recipe(
+    config=Config, presets=PRESETS, run=run, show=show,
+    label=lambda config: as_label(epsilon=config.epsilon),
+)  # fmt: skip

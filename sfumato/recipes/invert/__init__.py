@@ -10,7 +10,7 @@ training images, so all stages are in `private/`.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sfumato.recipes import Recipe, train
+from sfumato.recipes import Recipe, as_label, train
 from sfumato.recipes.invert.scene import Scene, set_scene
 from sfumato.recipes.invert.settings import PRESETS as PRESETS
 from sfumato.recipes.invert.settings import STAGES
@@ -66,5 +66,6 @@ def show(summary: Mapping[str, Any]) -> str:
 
 RECIPE = Recipe(
     config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run,
+    label=lambda config: as_label(config.target or config.data, epsilon=config.epsilon),
     first_words={**{stage: ("--stage", stage) for stage in STAGES}, "sweep": ("--sweep",)},
 )  # fmt: skip

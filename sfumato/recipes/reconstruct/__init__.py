@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sfumato.errors import ConfigError
-from sfumato.recipes import Recipe
+from sfumato.recipes import Recipe, as_label
 from sfumato.recipes.reconstruct.scene import Scene, set_scene
 from sfumato.recipes.reconstruct.settings import PRESETS as PRESETS
 from sfumato.recipes.reconstruct.settings import STAGES as STAGES
@@ -93,5 +93,6 @@ def check_early(scene: Scene) -> None:
 
 RECIPE = Recipe(
     config=Config, presets=PRESETS, run=run, show=show, asks_more=asks_more, shares_run=shares_run,
+    label=lambda config: as_label(config.data, config.base),
     first_words={stage: ("--stage", stage) for stage in (*STAGES, "merge")},
 )  # fmt: skip

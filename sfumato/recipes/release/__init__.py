@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sfumato.errors import DataError, SfumatoError
-from sfumato.recipes import Recipe, train
+from sfumato.recipes import Recipe, as_label, train
 from sfumato.recipes.release.scene import Scene, promise_of, set_scene
 from sfumato.recipes.release.settings import PRESETS as PRESETS
 from sfumato.recipes.release.settings import STAGES
@@ -132,5 +132,6 @@ def check(config: Config) -> dict[str, Any]:
 RECIPE = Recipe(
     config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run, asks_more=asks_more,
     again=AGAIN,
+    label=lambda config: as_label(config.teacher or config.data, epsilon=config.epsilon),
     first_words={**{stage: ("--stage", stage) for stage in STAGES}, "verify": ("--verify",)},
 )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sfumato.recipes import Recipe
+from sfumato.recipes import Recipe, as_label
 from sfumato.recipes.train.learner import prepare as prepare
 from sfumato.recipes.train.promise import open_ledger, promise_summary
 from sfumato.recipes.train.settings import PRESETS as PRESETS
@@ -194,4 +194,7 @@ def conclude(
     return run.finish({**promise_summary(mechanism), "model": config.model, "run": str(run.path)})
 
 
-RECIPE = Recipe(config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run)
+RECIPE = Recipe(
+    config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run,
+    label=lambda config: as_label(config.data, config.model, epsilon=config.epsilon),
+)  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.processes import num_processes
-from sfumato.recipes import Recipe, train
+from sfumato.recipes import Recipe, as_label, train
 from sfumato.recipes.stages import follow, tell_stage
 from sfumato.recipes.warmup.draw import show_drawn, write_file
 from sfumato.recipes.warmup.scene import Scene, set_scene
@@ -102,6 +102,7 @@ def show(summary: Mapping[str, Any]) -> str:
 
 RECIPE = Recipe(
     config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run, again=AGAIN,
+    label=lambda config: as_label(config.data, config.model, epsilon=config.epsilon),
     asks_more=lambda config: config.stage == AGAIN,
     # Images drawn from another run's generator go into a file.
     writes_file=lambda config: config.run is not None, write_file=write_file,
