@@ -16,6 +16,7 @@ from sfumato.errors import PrivacyError, RunError
 from sfumato.recipes import recipe_of, report
 from sfumato.report import words
 from sfumato.report.card import read_card
+from sfumato.report.costs import costs
 from sfumato.report.limits import limits
 from sfumato.report.markdown import render_markdown
 from sfumato.report.page import render_page
@@ -216,13 +217,13 @@ def test_what_reconstruct_learnt_is_not_said_to_be_for_sharing(tmp_path):
 def test_cost_is_told_against_plain_training_of_the_same(tmp_path):
     runs = [make_run(tmp_path / "dp"), make_run(tmp_path / "plain", private=False)]
     cards = [read_card(run, include_private=True) for run in runs]
-    assert words.costs(cards) == [
+    assert costs(cards) == [
         "200 ms a step (median), 2.00 times that of plain, which has no privacy",
         "100 ms a step (median)",
     ]
     other = read_card(make_run(tmp_path / "other", augmult=4), include_private=True)
-    assert words.costs([other, cards[1]])[0] == "200 ms a step (median)"
-    assert words.costs([read_card(run) for run in runs]) == ["", ""], "times are private"
+    assert costs([other, cards[1]])[0] == "200 ms a step (median)"
+    assert costs([read_card(run) for run in runs]) == ["", ""], "times are private"
 
 
 def test_settings_that_differ_are_set_side_by_side(tmp_path):

@@ -82,8 +82,9 @@ def tell(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Story":
 
 def twice(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Chapter":
     """The same network, with and without."""
+    from sfumato.report.costs import costs
     from sfumato.report.story import Chapter
-    from sfumato.report.words import best_of, costs, down, interval, up
+    from sfumato.report.words import best_of, down, interval, up
 
     private, plain = cards["private"], cards["plain"]
     attacks = [loss_attack(found(cards[name])) for name in ("audited", "audited_plain")]
