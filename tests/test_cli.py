@@ -150,6 +150,29 @@ def test_what_the_system_refused_is_said_as_far_as_it_is_known(
     assert call(capsys, "train") == (2, "", message)
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize(
+    ("verb", "remedy"),
+    [
+        ("invert", "--target RUN"),
+        ("release", "--teacher RUN"),
+        ("audit", "sfumato train a model"),
+        ("demo", "sfumato train a model"),
+    ],
+)
+def test_several_processes_are_refused_and_told_what_to_do(
+    verb, remedy, rank, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    code, _, told = call(capsys, verb, "--preset", "digits-cpu")
+    assert code == 2
+    assert f"sfumato {verb} is for one process" in told
+    assert remedy in told
+    assert not list(tmp_path.glob("runs/*"))
+
+
 def test_an_order_that_is_refused_leaves_no_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     orders = (["--data", "nope/"], ["--data", "nope/", "--out", "mine"], ["--model", "resnet1888"])
