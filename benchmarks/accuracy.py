@@ -30,11 +30,10 @@ def measure(config: train.Config, images: Images, test: Images, out: Path) -> di
     with open_run(config, verb="train", out=out, say=print) as run:
         learner, reading = train.prepare(config, images, pick_device(config.device))
         if not run.finished:
-            secret = train.draw_secret(config, run, world)
-            plan, ledger = train.promise(config, reading, secret, run, world)
-            train.learn(config, learner, reading, plan, ledger, secret, run, world)
+            mechanism = train.open_ledger(config, reading, run, world)
+            train.learn(config, learner, reading, mechanism, run, world)
             tested = replace(reading, images=test)
-            train.conclude(config, learner, tested, plan, ledger, run)
+            train.conclude(config, learner, tested, mechanism, run)
             if learner.average is not None:
                 print("  without averaging:", accuracy(learner.model, tested))
         summary = run.summary

@@ -20,7 +20,7 @@ from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import Secret
 from sfumato.train.quick import quick_clip
 from sfumato.train.reading import Reading
-from sfumato.train.steps import Step, plain_step, private_step
+from sfumato.train.steps import Paid, Step, plain_step, private_step
 
 
 def loop_step(
@@ -66,4 +66,4 @@ def noisy_step(model: torch.nn.Module, reading: Reading, way: Way, expected: int
     ghost = Ghost(model, clipping=Clipping(max_norm=plan.max_norm))
     ghost.clip(reading.losses, reading.trial(), 3)  # it examines the model
     clip = quick_clip(ghost, reading, compiled=way.compiled)
-    return private_step(ghost, reading, plan, ledger, secret, clip=clip)
+    return private_step(ghost, reading, Paid(plan, ledger, secret), clip=clip)

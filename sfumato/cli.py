@@ -4,12 +4,10 @@
 imported when the verb is called. Every verb takes `--preset`, `--out` and `--json`.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass
 from difflib import get_close_matches
-from importlib import import_module
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
@@ -18,6 +16,8 @@ from sfumato import __version__
 from sfumato.config import dumps, from_json
 from sfumato.errors import ConfigError, SfumatoError
 from sfumato.files import read_json
+from sfumato.processes import leads, num_processes
+from sfumato.recipes import Recipe, recipe_of
 from sfumato.runs import open_run
 
 VERBS = {
@@ -31,7 +31,7 @@ VERBS = {
     "account": "budget arithmetic: epsilon of a plan, noise for an epsilon",
     "report": "one page on a run, or on several side by side; --serve shows a folder live",
 }
-"""Verb -> what it does. The recipe of a verb is sfumato.recipes.VERB."""
+"""Verb -> what it does. The recipe of a verb is sfumato.recipes.VERB.RECIPE."""
 
 Config = TypeVar("Config")
 
@@ -77,6 +77,40 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     raise SystemExit(0)
 
 
+def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
+    """What the words after a verb ask for; a `ConfigError` says what is wrong with them."""
+    import tyro
+
+    recipe, words = recipe_of(verb), list(words)
+    presets = ", ".join(recipe.presets)
+    default = None
+    shorthand = recipe.first_words
+    if words and words[0] in shorthand:
+        words = [*shorthand[words[0]], *words[1:]]
+    elif words and shorthand and not words[0].startswith("-"):
+        near = get_close_matches(words[0], shorthand, n=1)
+        hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(shorthand)}."
+        raise ConfigError(f'sfumato {verb} has no "{words[0]}".{hint}')
+    name = _value(words, "--preset")
+    if name is not None:
+        if name not in recipe.presets:
+            raise ConfigError(f'sfumato {verb} has no preset "{name}". There are: {presets}.')
+        _require_own_preset(recipe, name, words)
+        default = Order(config=recipe.presets[name](), preset=name)
+    elif (known := _remembered(recipe, verb, _value(words, "--out"))) is not None:
+        default = Order(config=known)
+        words = [*_passing(recipe, words), *words]
+    about = cleandoc(recipe.config.__doc__ or "")
+    order: Any = tyro.cli(
+        Order[tyro.conf.OmitArgPrefixes[_with_words(recipe)]],
+        args=words,
+        default=default,
+        prog=f"sfumato {verb}",
+        description=f"{about}\n\nPresets: {presets}.",
+    )
+    return order
+
+
 def _reason(problem: OSError) -> str:
     """What failed, and on which file where there is one; those of the network have no number."""
     if problem.strerror is None:
@@ -89,17 +123,17 @@ def _call(verb: str, words: list[str]) -> None:
         near = get_close_matches(verb, VERBS, n=1)
         hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(VERBS)}."
         raise SfumatoError(f'there is no verb "{verb}".{hint}')
-    recipe = import_module(f"sfumato.recipes.{verb}")
-    order = _parse(recipe, verb, words)
+    recipe = recipe_of(verb)
+    order = read_order(verb, words)
     _require_preset_means(recipe, order)
     summary = _execute(recipe, verb, order)
-    if _leads():
+    if leads():
         print(dumps(summary, indent=2) if order.json else recipe.show(summary))
 
 
-def _require_preset_means(recipe: Any, order: "Order[Any]") -> None:
+def _require_preset_means(recipe: Recipe, order: "Order[Any]") -> None:
     """Refuse a preset by its name, not by all the flags that it stands for."""
-    name = getattr(recipe, "INSTEAD_OF_PRESET", None)
+    name = recipe.instead_of_preset
     if name and order.preset is not None and getattr(order.config, name) is not None:
         raise ConfigError(
             f"--preset {order.preset}: without meaning beside --{name}, which has settings of its "
@@ -107,23 +141,21 @@ def _require_preset_means(recipe: Any, order: "Order[Any]") -> None:
         )
 
 
-def _leads() -> bool:
-    """Whether this process speaks and keeps the run directory; torchrun numbers several."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _execute(recipe: Any, verb: str, order: "Order[Any]") -> dict[str, Any]:
-    if hasattr(recipe, "writes_file") and recipe.writes_file(order.config):
-        return recipe.write_file(order.config, order.out, _say if _leads() else lambda _: None)
-    if not (recipe.needs_run(order.config) or order.out) or not _leads():
+def _execute(recipe: Recipe, verb: str, order: "Order[Any]") -> dict[str, Any]:
+    if recipe.write_file is not None and recipe.writes_file(order.config):
+        return recipe.write_file(order.config, order.out, _say if leads() else lambda _: None)
+    if not (recipe.needs_run(order.config) or order.out) or not leads():
         return recipe.run(order.config, None)
-    shared = hasattr(recipe, "shares_run") and recipe.shares_run(order.config)
-    with open_run(order.config, verb=verb, out=order.out, say=_say, shared=shared) as run:
-        more = hasattr(recipe, "asks_more") and recipe.asks_more(order.config)
-        if run.finished and not more and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    shared = recipe.shares_run(order.config)
+    label = recipe.label(order.config)
+    with open_run(
+        order.config, verb=verb, label=label, out=order.out, say=_say, shared=shared
+    ) as run:
+        more = recipe.asks_more(order.config)
+        if run.finished and not more and num_processes() == 1:
             _say(f"{run.path} is finished already; this is what it found.")
-            if hasattr(recipe, "AGAIN"):
-                _say(f"(sfumato {verb} {recipe.AGAIN} --out {run.path} looks again.)")
+            if recipe.again is not None:
+                _say(f"(sfumato {verb} {recipe.again} --out {run.path} looks again.)")
             return {**run.summary, "run": str(run.path)}
         try:
             return recipe.run(order.config, run)
@@ -132,57 +164,26 @@ def _execute(recipe: Any, verb: str, order: "Order[Any]") -> dict[str, Any]:
             raise
 
 
-def _parse(recipe: Any, verb: str, words: list[str]) -> "Order[Any]":
-    import tyro
-
-    presets = ", ".join(recipe.PRESETS)
-    default = None
-    shorthand = getattr(recipe, "FIRST_WORDS", {})
-    if words and words[0] in shorthand:
-        words = [*shorthand[words[0]], *words[1:]]
-    elif words and shorthand and not words[0].startswith("-"):
-        near = get_close_matches(words[0], shorthand, n=1)
-        hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(shorthand)}."
-        raise ConfigError(f'sfumato {verb} has no "{words[0]}".{hint}')
-    name = _value(words, "--preset")
-    if name is not None:
-        if name not in recipe.PRESETS:
-            raise ConfigError(f'sfumato {verb} has no preset "{name}". There are: {presets}.')
-        _require_own_preset(recipe, name, words)
-        default = Order(config=recipe.PRESETS[name](), preset=name)
-    elif (known := _remembered(recipe, verb, _value(words, "--out"))) is not None:
-        default = Order(config=known)
-        words = [*_passing(recipe, words), *words]
-    order: Any = tyro.cli(
-        Order[tyro.conf.OmitArgPrefixes[_with_words(recipe)]],
-        args=words,
-        default=default,
-        prog=f"sfumato {verb}",
-        description=f"{cleandoc(recipe.Config.__doc__)}\n\nPresets: {presets}.",
-    )
-    return order
-
-
-def _require_own_preset(recipe: Any, name: str, words: list[str]) -> None:
+def _require_own_preset(recipe: Recipe, name: str, words: list[str]) -> None:
     """Refuse a preset for another way of the verb: its flags would be blamed on the user."""
-    for setting, (kind, fitting) in getattr(recipe, "OWN_PRESETS", {}).items():
-        if f"--{setting}" in words and not getattr(recipe.PRESETS[name](), setting):
+    for setting, (kind, fitting) in recipe.own_presets.items():
+        if f"--{setting}" in words and not getattr(recipe.presets[name](), setting):
             raise ConfigError(
                 f"--preset {name}: presets for {kind} do not go with --{setting}: use --preset "
                 f"{fitting}, or give the flags yourself."
             )
 
 
-def _with_words(recipe: Any) -> Any:
-    """The recipe's settings; the one that its WORDS names is given without a flag."""
+def _with_words(recipe: Recipe) -> Any:
+    """The recipe's settings; the one that its `words` name is given without a flag."""
     import tyro
 
-    name = getattr(recipe, "WORDS", None)
+    name = recipe.words
     if name is None:
-        return recipe.Config
-    hint, default = get_type_hints(recipe.Config)[name], getattr(recipe.Config, name)
+        return recipe.config
+    hint, default = get_type_hints(recipe.config)[name], getattr(recipe.config, name)
     plain = (name, tyro.conf.Positional[hint], field(default=default))
-    return make_dataclass("Config", [plain], bases=(recipe.Config,), frozen=True, kw_only=True)
+    return make_dataclass("Config", [plain], bases=(recipe.config,), frozen=True, kw_only=True)
 
 
 def _value(words: list[str], flag: str) -> str | None:
@@ -195,7 +196,7 @@ def _value(words: list[str], flag: str) -> str | None:
     return None
 
 
-def _remembered(recipe: Any, verb: str, out: str | None) -> Any:
+def _remembered(recipe: Recipe, verb: str, out: str | None) -> Any:
     """The settings that the run in this directory was made with, or None: it remembers them."""
     record = Path(out or "") / "config.json"
     if not out or not record.is_file():
@@ -203,16 +204,16 @@ def _remembered(recipe: Any, verb: str, out: str | None) -> Any:
     found = read_json(record)
     if found.get("verb") != verb:
         return None
-    return from_json(recipe.Config, found["config"])
+    return from_json(recipe.config, found["config"])
 
 
-def _passing(recipe: Any, words: list[str]) -> list[str]:
+def _passing(recipe: Recipe, words: list[str]) -> list[str]:
     """Flags for settings that a run does not remember, apart from those that are given.
 
     Only with all flags can a config be judged: without an epsilon a run may have one stage and not
     all of them.
     """
-    settings = getattr(recipe.Config, "PASSING", {}).items()
+    settings = getattr(recipe.config, "PASSING", {}).items()
     flags = {f"--{name.replace('_', '-')}": str(value) for name, value in settings}
     missing = [pair for pair in flags.items() if _value(words, pair[0]) is None]
     return [word for pair in missing for word in pair]

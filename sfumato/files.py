@@ -1,22 +1,16 @@
-"""Files that survive a power cut: whole or not at all, lines on disk before they are relied on.
-
-Also how a nested state of tensors becomes JSON and plain tensors, since nothing is ever pickled.
-"""
+"""Files that survive a power cut: whole or not at all, lines on disk before they are relied on."""
 
 import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from sfumato.config import dumps
 from sfumato.errors import RunError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @contextmanager
@@ -62,14 +56,10 @@ def read_lines(path: Path, *, mend: bool = False) -> list[dict[str, Any]]:
         raise RunError(f"{path} is damaged: {problem}. It must not be edited by hand.") from problem
 
 
-def digest(path: Path, length: int) -> str:
-    """A hash of the first `length` bytes: an append-only file keeps them for ever."""
-    if not length:
-        return ""
-    if not path.exists():
-        return "missing"
+def sha256(path: Path) -> str:
+    """A hash of all that a file holds."""
     with path.open("rb") as file:
-        return hashlib.sha256(file.read(length)).hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync_file(path: Path) -> int:
@@ -87,41 +77,6 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except ValueError as problem:
         raise RunError(f"{path} is damaged: {problem}.") from problem
-
-
-def pack(value: Any, name: str, tensors: "dict[str, Tensor]") -> Any:
-    """The value as JSON, with tensors taken out and referred to by name."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        key = str(len(tensors))
-        tensors[key] = value.detach().cpu().contiguous().clone()
-        return {"tensor": key}
-    if isinstance(value, dict):
-        # Keys keep their type: optimizers number their parameters.
-        return {
-            "items": [[key, pack(item, f"{name}/{key}", tensors)] for key, item in value.items()]
-        }
-    if isinstance(value, list | tuple):
-        items = [pack(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]
-        return {"tuple" if isinstance(value, tuple) else "list": items}
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value}
-    raise TypeError(f"a checkpoint cannot hold {name}, a {type(value).__name__}")
-
-
-def unpack(shape: Any, tensor: Callable[[str], Any]) -> Any:
-    """The value that `pack` took apart; `tensor` finds its tensors by name."""
-    match shape:
-        case {"tensor": name}:
-            return tensor(name)
-        case {"items": items}:
-            return {key: unpack(item, tensor) for key, item in items}
-        case {"list": items}:
-            return [unpack(item, tensor) for item in items]
-        case {"tuple": items}:
-            return tuple(unpack(item, tensor) for item in items)
-    return shape["value"]
 
 
 def lock(path: Path, *, shared: bool = False) -> int:

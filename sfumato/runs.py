@@ -12,7 +12,6 @@ where it was cut: files appear whole or not at all, lines are on disk before any
 them, and what was logged after the last checkpoint is forgotten before it is logged again.
 """
 
-import json
 import os
 import shutil
 import time
@@ -22,19 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sfumato.checkpoints import read_checkpoint, write_checkpoint
 from sfumato.config import dumps, to_json
 from sfumato.errors import RunError
-from sfumato.files import (
-    append_line,
-    atomic,
-    digest,
-    lock,
-    pack,
-    read_json,
-    read_lines,
-    sync_file,
-    unpack,
-)
+from sfumato.files import append_line, atomic, lock, read_json, read_lines
 from sfumato.settled import REPORT as REPORT
 from sfumato.settled import changes, contents, has_begun, settle
 
@@ -42,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-METRICS = ("metrics.jsonl", "private/metrics.jsonl")
+CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass
@@ -189,42 +179,11 @@ class Run:
         It stays in `private/`: how far a generator has come tells how large the batches were.
         Generators go in by `generator.get_state()`, modules and optimizers by `state_dict()`.
         """
-        from safetensors.torch import save
-
-        written = {name: sync_file(self.path / name) for name in METRICS}
-        tensors: dict[str, Tensor] = {}
-        shape = pack(dict(state), "", tensors)
-        ledger = self.path / "ledger.jsonl"
-        length = sync_file(ledger)
-        paid = [length, digest(ledger, length)]
-        notes = {"state": shape, "written": written, "ledger": paid}
-        notes = {key: json.dumps(value) for key, value in notes.items()}
-        with atomic(self.private / "checkpoint.safetensors") as file:
-            file.write(save(tensors, metadata=notes))
+        write_checkpoint(self.private / CHECKPOINT, self.path, state)
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The last state saved, or None. Metrics logged after it are dropped: they come again."""
-        from safetensors import safe_open
-
-        path = self.path / "private" / "checkpoint.safetensors"
-        written, state = dict.fromkeys(METRICS, 0), None
-        if path.exists():
-            with safe_open(path, framework="pt") as file:
-                notes = file.metadata()
-                state = unpack(json.loads(notes["state"]), file.get_tensor)
-                written = json.loads(notes["written"])
-                length, paid_from = json.loads(notes["ledger"])
-            if digest(self.path / "ledger.jsonl", length) != paid_from:
-                raise RunError(
-                    f"{self.path / 'ledger.jsonl'} is not the one the checkpoint was paid from: "
-                    "lines are gone or were changed. Start a new run with another --out."
-                )
-        for name in METRICS:
-            if (self.path / name).exists():
-                # Never longer than it is: that would fill a file lost in a power cut with zeros.
-                size = (self.path / name).stat().st_size
-                os.truncate(self.path / name, min(size, written[name]))
-        return state
+        return read_checkpoint(self.path / "private" / CHECKPOINT, self.path)
 
     def finish(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Write the summary, then clear away what only an unfinished run needs."""
@@ -243,7 +202,7 @@ class Run:
                     draft.unlink(missing_ok=True)
         if self.finished:
             (self.path / "private" / "secret.key").unlink(missing_ok=True)
-            (self.path / "private" / "checkpoint.safetensors").unlink(missing_ok=True)
+            (self.path / "private" / CHECKPOINT).unlink(missing_ok=True)
             for stage in (self.path / "stages").glob("*"):
                 Run(stage, _is_shared=self._is_shared)._tidy()
 

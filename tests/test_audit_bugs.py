@@ -28,7 +28,7 @@ from sfumato.errors import PrivacyError, UnsupportedLayer
 from sfumato.ghost import sums
 from sfumato.ghost.clip import Ghost
 from sfumato.privacy import noise, sampling
-from sfumato.recipes.audit_canaries import check_run, examine
+from sfumato.recipes.audit.canaries import check_run, examine
 from sfumato.train import steps
 
 SURE = 0.9999

@@ -1,6 +1,7 @@
 """The command line as people and programs use it."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from urllib.error import URLError
 import pytest
 
 from sfumato.cli import VERBS, main
+from sfumato.recipes import recipe_of
 
 
 def call(capsys, *words):
@@ -55,6 +57,16 @@ def test_every_verb_explains_itself_and_has_the_preset_for_cpus(capsys, verb):
     assert "--preset" in out
     assert "--out" in out
     assert "digits-cpu" in out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_runs_are_named_after_what_they_are_about(verb):
+    recipe = recipe_of(verb)
+    for preset in recipe.presets.values():
+        assert re.fullmatch(r"[\w.-]*", recipe.label(preset()))
+    if verb == "train":
+        about = recipe.config(data="my/cifar10.npz", model="torchvision:resnet18", epsilon=2.0)
+        assert recipe.label(about) == "cifar10-torchvision-resnet18-eps2"
 
 
 def test_every_public_name_can_be_loaded():
@@ -136,6 +148,29 @@ def test_what_the_system_refused_is_said_as_far_as_it_is_known(
 
     monkeypatch.setattr("sfumato.cli._call", fails)
     assert call(capsys, "train") == (2, "", message)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize(
+    ("verb", "remedy"),
+    [
+        ("invert", "--target RUN"),
+        ("release", "--teacher RUN"),
+        ("audit", "sfumato train a model"),
+        ("demo", "sfumato train a model"),
+    ],
+)
+def test_several_processes_are_refused_and_told_what_to_do(
+    verb, remedy, rank, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    code, _, told = call(capsys, verb, "--preset", "digits-cpu")
+    assert code == 2
+    assert f"sfumato {verb} is for one process" in told
+    assert remedy in told
+    assert not list(tmp_path.glob("runs/*"))
 
 
 def test_an_order_that_is_refused_leaves_no_run(tmp_path, monkeypatch, capsys):

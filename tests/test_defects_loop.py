@@ -28,7 +28,7 @@ from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import Secret
 from sfumato.train.reading import Reading
-from sfumato.train.steps import plain_step, private_step
+from sfumato.train.steps import Paid, plain_step, private_step
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
 
@@ -303,6 +303,6 @@ def test_f12_augmented_views_and_the_images_of_one_person_are_one_contribution()
     secret = Secret.from_seed(0)
     header = Header(data="toy", delta=1e-3, fixed_seed=True, secret=secret.commitment)
     ledger, plan = Ledger(header), engine_for(model).plan
-    private_step(ghost, reading, plan, ledger, secret)(batch_of(6, 4))
+    private_step(ghost, reading, Paid(plan, ledger, secret))(batch_of(6, 4))
     assert len(ledger.events) == 1
     assert all(p.grad is not None for p in model.parameters())

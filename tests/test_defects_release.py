@@ -16,8 +16,8 @@ from scipy import stats
 
 from sfumato.privacy import moments as sums
 from sfumato.privacy import noise
-from sfumato.recipes.release_scene import set_scene, teacher_of
-from sfumato.recipes.release_stages import moments
+from sfumato.recipes.release.scene import set_scene, teacher_of
+from sfumato.recipes.release.stages import moments
 from sfumato.runs import open_run
 from sfumato.synth import moments as synth
 

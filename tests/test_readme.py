@@ -7,13 +7,13 @@ runs; every verb has a page.
 import re
 import shlex
 from dataclasses import fields, is_dataclass
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from sfumato import cli
 from sfumato.errors import UnsupportedLayer
+from sfumato.recipes import recipe_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -50,7 +50,7 @@ def settings_of(config):
 
 def flags_of(verb):
     """The flags of a verb."""
-    names = [*settings_of(import_module(f"sfumato.recipes.{verb}").Config), "preset", "out", "json"]
+    names = [*settings_of(recipe_of(verb).config), "preset", "out", "json"]
     return {f"--{prefix}{name.replace('_', '-')}" for name in names for prefix in ("", "no-")}
 
 
@@ -58,7 +58,7 @@ def flags_of(verb):
 def test_every_command_is_understood(words):
     verb, *rest = words
     assert verb in cli.VERBS
-    order = cli._parse(import_module(f"sfumato.recipes.{verb}"), verb, rest)
+    order = cli.read_order(verb, rest)
     assert order.config is not None
 
 
@@ -107,14 +107,13 @@ def test_the_flags_that_a_page_explains_are_there(verb):
 
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_setting_is_in_the_help(verb, capsys):
-    recipe = import_module(f"sfumato.recipes.{verb}")
+    recipe = recipe_of(verb)
     with pytest.raises(SystemExit):
-        cli._parse(recipe, verb, ["--help"])
+        cli.read_order(verb, ["--help"])
     text = capsys.readouterr().out
-    given_as_words = getattr(recipe, "WORDS", None)
-    for name in settings_of(recipe.Config):
+    for name in settings_of(recipe.config):
         flag = f"--{name.replace('_', '-')}"
-        assert name == given_as_words or re.search(rf"{flag}(?![\w-])", text), flag
+        assert name == recipe.words or re.search(rf"{flag}(?![\w-])", text), flag
 
 
 @pytest.mark.parametrize("shown", [b for b in blocks(PAGES["docs/account.md"]) if b[0] == "$"])

@@ -41,7 +41,8 @@ def test_a_changed_config_is_refused_with_the_fields_that_differ(tmp_path):
 def test_the_same_command_goes_on_with_the_unfinished_run(tmp_path):
     first = open_run(Config(), verb="train", root=tmp_path)
     first.close()
-    other = open_run(Config(steps=9), verb="train", root=tmp_path)
+    other = open_run(Config(steps=9), verb="train", label="digits-eps3", root=tmp_path)
+    assert other.path.name.startswith("train-digits-eps3-2")
     again = open_run(Config(), verb="train", root=tmp_path)
     assert again.path == first.path != other.path
     again.finish({})

@@ -78,9 +78,9 @@ class Fleet:
         parts = [self.recipe, self.dimension, self.source or self.table]
         return hashlib.sha256(dumps(parts).encode()).hexdigest()
 
-    def batch(self, number: int, count: int, room: int | None = None) -> Heads:
+    def batch(self, number: int, count: int) -> Heads:
         """Batch `number` of the fleet, if it is cut into batches of `count`."""
-        return self.heads(number * count, count, room)
+        return self.heads(number * count, count)
 
     def heads(self, first: int, count: int, room: int | None = None) -> Heads:
         """The heads numbered `first` to `first + count - 1`.

@@ -15,6 +15,7 @@ from sfumato.errors import ConfigError
 from sfumato.nn.average import new_average
 from sfumato.nn.gan import Discriminator, Generator
 from sfumato.train.resume import load_optimizer
+from sfumato.train.setup import placed
 
 Method = Literal["plg", "gmi", "ked", "pixels"]
 
@@ -105,8 +106,7 @@ def new_gan(method: Method, access: Access, settings: GanSettings, seed: int) ->
     heads: dict[str, Any] = {"plg": "projection", "gmi": "plain", "ked": "classes"}
     critic = Discriminator(classes, head=heads[method], **sizes)
     gpu = access.device.type == "cuda"
-    layout = torch.channels_last if gpu else torch.preserve_format
-    nets = [net.to(access.device).to(memory_format=layout) for net in (generator, critic)]  # pyright: ignore
+    nets = placed(generator, access.device), placed(critic, access.device)
     adams = [
         torch.optim.Adam(
             net.parameters(), lr=settings.gan_lr, betas=(0.0, 0.9), fused=gpu, capturable=gpu

@@ -78,13 +78,7 @@ def set_canary_aside(images: Images, seed: int) -> tuple[Images, Images]:
 
 def trial(train: Trainer, rest: Images, canary: Images, number: int, seed: int) -> float:
     """How sure a model is of the canary's label; it learnt the canary if `number` is odd."""
-    data = rest
-    if number % 2:
-        data = replace(
-            rest,
-            pixels=torch.cat([rest.pixels, canary.pixels]),
-            labels=torch.cat([rest.labels, canary.labels]),
-        )
+    data = rest.joined(canary) if number % 2 else rest
     _seed_everything(seed, number)
     try:
         answer = train(data)

@@ -10,7 +10,7 @@ command goes on where it was cut. Nothing is ever overwritten.
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
@@ -23,7 +23,7 @@ from sfumato.attack.fleet import Fleet, Heads
 from sfumato.attack.heads import HeadRecipe
 from sfumato.config import differences, dumps, from_json, to_json
 from sfumato.errors import ConfigError, RunError, SfumatoError
-from sfumato.files import atomic, lock, read_json
+from sfumato.files import atomic, lock, read_json, sha256
 
 Record = TypeVar("Record")
 
@@ -158,14 +158,6 @@ class SavedFleet(Sequence[Heads]):
         weights, members = _read_shard(place, self.record, index, hashes=False)
         return Heads(weights, members, self.record.kind)
 
-    def batches(self, count: int) -> Iterator[Heads]:
-        """All heads in order, in batches of at most `count`; none reaches across two shards."""
-        for heads in self:
-            for weights, members in zip(
-                heads.weights.split(count), heads.members.split(count), strict=True
-            ):
-                yield Heads(weights, members, heads.kind)
-
 
 def open_shards(folder: Path | str) -> SavedFleet:
     """The fleet that `merge` found whole.
@@ -233,7 +225,7 @@ def _read_shard(
             raise RunError(f"{path} is missing or truncated. {_remedy(place)}") from problem
         if array.shape != shape or array.dtype.str != kind:
             raise RunError(f"{path} is not of its fleet's type and shape. {_remedy(place)}")
-        if hashes and _sha256(path) != shard.hashes[name]:
+        if hashes and sha256(path) != shard.hashes[name]:
             raise RunError(f"{path} is damaged: its bytes are not those written. {_remedy(place)}")
         arrays.append(torch.from_numpy(array))
     return arrays[0], arrays[1]
@@ -279,8 +271,3 @@ def _same_fleet(path: Path, record: FleetRecord, found: FleetRecord) -> None:
 
 def _remedy(place: Path) -> str:
     return f"Remove {place} and write that shard again."
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from sfumato.data.classes import distinct, find_classes
+from sfumato.data.classes import distinct, find_classes, require_same
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.files import atomic
 
@@ -78,6 +78,21 @@ class Images:
         where = torch.as_tensor(indices, dtype=torch.int64)
         people = None if self.people is None else self.people[where].unique(return_inverse=True)[1]
         return replace(self, pixels=self.pixels[where], labels=self.labels[where], people=people)
+
+    def joined(self, other: "Images", name: str = "") -> "Images":
+        """These images and then others of the same classes; private if either are.
+
+        Who is on them is not known any more: sets number their people each on its own.
+        """
+        require_same(self.classes, self.name, other.classes, other.name)
+        return replace(
+            self,
+            pixels=torch.cat([self.pixels, other.pixels]),
+            labels=torch.cat([self.labels, other.labels]),
+            name=name or self.name,
+            private=self.private or other.private,
+            people=None,
+        )
 
     def only(self, classes: str | Sequence[int]) -> "Images":
         """The images of these classes alone, which are numbered anew, from 0, as they are listed.
@@ -168,24 +183,6 @@ class Images:
             arrays["people_test"] = held_out.people.numpy()
         with atomic(path) as file:
             np.savez_compressed(file, **arrays)
-        return path
-
-    def save_folder(self, path: Path | str) -> Path:
-        """Write one PNG an image, in one folder a class."""
-        from PIL import Image
-
-        path = Path(path)
-        digits = len(str(max(len(self) - 1, 0)))
-        for label, name in enumerate(self.classes):
-            folder = path / name
-            if folder.parent != path or name.startswith("."):
-                raise DataError(f'class "{name}" of "{self.name}" cannot be the name of a folder.')
-            members = torch.nonzero(self.labels == label).flatten().tolist()
-            if members:
-                folder.mkdir(parents=True, exist_ok=True)
-            for index in members:
-                picture = Image.fromarray(keras_layout(self.pixels[index : index + 1])[0])
-                picture.save(folder / f"{index:0{digits}d}.png")
         return path
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sfumato.data.alike import to_grey
 from sfumato.data.arrays import load_npz
-from sfumato.data.classes import shown
+from sfumato.data.classes import require_same
 from sfumato.data.embedded import load_digits, load_patches
 from sfumato.data.folder import load_folder
 from sfumato.data.framing import Framing
@@ -74,11 +74,7 @@ def load_splits(source: str | Path, private: bool = True, **options: Any) -> tup
             f'"{train.name}" has images of {train.shape} (channels, height, width) and '
             f'"{test.name}" of {test.shape}. Give --image-size, or make them alike.'
         )
-    if train.classes != test.classes:
-        raise DataError(
-            f'the classes of "{train.name}" are {shown(train.classes)}, and those of "{test.name}" '
-            f"{shown(test.classes)}: what is learnt of the former cannot be tested on the latter."
-        )
+    require_same(train.classes, train.name, test.classes, test.name)
     unseen = set(test.labels.tolist()) - set(train.labels.tolist())
     if unseen:
         name = train.classes[min(unseen)]

@@ -149,6 +149,14 @@ class Ledger:
         delta = self.header.delta if delta is None else delta
         return epsilon(self.events, delta, self.header.relation, accountant)
 
+    def promise(self, delta: float | None = None) -> dict[str, Any]:
+        """What is promised, to whom and about what, for a summary; at another delta if given."""
+        header, delta = self.header, self.header.delta if delta is None else delta
+        return {
+            "epsilon": self.epsilon(delta), "delta": delta, "unit": header.unit,
+            "relation": header.relation, "data": header.data, "not_for_release": self.objections,
+        }  # fmt: skip
+
     @property
     def objections(self) -> list[str]:
         """Why what this ledger pays for must not be released; empty if it may be."""

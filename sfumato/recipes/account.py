@@ -26,6 +26,7 @@ from sfumato.privacy.budget import (
 )
 from sfumato.privacy.events import Relation
 from sfumato.privacy.ledger import Ledger
+from sfumato.recipes import Recipe
 from sfumato.runs import Run
 
 
@@ -63,11 +64,6 @@ def digits_cpu() -> Config:
 
 
 PRESETS = {"digits-cpu": digits_cpu}
-
-
-def needs_run(_: Config) -> bool:
-    """Arithmetic leaves nothing."""
-    return False
 
 
 def run(config: Config, run: Run | None) -> dict[str, Any]:
@@ -112,6 +108,10 @@ def show(summary: Mapping[str, Any]) -> str:
     if summary.get("plot"):
         lines.append(("plot", summary["plot"]))
     return "\n".join(f"{name:<17} {value}" for name, value in lines)
+
+
+# Arithmetic leaves nothing, unless it is given a place.
+RECIPE = Recipe(config=Config, presets=PRESETS, run=run, show=show, needs_run=lambda _: False)
 
 
 def _plan(config: Config) -> tuple[Plan, float]:
@@ -188,14 +188,9 @@ def _price_ledger(config: Config) -> dict[str, Any]:
     delta = ledger.header.delta if config.delta is None else config.delta
     check_delta(delta)
     return {
-        "epsilon": ledger.epsilon(delta),
-        "delta": delta,
+        **ledger.promise(delta),
         "rdp_epsilon": ledger.epsilon(delta, "rdp"),
-        "relation": ledger.header.relation,
-        "unit": ledger.header.unit,
-        "data": ledger.header.data,
         "stages": dict(Counter(event.stage for event in ledger.events)),
-        "not_for_release": ledger.objections,
     }
 
 

@@ -145,12 +145,11 @@ def named_extractor(name: str, weights: Path | None, shape: tuple[int, int, int]
 
 def _origin(model: "nn.Module", weights: Path | None, size: int | None) -> str:
     """Which weights a network has and what it is shown: its name would not be enough."""
-    from sfumato.files import digest
+    from sfumato.files import sha256
 
     found = ""
     if weights is not None:
-        known = digest(weights, weights.stat().st_size)[:12]
-        found = f", weights of {weights.name} (sha256 {known})"
+        found = f", weights of {weights.name} (sha256 {sha256(weights)[:12]})"
     elif size is not None:
         tag = (getattr(model, "pretrained_cfg", None) or {}).get("tag")
         found = f", published weights{f' ({tag})' if tag else ''}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import PrivacyError
-from sfumato.recipes.train_settings import Config
+from sfumato.recipes.train.settings import Config
 
 if TYPE_CHECKING:
     from sfumato.privacy.ledger import Ledger

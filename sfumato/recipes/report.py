@@ -10,18 +10,16 @@ and then all three lie in the `private/` of that place.
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from sfumato.config import dumps, from_json, to_json
 from sfumato.errors import ConfigError, RunError, SfumatoError
 from sfumato.files import atomic, read_json
+from sfumato.recipes import Recipe, recipe_of
 from sfumato.runs import REPORT, Run
 
 ROOT = Path("runs")
-WORDS = "runs"
-"""The setting that is given without a flag."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +52,6 @@ def digits_cpu() -> Config:
 
 
 PRESETS = {"digits-cpu": digits_cpu}
-
-
-def needs_run(_: Config) -> bool:
-    """A report is about runs, and is none itself."""
-    return False
-
-
-def writes_file(_: Config) -> bool:
-    """It writes into the directory of another verb's run."""
-    return True
 
 
 def run(config: Config, _: Run | None) -> dict[str, Any]:
@@ -146,6 +134,13 @@ def show(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+# It is about runs and none itself: it writes into the directories of other verbs.
+RECIPE = Recipe(
+    config=Config, presets=PRESETS, run=run, show=show, needs_run=lambda _: False,
+    writes_file=lambda _: True, write_file=write_file, words="runs",
+)  # fmt: skip
+
+
 def newest(root: Path) -> Path:
     """The run that was begun last."""
     records = sorted(root.glob("*/config.json"), key=lambda record: record.stat().st_mtime)
@@ -161,13 +156,13 @@ def command_of(folder: Path) -> str | None:
     """
     record = read_json(folder / "config.json")
     try:
-        recipe = import_module(f"sfumato.recipes.{record['verb']}")
-        wanted = to_json(from_json(recipe.Config, record["config"]))
+        recipe = recipe_of(record["verb"])
+        wanted = to_json(from_json(recipe.config, record["config"]))
     except (ImportError, SfumatoError, AttributeError):
         return None
-    passing = getattr(recipe.Config, "PASSING", {})
-    plain = _flags(_defaults(recipe.Config), wanted, passing)
-    for name, preset in recipe.PRESETS.items():
+    passing = getattr(recipe.config, "PASSING", {})
+    plain = _flags(_defaults(recipe.config), wanted, passing)
+    for name, preset in recipe.presets.items():
         flags = _flags(to_json(preset()), wanted, passing)
         # A preset is worth its name if little is left of it to change.
         if 2 * len(flags) < len(plain):

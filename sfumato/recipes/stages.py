@@ -1,12 +1,12 @@
 """What verbs with stages share: taking them in turn, and reading a run that another verb left."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sfumato.errors import ConfigError, RunError
+from sfumato.processes import num_processes
 from sfumato.recipes import train
 from sfumato.runs import Run
 
@@ -50,7 +50,7 @@ def tell_stage(summary: Mapping[str, Any]) -> str:
 
 def require_one_process(verb: str, what: str, run: Run | None) -> Run:
     """The run, or a word on how several processes help: to train `what`, and hand it on."""
-    if run is None or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if run is None or num_processes() > 1:
         raise ConfigError(
             f"sfumato {verb} is for one process. With torchrun, sfumato train {what}."
         )

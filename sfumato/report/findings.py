@@ -7,80 +7,14 @@ checks. Nobody calls this without having been asked for what is private.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from sfumato.files import read_json, read_lines
 from sfumato.privacy.proof.checks import Check
-
-Limits = tuple[float, float | None, float | None]
-"""A value, and the lower and upper end of its interval where there is one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """A share of some images."""
-
-    name: str
-    value: Limits
-    of: str
-    """What it is a share of, and how the interval was found."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attack:
-    """How well an attack tells those who were in from those who were not."""
-
-    name: str
-    auc: Limits | None
-    tpr_at_1_percent_fpr: Limits | None
-    tpr_at_0_1_percent_fpr: Limits | None
-    roc: tuple[tuple[float, ...], tuple[float, ...]] | None
-    """False-positive rates and true-positive rates."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proved:
-    """An epsilon that the mechanism cannot be below, at a confidence, and the one promised."""
-
-    name: str
-    own: bool
-    """Whether it is about the run itself, and not about a stage or a model that it attacked."""
-    by_attack: bool
-    """Whether somebody guessed who was in; else the mechanism was measured."""
-    epsilon: float
-    promised: float | None
-    """The upper bound for the same delta and relation; None where nothing is promised."""
-    kept: bool | None
-    """Whether what is proved lies within what is promised; None without a promise."""
-    delta: float | None
-    confidence: float | None
-    relation: str
-    thresholds: str
-    assumes: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Findings:
-    """All that `private/` says."""
-
-    rates: tuple[Rate, ...] = ()
-    attacks: tuple[Attack, ...] = ()
-    bounds: tuple[Proved, ...] = ()
-    checks: tuple[Check, ...] = ()
-    allowed: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    """The ROC that no attack exceeds, by the ledger: false- and true-positive rates."""
-    audited: str | None = None
-    """What an audit was about."""
-    promised: float | None = None
-    """The epsilon of what was audited; None if it promises nothing."""
-    seconds_per_step: float | None = None
-    """The median time of a training step."""
-    pictures: tuple[str, ...] = ()
-    """Paths in the run."""
-    notes: tuple[str, ...] = ()
+from sfumato.report.found import Attack, Findings, Limits, Proved, Rate
 
 
 def find(path: Path) -> Findings:
@@ -116,21 +50,12 @@ def _places(path: Path) -> Iterator[tuple[str, Path]]:
                 yield from _places(place)
 
 
-def _own(path: Path, name: str) -> Findings:
-    """What one `private/` folder says, with the name of its stage before it."""
-    scores = _json(path / "private" / "scores.json")
-    audit = _json(path / "private" / "audit.json")
-    prefix = f"{name.replace('_', ' ')}: " if name else ""
+def read_audit(audit: Mapping[str, Any], *, own: bool = True) -> Findings:
+    """What an audit's record says, of the run itself (`own`) or of a model that it attacked."""
     promise = audit.get("promise") or {}
-    curve = audit.get("curve")
-    warning = str(scores.get("warning", "")).strip()
     return Findings(
-        rates=tuple(_rates(scores, prefix)),
-        attacks=(*_attacks_in(scores, prefix), *map(_attack, _list(audit, "attacks"))),
-        bounds=(
-            *_bounds_in(scores, prefix),
-            *(_proved(bound, promise, own=not name) for bound in _list(audit, "bounds")),
-        ),
+        attacks=tuple(map(_attack, _list(audit, "attacks"))),
+        bounds=tuple(_proved(bound, promise, own=own) for bound in _list(audit, "bounds")),
         checks=tuple(
             Check(
                 name=str(check.get("name", "")), question=str(check.get("question", "")),
@@ -139,12 +64,38 @@ def _own(path: Path, name: str) -> Findings:
             )
             for check in _list(audit, "checks")
         ),
-        allowed=_curve(curve),
+        allowed=_curve(audit.get("curve")),
         audited=None if "target" not in audit else str(audit["target"]),
         promised=_value(promise.get("epsilon")),
+    )  # fmt: skip
+
+
+def is_kept(bound: Mapping[str, Any], promise: Mapping[str, Any]) -> bool | None:
+    """Whether what is proved lies within what is promised.
+
+    None if nothing is, or if the two speak of other neighbours or another delta.
+    """
+    promised = _value(promise.get("epsilon"))
+    alike = all(bound.get(key) == promise.get(key) for key in ("relation", "delta"))
+    if promised is None or math.isinf(promised) or not alike:
+        return None
+    return (_value(bound.get("epsilon")) or 0.0) <= promised
+
+
+def _own(path: Path, name: str) -> Findings:
+    """What one `private/` folder says, with the name of its stage before it."""
+    scores = _json(path / "private" / "scores.json")
+    audit = read_audit(_json(path / "private" / "audit.json"), own=not name)
+    prefix = f"{name.replace('_', ' ')}: " if name else ""
+    warning = str(scores.get("warning", "")).strip()
+    return replace(
+        audit,
+        rates=tuple(_rates(scores, prefix)),
+        attacks=(*_attacks_in(scores, prefix), *audit.attacks),
+        bounds=(*_bounds_in(scores, prefix), *audit.bounds),
         seconds_per_step=_seconds(path),
         notes=(prefix + warning,) if warning else (),
-    )  # fmt: skip
+    )
 
 
 def _json(path: Path) -> Mapping[str, Any]:
@@ -274,15 +225,12 @@ def _bounds_in(scores: Mapping[str, Any], prefix: str) -> Iterator[Proved]:
 
 def _proved(bound: Mapping[str, Any], promise: Mapping[str, Any], *, own: bool) -> Proved:
     """A bound beside the promise, if both speak of the same neighbours and the same delta."""
-    epsilon, promised = _value(bound.get("epsilon")) or 0.0, _value(promise.get("epsilon"))
-    alike = all(bound.get(key) == promise.get(key) for key in ("relation", "delta"))
-    kept = None
-    if promised is not None and math.isfinite(promised) and alike:
-        kept = epsilon <= promised
+    kept = is_kept(bound, promise)
     return Proved(
         name=str(bound.get("name", "a bound")), own=own,
-        by_attack=bool(bound.get("by_attack", True)), epsilon=epsilon,
-        promised=None if kept is None else promised, kept=kept,
+        by_attack=bool(bound.get("by_attack", True)),
+        epsilon=_value(bound.get("epsilon")) or 0.0,
+        promised=None if kept is None else _value(promise.get("epsilon")), kept=kept,
         delta=_value(bound.get("delta")), confidence=_value(bound.get("confidence")),
         relation=str(bound.get("relation", "")), thresholds=str(bound.get("thresholds", "")),
         assumes=str(bound.get("assumes", "")),

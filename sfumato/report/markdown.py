@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from sfumato.report import words
 from sfumato.report.card import Card
+from sfumato.report.costs import costs
 from sfumato.report.limits import limits
 from sfumato.report.page import made_by
 
@@ -45,8 +46,8 @@ def _facts(cards: Sequence[Card]) -> list[tuple[str, tuple[str, ...]]]:
     tables = [dict(words.facts(card)) for card in cards]
     names = dict.fromkeys(name for table in tables for name in table)
     rows = [(name, tuple(table.get(name, "-") for table in tables)) for name in names]
-    costs = words.costs(cards)
-    return [*rows, ("cost", tuple(cost or "-" for cost in costs))] if any(costs) else rows
+    found = costs(cards)
+    return [*rows, ("cost", tuple(cost or "-" for cost in found))] if any(found) else rows
 
 
 def _own(card: Card, *, several: bool) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from sfumato.report import captions, chart, words
 from sfumato.report.card import Card
+from sfumato.report.costs import costs
 from sfumato.report.limits import limits
 
 PICTURE_LIMIT = 4_000_000
@@ -27,9 +28,9 @@ def render_page(
 
     `refresh` reloads it after so many seconds, while a run goes on; `back` links to a list of runs.
     """
-    costs = words.costs(cards)
     shown = [
-        _run(card, folder, cost) for card, folder, cost in zip(cards, folders, costs, strict=True)
+        _run(card, folder, cost)
+        for card, folder, cost in zip(cards, folders, costs(cards), strict=True)
     ]
     return template("page.html.jinja").render(
         runs=shown, several=len(cards) > 1, title=words.title(cards),

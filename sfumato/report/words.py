@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sfumato.report.card import Card, Promise, Spent
-from sfumato.report.findings import Findings, Limits, Proved
+from sfumato.report.found import Findings, Limits, Proved
 from sfumato.report.generator import generator_facts
 
 PRIVATE = (
@@ -221,28 +221,6 @@ def spent_words(spent: Spent) -> str:
     return f"{spent.count:,} releases, each {spent.what}"
 
 
-COMPARABLE = (
-    "model", "data", "image_size", "grey", "batch_size", "physical_batch_size", "precision",
-    "compile", "augmult", "train_only", "device",
-)  # fmt: skip
-
-
-def costs(cards: Sequence[Card]) -> list[str]:
-    """Time of a step for each card, against plain training of the same where that is there too."""
-    plain = [card for card in cards if _seconds(card) and _is_plain(card)]
-    found = []
-    for card in cards:
-        own = _seconds(card)
-        words = "" if own is None else f"{_duration(own)} a step (median)"
-        if own is not None and not _is_plain(card):
-            alike = [other for other in plain if _work(other) == _work(card)]
-            if alike:
-                times = own / (_seconds(alike[0]) or own)
-                words += f", {times:.2f} times that of {alike[0].name}, which has no privacy"
-        found.append(words)
-    return found
-
-
 def differing(cards: Sequence[Card]) -> list[tuple[str, tuple[str, ...]]]:
     """Settings that all runs have, and not all alike: other verbs have other settings."""
     rows = []
@@ -277,22 +255,6 @@ def _neighbours(promise: Promise) -> str:
     whom = "image" if promise.unit == "example" else "person"
     how = {"add-or-remove": "added or removed", "replace": "replaced by another"}
     return f"for one {whom} {how.get(promise.relation, promise.relation)}"
-
-
-def _is_plain(card: Card) -> bool:
-    return card.promise is not None and math.isinf(card.promise.epsilon)
-
-
-def _seconds(card: Card) -> float | None:
-    return None if card.private is None else card.private.seconds_per_step
-
-
-def _work(card: Card) -> tuple[Any, ...]:
-    return (card.verb, *(card.settings.get(name) for name in COMPARABLE))
-
-
-def _duration(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def short(value: Any) -> str:

@@ -11,7 +11,6 @@ swapped or claimed without payment. It is no signature: whoever invents a ledger
 files anew can lie, and only the maker's name stands against that.
 """
 
-import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from torch import Tensor
 from sfumato.config import dumps, from_json
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError, DataError, RunError, SfumatoError
-from sfumato.files import atomic, read_json, read_lines
+from sfumato.files import atomic, read_json, read_lines, sha256
 from sfumato.privacy.ledger import Ledger
 from sfumato.synth.bundle_parts import (
     part_names,
@@ -97,7 +96,7 @@ def write_bundle(
     records = [dumps(dict(record)) + "\n" for record in ledger.records()]
     _write_text(folder / "ledger.jsonl", "".join(records))
     _write_text(folder / "card.md", markdown(card))
-    card = replace(card, files={name: _hash(folder / name) for name in _contents(folder)})
+    card = replace(card, files={name: sha256(folder / name) for name in _contents(folder)})
     _write_text(folder / "card.json", dumps(card, indent=1) + "\n")
     return card
 
@@ -179,11 +178,6 @@ def _contents(folder: Path) -> list[str]:
     return sorted(item.relative_to(folder).as_posix() for item in items)
 
 
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _write_text(path: Path, text: str) -> None:
     with atomic(path) as file:
         file.write(text.encode())
@@ -207,7 +201,7 @@ def _file_problems(folder: Path, card: Card) -> list[str]:
         )
     for name in sorted(there & listed):
         path = folder / name
-        if path.is_symlink() or not path.is_file() or _hash(path) != card.files[name]:
+        if path.is_symlink() or not path.is_file() or sha256(path) != card.files[name]:
             problems.append(f"{name} has changed since the card was written. {MEND}")
     return problems
 

@@ -31,6 +31,7 @@ from sfumato.train.loop import whole_steps
 from sfumato.train.progress import progress, stale
 from sfumato.train.replay import Replay
 from sfumato.train.resume import load_optimizer
+from sfumato.train.setup import placed
 from sfumato.train.world import World
 
 AT_ONCE = 64
@@ -100,8 +101,7 @@ def new_denoiser(
 def new_painter(denoiser: Denoiser, settings: Diffusion, device: torch.device) -> Painter:
     """A generator at its start."""
     gpu = device.type == "cuda"
-    layout = torch.channels_last if gpu else torch.preserve_format
-    denoiser = denoiser.to(device).to(memory_format=layout)  # pyright: ignore
+    denoiser = placed(denoiser, device)
     rate: Any = torch.tensor(settings.gen_lr, device=device) if gpu else settings.gen_lr
     adam = torch.optim.Adam(denoiser.parameters(), lr=rate, fused=gpu, capturable=gpu)
     average = new_half_life_average(

@@ -22,6 +22,7 @@ from sfumato.synth.denoise import Denoiser, Diffusers, require_fit
 from sfumato.synth.diffusion import Diffusion
 from sfumato.synth.generator import new_denoiser
 from sfumato.synth.guide import DiscriminatorGuide
+from sfumato.train.setup import placed
 
 NAME = "generator.json"
 
@@ -78,9 +79,7 @@ class Stored:
         """The generator on a device, to be asked and not trained."""
         made = self.blueprint.new_denoiser()
         made.load_state_dict(self.weights)
-        layout = torch.channels_last if device.type == "cuda" else torch.preserve_format
-        made = made.to(device).to(memory_format=layout)  # pyright: ignore
-        return made.eval().requires_grad_(False)
+        return placed(made, device).eval().requires_grad_(False)
 
     def guide(self, device: torch.device, precision: torch.dtype) -> DiscriminatorGuide:
         """What bends samples towards the images that it learnt."""

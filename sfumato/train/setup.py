@@ -1,16 +1,18 @@
 """What is chosen before the first step: device, parameters, optimizer, schedule."""
 
 import math
-import os
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from sfumato.errors import ConfigError
 from sfumato.nn.zoo import head_parameters
+from sfumato.processes import local_rank
+
+Model = TypeVar("Model", bound=nn.Module)
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
@@ -28,7 +30,7 @@ def pick_device(name: str) -> torch.device:
     except RuntimeError as problem:
         raise ConfigError(f'device "{name}": there are cpu, cuda, cuda:0 and auto.') from problem
     if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        device = torch.device("cuda", local_rank())
     if device.type == "cuda" and not 0 <= (device.index or 0) < torch.cuda.device_count():
         raise ConfigError(f'device "{name}": torch finds {torch.cuda.device_count()} GPUs.')
     return device
@@ -37,6 +39,12 @@ def pick_device(name: str) -> torch.device:
 def quick_precision(device: torch.device) -> torch.dtype:
     """What to run in where no norm is taken: bf16 on a GPU."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def placed(model: Model, device: torch.device) -> Model:
+    """The model on a device; on a GPU its filters lie as fast convolutions want them."""
+    layout = torch.channels_last if device.type == "cuda" else torch.preserve_format
+    return model.to(device).to(memory_format=layout)  # pyright: ignore
 
 
 def choose_parameters(model: nn.Module, which: str, freeze: Sequence[str] = ()) -> None:

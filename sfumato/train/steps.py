@@ -7,7 +7,7 @@ ledger; the plain one averages, and is what the private one is compared with.
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,12 +35,19 @@ from sfumato.transfer import to_device
 Step = Callable[[Batch], dict[str, float]]
 
 
+@dataclass(frozen=True)
+class Paid:
+    """What makes steps private: how much noise, where chance comes from, and who writes it down."""
+
+    plan: Plan
+    ledger: Ledger
+    secret: Secret
+
+
 def private_step(
     ghost: Ghost,
     reading: Reading,
-    plan: Plan,
-    ledger: Ledger,
-    secret: Secret,
+    paid: Paid,
     *,
     world: World | None = None,
     clip: Callable[..., Clipped] | None = None,
@@ -56,6 +63,7 @@ def private_step(
     steps two examples are added alone, and a contribution beyond the bound is an error.
     """
     world = World() if world is None else world
+    plan, ledger, secret = paid.plan, paid.ledger, paid.secret
     scope = secret.scope(ledger.header.id)
     # Views belong to the place of an image in the data, and dropout to its place in a batch. Both
     # places move when somebody joins, which is covered only while nobody knows what is drawn.

@@ -7,7 +7,6 @@ process.
 """
 
 import gc
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sfumato.errors import SfumatoError
+from sfumato.processes import num_processes
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class World:
 
 def join_world(device: torch.device) -> World:
     """Meet the processes that torchrun started; a world of one without it."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = num_processes()
     if size == 1:
         return World()
     if not dist.is_initialized():

@@ -20,10 +20,12 @@ from sfumato.privacy.accounting import price
 from sfumato.privacy.proof.lower import Bound
 from sfumato.recipes import audit
 from sfumato.recipes.audit import Config
-from sfumato.recipes.audit_findings import Findings, describe_attack, tell
-from sfumato.recipes.audit_run import open_target
+from sfumato.recipes.audit.finished import open_target
+from sfumato.recipes.audit.record import AuditRecord, describe_attack
+from sfumato.recipes.audit.words import tell
 from sfumato.report import words
 from sfumato.report.card import read_card
+from sfumato.report.findings import read_audit
 from sfumato.runs import Run, open_run
 
 
@@ -166,12 +168,12 @@ def test_canaries_are_no_members_of_the_other_attacks(digits, tmp_path):
 
 
 def test_an_audit_that_was_cut_keeps_the_shadow_models_it_has(plain, tmp_path, monkeypatch):
-    from sfumato.recipes import audit_shadows
+    from sfumato.recipes.audit import shadows as audit_shadows
 
     monkeypatch.setattr(audit_shadows, "GROUP", 2)
     config = Config(run=plain, shadows=4, device="cpu")
     do(config, tmp_path / "whole")
-    with cut_in("sfumato.recipes.audit_shadows:_train", after=1):
+    with cut_in("sfumato.recipes.audit.shadows:_train", after=1):
         do(config, tmp_path / "cut")
     kept = tmp_path / "cut" / "private" / "stages" / "shadows" / "odds-0-2.safetensors"
     before = kept.stat().st_mtime_ns
@@ -271,11 +273,11 @@ def test_a_failed_check_is_spelt_out():
         {"name": "noise", "question": "?", "passed": False, "p_value": 1e-9, "says": "too small"},
         {"name": "seed", "question": "?", "passed": True, "p_value": 0.5, "says": "fine"},
     ]
-    found = Findings(target="run", promise=promise, bounds=[bound], checks=checks)
+    found = AuditRecord(target="run", promise=promise, bounds=[bound], checks=checks)
     of_others = replace(found, bounds=[replace(bound, relation="replace", epsilon=9.0)])
     assert of_others.record()["bounds"][0]["kept"] is None, "it speaks of other neighbours"
-    assert "BROKEN" not in "".join(tell(of_others.record()))
-    told = "\n".join(tell(found.record()))
+    assert "BROKEN" not in "".join(tell(read_audit(of_others.record()), promise))
+    told = "\n".join(tell(read_audit(found.record()), promise))
     assert "proved by attack: at least 1.00 (95 %), but A CHECK OF THE MECHANISM FAILED" in told
     assert "does not break" not in told
     assert "FAILED  noise: too small" in told

@@ -131,7 +131,7 @@ def run_demo(out, **changes):
 
 
 def test_a_demo_that_was_cut_goes_on_and_pays_once(short, tmp_path):
-    with cut_in("sfumato.recipes.audit:run", 1):
+    with cut_in("sfumato.recipes.audit.finished:audit_run", 1):
         run_demo(tmp_path / "run")
     made = tmp_path / "run/stages/train/done.json"
     before = made.stat().st_mtime_ns

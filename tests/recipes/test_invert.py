@@ -14,11 +14,12 @@ from whole_runs import fixtures
 
 from sfumato.attack import prior
 from sfumato.cli import main
-from sfumato.recipes import invert, invert_stages
+from sfumato.recipes import invert
 from sfumato.recipes.invert import PRESETS
-from sfumato.recipes.invert_scene import open_access, set_scene
-from sfumato.recipes.invert_score import four_sets
-from sfumato.recipes.invert_settings import STAGES
+from sfumato.recipes.invert import stages as invert_stages
+from sfumato.recipes.invert.scene import open_access, set_scene
+from sfumato.recipes.invert.score import four_sets
+from sfumato.recipes.invert.settings import STAGES
 from sfumato.runs import Run, open_run
 from sfumato.train.loop import Learner
 

@@ -289,11 +289,6 @@ def test_words_that_mean_nothing_end_with_code_two(words, message, tmp_path, cap
     assert not list(tmp_path.iterdir())
 
 
-def test_several_processes_are_refused_and_told_what_to_do(settings, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    refused(settings, tmp_path / "run", ConfigError, "--target RUN")
-
-
 def test_other_settings_in_the_same_place_are_refused_by_name(settings, tmp_path):
     attack(replace(settings, stage="target"), tmp_path / "run")
     with pytest.raises(RunError, match=r"config\.n: 20 -> 21"):

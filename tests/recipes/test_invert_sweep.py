@@ -13,9 +13,9 @@ from PIL import Image
 
 from sfumato.attack.pupils import GanSettings
 from sfumato.errors import SfumatoError
-from sfumato.recipes import invert_sweep
-from sfumato.recipes.invert_scene import same_images, set_scene
-from sfumato.recipes.invert_sweep import CAUTION, LADDER, ladder, matched, targets
+from sfumato.recipes.invert import sweep as invert_sweep
+from sfumato.recipes.invert.scene import same_images, set_scene
+from sfumato.recipes.invert.sweep import CAUTION, LADDER, ladder, matched, targets
 from sfumato.runs import Run
 
 SMALL = {"sweep": True, "epsilons": ("inf", "clip", "8"), "seeds": 1, "steps": 12}

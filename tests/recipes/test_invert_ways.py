@@ -23,10 +23,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from whole_runs import fixtures
 
-from sfumato.recipes import invert_stages
 from sfumato.recipes.invert import PRESETS, Config
-from sfumato.recipes.invert_scene import given_target, open_access, set_scene
-from sfumato.recipes.invert_score import as_judge
+from sfumato.recipes.invert import stages as invert_stages
+from sfumato.recipes.invert.scene import given_target, open_access, set_scene
+from sfumato.recipes.invert.score import as_judge
 from sfumato.runs import Run, open_run
 from sfumato.train.plain import reading_of
 

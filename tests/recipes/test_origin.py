@@ -212,7 +212,7 @@ def test_images_that_a_ledger_paid_for_are_not_public(settings, first, paid, sou
 def test_every_verb_that_takes_public_images_asks_who_paid(settings, paid, tmp_path):
     drawn = str(paid / "drawn.npz")
     with pytest.raises(PrivacyError, match=r"made from own-train under epsilon 9\.5"):
-        go(replace(settings, extender="dope", public=drawn), tmp_path / "train")
+        go(replace(settings, extender="dope", extender_images=drawn), tmp_path / "train")
     release = tiny_release(tmp_path, data=settings.data, public=drawn)
     with pytest.raises(PrivacyError, match=r"made from own-train under epsilon 9\.5"):
         make(release, tmp_path / "release")

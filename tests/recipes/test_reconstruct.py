@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from folders import save_folder
 from safetensors.torch import load_file, save_file
 
 from sfumato.attack.fleet import Fleet
@@ -21,9 +22,12 @@ from sfumato.data.images import Images
 from sfumato.errors import ConfigError, DataError, RunError, SfumatoError
 from sfumato.recipes import reconstruct
 from sfumato.recipes.reconstruct import STAGES, Config
-from sfumato.recipes.reconstruct_decoder import heads_by_step
-from sfumato.recipes.reconstruct_heads import keep_heads, together
-from sfumato.recipes.reconstruct_study import table_of
+from sfumato.recipes.reconstruct.decoder import heads_by_step
+from sfumato.recipes.reconstruct.heads import keep_heads
+from sfumato.recipes.reconstruct.scene import fleet_of, set_scene
+from sfumato.recipes.reconstruct.stages import take
+from sfumato.recipes.reconstruct.study import table_of
+from sfumato.recipes.reconstruct.together import together
 from sfumato.report.words import up
 from sfumato.runs import Run, open_run
 
@@ -191,9 +195,9 @@ def without_heads(finished, folder):
 def test_batches_from_disk_are_never_empty(finished, tmp_path):
     config = replace(TINY, save=22, shards=4, batch_heads=8)
     with open_run(config, verb="reconstruct", out=tmp_path / "run") as run:
-        scene = replace(reconstruct.set_scene(config, run), public=Run(finished))
-        reconstruct.take(scene, "stats")
-        heads_of = heads_by_step(scene, reconstruct.fleet_of(scene))
+        scene = replace(set_scene(config, run), public=Run(finished))
+        take(scene, "stats")
+        heads_of = heads_by_step(scene, fleet_of(scene))
         sizes = [len(heads_of(step)) for step in range(30)]
     assert min(sizes) == 5
     assert max(sizes) == 6
@@ -323,7 +327,7 @@ def test_one_picture_a_head_is_judged_by_all_its_images(tmp_path):
 
 def test_colour_images_in_a_folder(tmp_path):
     for seed, split in enumerate(("train", "test")):
-        noise(60, seed).save_folder(tmp_path / "data" / split)
+        save_folder(noise(60, seed), tmp_path / "data" / split)
     attack(replace(TINY, data=str(tmp_path / "data"), trials=8), tmp_path / "run")
     assert (tmp_path / "run" / "private" / "gallery.png").exists()
 
@@ -345,23 +349,23 @@ def test_targets_that_the_attacker_has_are_left_out_and_many_are_refused(tmp_pat
     config = replace(TINY, data=str(tmp_path / "data"))
     if known == "base_data":
         config = replace(config, base_data=str(tmp_path / "base"))
-        train.save_folder(tmp_path / "data" / "train")
+        save_folder(train, tmp_path / "data" / "train")
     has = tmp_path / ("data" if known == "train" else "base") / "train"
-    test.save_folder(tmp_path / "data" / "test")
+    save_folder(test, tmp_path / "data" / "test")
     for count in (3, 4):  # of 300: a hundredth, and more
         shutil.rmtree(has, ignore_errors=True)
         pixels = torch.cat([test.pixels[100 : 100 + count], train.pixels[count:]])
         labels = torch.cat([test.labels[100 : 100 + count], train.labels[count:]])
-        replace(train, pixels=pixels, labels=labels).save_folder(has)
+        save_folder(replace(train, pixels=pixels, labels=labels), has)
         run = Run(tmp_path, said.append)
         if count == 3:
-            scene = reconstruct.set_scene(config, run)
+            scene = set_scene(config, run)
             assert len(scene.targets) == 297
             assert not len(overlap(scene.targets, scene.own))
             assert said == ["the attacker has 3 of the test images: these are left out"]
         else:
             with pytest.raises(DataError, match="4 of the 300 images under attack"):
-                reconstruct.set_scene(config, run)
+                set_scene(config, run)
 
 
 def test_statistics_of_another_fleet_are_refused(finished, tmp_path):

@@ -14,7 +14,7 @@ from sfumato.cli import main
 from sfumato.nn.zoo import build_model, pixel_statistics
 from sfumato.recipes import release
 from sfumato.recipes.release import PRESETS, Config
-from sfumato.recipes.release_settings import HAIR
+from sfumato.recipes.release.settings import HAIR
 from sfumato.synth.bundle import read_bundle, verify_bundle
 
 

@@ -17,7 +17,7 @@ from sfumato.privacy.accounting import price
 from sfumato.privacy.budget import Budget, make_plan
 from sfumato.privacy.events import Mechanism
 from sfumato.recipes.release import Config
-from sfumato.recipes.release_budget import (
+from sfumato.recipes.release.budget import (
     USUAL_CARD_NOISE,
     USUAL_MOMENTS_NOISE,
     best_share,

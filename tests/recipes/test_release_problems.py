@@ -204,15 +204,10 @@ def test_words_that_mean_nothing_end_with_code_two(words, message, tmp_path, cap
     assert not list(tmp_path.iterdir())
 
 
-def test_several_processes_are_refused_and_told_what_to_do(settings, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    refused(settings, tmp_path / "run", ConfigError, "--teacher RUN")
-
-
 def test_a_ledger_that_costs_more_than_was_promised_releases_nothing(
     settings, tmp_path, monkeypatch
 ):
-    from sfumato.recipes import release_stages
+    from sfumato.recipes.release import stages as release_stages
 
     config = promising(settings, 2.0, stage="match")
     real = release_stages.one_release

@@ -9,8 +9,9 @@ from releases import ledger_of, make, promising, scores_of, stages_of, tiny
 
 from sfumato.files import read_json
 from sfumato.privacy import noise
-from sfumato.recipes import release_evaluate, release_stages
-from sfumato.recipes.release_settings import STAGES
+from sfumato.recipes.release import evaluate as release_evaluate
+from sfumato.recipes.release import stages as release_stages
+from sfumato.recipes.release.settings import STAGES
 from sfumato.report import quality
 from sfumato.runs import Run
 from sfumato.synth import bundle, match

@@ -16,9 +16,12 @@ from safetensors.torch import load_file
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
 from sfumato.privacy.sampling import Batch, Chunk
-from sfumato.recipes import invert_settings, release_settings, train, warmup_settings
-from sfumato.recipes.audit_canaries import examine, score_canaries
-from sfumato.recipes.train_canaries import read_canaries
+from sfumato.recipes import train
+from sfumato.recipes.audit.canaries import examine, score_canaries
+from sfumato.recipes.invert import settings as invert_settings
+from sfumato.recipes.release import settings as release_settings
+from sfumato.recipes.train.canaries import read_canaries
+from sfumato.recipes.warmup import settings as warmup_settings
 from sfumato.runs import open_run
 from sfumato.train.canaries import Canaries, Observations, draw_canaries, with_coordinates
 from sfumato.train.world import World

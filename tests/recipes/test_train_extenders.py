@@ -1,5 +1,6 @@
 """`sfumato train` with public images and uphill steps: the promise is that of a run without."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 from cuts import cut_in
 from safetensors.torch import load_file
 
+from sfumato.cli import main
+from sfumato.config import to_json
 from sfumato.data.embedded import load_digits
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.files import read_lines
@@ -56,8 +59,13 @@ WAYS = {
 }
 
 
+MIRROR = {"extender": "mirror", "extender_images": "x"}
+
+
 def changed(way, public):
-    settings = {"public": public, "public_batch_size": 16} if "extender" in WAYS[way] else {}
+    settings = {}
+    if "extender" in WAYS[way]:
+        settings = {"extender_images": public, "public_batch_size": 16}
     return replace(SMALL, **settings, **WAYS[way])
 
 
@@ -105,14 +113,15 @@ def test_plain_training_can_be_sharp_as_well(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"extender": "dope"}, "add --public"),
+        ({"extender": "dope"}, "add --extender-images"),
         (
-            {"extender": "mirror", "public": "x", "mode": "non-private", "noise_multiplier": None},
+            {**MIRROR, "mode": "non-private", "noise_multiplier": None},
             "steps",
         ),
-        ({"extender": "mirror", "public": "x", "explain": True}, "--explain is about the model"),
-        ({"extender": "dope", "public": "x", "two_pass": True}, "Use one pass"),
-        ({"extender": "dope", "public": "x", "per_layer": True}, "leave --per-layer out"),
+        ({**MIRROR, "explain": True}, "--explain is about the model"),
+        ({"extender": "dope", "extender_images": "x", "two_pass": True}, "Use one pass"),
+        ({"extender": "dope", "extender_images": "x", "per_layer": True}, "leave --per-layer out"),
+        ({"extender_images": "x"}, "are for an extender"),
         ({"sharpness": -0.1}, "sharpness=-0.1"),
         ({"sharpness": float("nan")}, "sharpness=nan"),
         ({"public_rho": float("inf")}, "public_rho=inf"),
@@ -126,18 +135,37 @@ def test_settings_that_make_no_sense_are_refused(changes, message):
 
 def test_public_images_that_are_private_or_of_other_classes_are_refused(tmp_path, public):
     config = changed("mirror", public)
-    with pytest.raises(ConfigError, match="--public is for an extender"):
-        run_train(tmp_path / "none", replace(config, extender="none"))
     with pytest.raises(PrivacyError, match="4000 images are both"):
-        run_train(tmp_path / "same", replace(config, public="digits"))
+        run_train(tmp_path / "same", replace(config, extender_images="digits"))
     with pytest.raises(DataError, match="they must be the same, in one order"):
-        run_train(tmp_path / "some", replace(config, public=f"{public}@0-4"))
+        run_train(tmp_path / "some", replace(config, extender_images=f"{public}@0-4"))
 
 
-@pytest.mark.parametrize(("verb", "model"), [(release, "teacher"), (invert, "target")])
-def test_where_public_images_are_others_a_model_is_trained_apart(verb, model):
+@pytest.mark.parametrize("verb", [release, invert])
+def test_a_verb_whose_public_images_are_others_hands_an_extender_on(verb):
     config = verb.Config(epsilon=3.0)
-    assert config.public is not None
-    assert config.training.public is None
-    with pytest.raises(ConfigError, match=f"give its run with --{model}"):
-        replace(config, extender="mirror")
+    assert config.training.extender_images is None
+    config = replace(config, **MIRROR)
+    assert config.public not in (None, "x")
+    assert (config.training.extender, config.training.extender_images) == ("mirror", "x")
+
+
+def test_a_teacher_may_learn_with_an_extender(tmp_path, public):
+    config = release.Config(
+        noise_multiplier=1.0, batch_size=60, steps=2, model="group-cnn-small", grey=True,
+        image_size=28, extender="mirror", extender_images=public, stage="teacher",
+    )  # fmt: skip
+    with open_run(config, verb="release", out=tmp_path / "run") as run:
+        release.run(config, run)
+    header = read_lines(tmp_path / "run/stages/teacher/ledger.jsonl")[0]["header"]
+    assert f"the images of {public}" in header["public"]
+
+
+def test_a_run_with_the_setting_of_old_is_refused_in_words(tmp_path, capsys):
+    old = to_json(SMALL)
+    old["public"] = old.pop("extender_images")
+    write = {"verb": "train", "config": old}
+    (tmp_path / "config.json").write_text(json.dumps(write))
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "--out", str(tmp_path)])
+    assert 'unknown setting "public"' in capsys.readouterr().err

@@ -19,10 +19,12 @@ from sfumato.data.load import load_images
 from sfumato.errors import ConfigError
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
-from sfumato.recipes import train, warmup, warmup_classifier, warmup_generator
-from sfumato.recipes.warmup_scene import set_scene
-from sfumato.recipes.warmup_settings import PRESETS, STAGES
-from sfumato.recipes.warmup_watch import watch
+from sfumato.recipes import train, warmup
+from sfumato.recipes.warmup import classifier as warmup_classifier
+from sfumato.recipes.warmup import generator as warmup_generator
+from sfumato.recipes.warmup.scene import set_scene
+from sfumato.recipes.warmup.settings import PRESETS, STAGES
+from sfumato.recipes.warmup.watch import watch
 from sfumato.runs import Run, open_run
 from sfumato.synth import generator, pieces, sample
 from sfumato.train import plain
@@ -134,7 +136,7 @@ def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "after"),
     [
-        ("sfumato.recipes.warmup_watch:watch", 0),
+        ("sfumato.recipes.warmup.watch:watch", 0),
         ("sfumato.synth.generator:learn", 5),
         ("sfumato.synth.sample:draw_images", 1),
         ("sfumato.train.sharp:sharp_step", 0),

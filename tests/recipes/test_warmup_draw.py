@@ -16,7 +16,7 @@ from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import poisson_batches
 from sfumato.privacy.secret import Secret
-from sfumato.recipes import warmup_watch
+from sfumato.recipes.warmup import watch as warmup_watch
 from sfumato.report.words import up
 from sfumato.synth import pieces, sample
 from sfumato.synth.stored import read_stored
@@ -118,7 +118,8 @@ def test_what_is_drawn_trains_and_extends(draw, call, tmp_path):
     images = ("train", "--data", tmp_path / "images.npz", *flags)
     code, told = call(*images, "--out", tmp_path / "one")
     assert code == 0, told
-    dope = ("--extender", "dope", "--public", tmp_path / "images.npz", "--public-batch-size", "9")
+    drawn = ("--extender-images", tmp_path / "images.npz")
+    dope = ("--extender", "dope", *drawn, "--public-batch-size", "9")
     code, told = call(
         "train", "--data", "digits@0-2", "--image-size", "16", *flags, *dope, "--out",
         tmp_path / "two",

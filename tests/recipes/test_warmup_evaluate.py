@@ -11,8 +11,8 @@ from whole_runs import fixtures
 
 from sfumato.cli import main
 from sfumato.errors import ConfigError
-from sfumato.recipes import warmup_evaluate
-from sfumato.recipes.warmup_scene import set_scene
+from sfumato.recipes.warmup import evaluate as warmup_evaluate
+from sfumato.recipes.warmup.scene import set_scene
 from sfumato.report.card import read_card
 from sfumato.runs import open_run
 

@@ -16,9 +16,10 @@ from sfumato.data.load import load_images
 from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
-from sfumato.recipes import warmup, warmup_generator
-from sfumato.recipes.warmup_scene import set_scene
-from sfumato.recipes.warmup_settings import PRESETS, PRIVATE_STAGES
+from sfumato.recipes import warmup
+from sfumato.recipes.warmup import generator as warmup_generator
+from sfumato.recipes.warmup.scene import set_scene
+from sfumato.recipes.warmup.settings import PRESETS, PRIVATE_STAGES
 from sfumato.runs import open_run
 from sfumato.synth.diffusion import Diffusion
 

@@ -8,9 +8,9 @@ from whole_runs import fixtures
 
 from sfumato.cli import main
 from sfumato.errors import ConfigError, DataError, PrivacyError
-from sfumato.recipes import warmup_generator
-from sfumato.recipes.warmup_scene import set_scene
-from sfumato.recipes.warmup_settings import PRESETS
+from sfumato.recipes.warmup import generator as warmup_generator
+from sfumato.recipes.warmup.scene import set_scene
+from sfumato.recipes.warmup.settings import PRESETS
 from sfumato.runs import open_run
 from sfumato.synth.diffusion import Diffusion
 

@@ -15,8 +15,9 @@ from sfumato.config import to_json
 from sfumato.data.dice import seed_of
 from sfumato.errors import ConfigError
 from sfumato.files import read_lines
-from sfumato.recipes import warmup, warmup_generator
-from sfumato.recipes.warmup_scene import set_scene
+from sfumato.recipes import warmup
+from sfumato.recipes.warmup import generator as warmup_generator
+from sfumato.recipes.warmup.scene import set_scene
 from sfumato.runs import open_run
 from sfumato.synth import generator
 from sfumato.synth.album import look

@@ -9,8 +9,8 @@ from warmups import tiny, warm
 
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError
-from sfumato.recipes.warmup_draw import in_turn, require_meaning
-from sfumato.recipes.warmup_settings import Config
+from sfumato.recipes.warmup.draw import in_turn, require_meaning
+from sfumato.recipes.warmup.settings import Config
 
 
 @pytest.fixture(scope="module")

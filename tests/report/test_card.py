@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import MARKER, PNG, header, ledger_of, make_audit, make_run, plant, write
 
-from sfumato.cli import VERBS, _parse
+from sfumato.cli import VERBS, read_order
 from sfumato.config import to_json
 from sfumato.errors import PrivacyError, RunError
-from sfumato.recipes import report
+from sfumato.recipes import recipe_of, report
 from sfumato.report import words
 from sfumato.report.card import read_card
+from sfumato.report.costs import costs
 from sfumato.report.limits import limits
 from sfumato.report.markdown import render_markdown
 from sfumato.report.page import render_page
@@ -216,13 +217,13 @@ def test_what_reconstruct_learnt_is_not_said_to_be_for_sharing(tmp_path):
 def test_cost_is_told_against_plain_training_of_the_same(tmp_path):
     runs = [make_run(tmp_path / "dp"), make_run(tmp_path / "plain", private=False)]
     cards = [read_card(run, include_private=True) for run in runs]
-    assert words.costs(cards) == [
+    assert costs(cards) == [
         "200 ms a step (median), 2.00 times that of plain, which has no privacy",
         "100 ms a step (median)",
     ]
     other = read_card(make_run(tmp_path / "other", augmult=4), include_private=True)
-    assert words.costs([other, cards[1]])[0] == "200 ms a step (median)"
-    assert words.costs([read_card(run) for run in runs]) == ["", ""], "times are private"
+    assert costs([other, cards[1]])[0] == "200 ms a step (median)"
+    assert costs([read_card(run) for run in runs]) == ["", ""], "times are private"
 
 
 def test_settings_that_differ_are_set_side_by_side(tmp_path):
@@ -296,14 +297,11 @@ def test_a_ledger_that_lost_its_header_is_not_shown_as_a_cheaper_one(tmp_path):
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "report"])
 def test_the_command_makes_the_same_settings_again(tmp_path, verb):
-    from importlib import import_module
-
-    recipe = import_module(f"sfumato.recipes.{verb}")
-    for preset in recipe.PRESETS.values():
+    for preset in recipe_of(verb).presets.values():
         write(tmp_path / "config.json", {"verb": verb, "config": to_json(preset())})
         first, second, *flags = shlex.split(report.command_of(tmp_path))
         assert (first, second) == ("sfumato", verb)
-        assert _parse(recipe, verb, flags).config == preset()
+        assert read_order(verb, flags).config == preset()
 
 
 def test_the_command_has_flags_for_what_is_in_no_preset(tmp_path):
@@ -314,7 +312,7 @@ def test_the_command_has_flags_for_what_is_in_no_preset(tmp_path):
     )
     write(tmp_path / "config.json", {"verb": "train", "config": to_json(config)})
     flags = shlex.split(report.command_of(tmp_path))[2:]
-    assert _parse(train, "train", flags).config == config
+    assert read_order("train", flags).config == config
     write(tmp_path / "config.json", {"verb": "train", "config": {"gone": 1}})
     assert report.command_of(tmp_path) is None
 

@@ -25,7 +25,7 @@ from sfumato.ghost.admit import admit, one_at_a_time
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.train.extend import Dope, PublicGradient, WeightMultiplicity, extended
-from sfumato.train.steps import private_step
+from sfumato.train.steps import Paid, private_step
 
 VIEWS = replace(PRIVATE, views=3, augmentation=Augmentation(crop=2, flip=True))
 STYLES = ["vanilla", "automatic", "auto-v", "global"]
@@ -119,7 +119,7 @@ def test_a_step_of_dope_is_the_formula_and_padding_adds_nothing(padding):
     extender = Dope(public(model))
     ghost = Ghost(model, clipping=Clipping(max_norm=0.2))
     reading = replace(PRIVATE, change=extender.change)
-    step = extended(private_step(ghost, reading, plan, ledger, secret), model, extender)
+    step = extended(private_step(ghost, reading, Paid(plan, ledger, secret)), model, extender)
     batch = batch_of([1, 4, 5, 8, 11], step=3, padding=padding)
     numbers = step(batch)
     shift = public(model)(3)
@@ -135,9 +135,9 @@ def test_a_step_of_dope_is_the_formula_and_padding_adds_nothing(padding):
 
 def test_a_step_of_mirror_mixes_as_published():
     model, batch = net(), batch_of([1, 2, 3], step=4)
-    private_step(Ghost(model), PRIVATE, *book(noise=0.5))(batch)
+    private_step(Ghost(model), PRIVATE, Paid(*book(noise=0.5)))(batch)
     noisy = gradients(model)
-    step = private_step(Ghost(model), PRIVATE, *book(noise=0.5))
+    step = private_step(Ghost(model), PRIVATE, Paid(*book(noise=0.5)))
     extended(step, model, KINDS["mirror"](model, 1))(batch)
     beta, known = math.cos(math.pi * (4 / 5) / 20), public(model)(4)
     for name, part in gradients(model).items():
@@ -197,7 +197,7 @@ def test_noise_and_ledger_are_those_of_a_step_without_an_extender(kind):
         model, (plan, ledger, secret) = net(), book(noise=2.0)
         extender = KINDS[kind](model, 1)
         reading = replace(PRIVATE, change=extender.change) if way == "with" else PRIVATE
-        step = private_step(Ghost(model), reading, plan, ledger, secret)
+        step = private_step(Ghost(model), reading, Paid(plan, ledger, secret))
         step = extended(step, model, extender) if way == "with" else step
         for number, places in enumerate(([], [3, 5])):
             step(batch_of(places, step=number))
@@ -216,7 +216,7 @@ def test_a_norm_that_is_too_small_is_found_out_while_training(monkeypatch):
     extender = Dope(public(model))
     reading = replace(PRIVATE, change=extender.change)
     ghost = Ghost(model, clipping=Clipping(max_norm=0.01))
-    step = private_step(ghost, reading, plan, ledger, secret, check_every=1)
+    step = private_step(ghost, reading, Paid(plan, ledger, secret), check_every=1)
     step = extended(step, model, extender)
     step(batch_of([1, 2, 3]))
     honest = contract.square_norm

@@ -18,7 +18,7 @@ from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import Secret
 from sfumato.train.reading import Reading
-from sfumato.train.steps import private_step
+from sfumato.train.steps import Paid, private_step
 
 MOVING = Augmentation(crop=3, flip=True, cutout=4, colour=0.3, affine=0.2)
 
@@ -85,7 +85,7 @@ def test_a_step_releases_its_own_batch_and_nothing_of_the_ones_before():
     plan = Plan(noise_multiplier=0.0, expected_batch=12.0, steps=4, max_norm=0.1)
     secret = Secret.from_seed(0)
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
-    step = private_step(ghost, reading(), plan, Ledger(header), secret)
+    step = private_step(ghost, reading(), Paid(plan, Ledger(header), secret))
     for number, parts in enumerate([[[0, 1, 2], [5, 6]], [], [[7]], [[0, 1, 2], [5, 6]]]):
         chunks = tuple(
             Chunk(torch.tensor(part), torch.ones(len(part), dtype=torch.bool)) for part in parts
@@ -127,7 +127,7 @@ def test_an_example_that_is_not_finite_is_left_out_of_a_step_and_spoils_nothing(
         careful.append(len(given[-1]))
         return whole(*given)
 
-    step = private_step(ghost, read, plan, Ledger(header), secret, clip=clip)
+    step = private_step(ghost, read, Paid(plan, Ledger(header), secret), clip=clip)
     whole, ghost.clip = ghost.clip, with_care
     found = []
     for number, there in enumerate((True, False)):
@@ -157,7 +157,7 @@ def test_a_gradient_that_is_kept_never_shows_the_exact_sums_of_a_later_step():
             raise MemoryError("the second part of the second batch")
         return ghost.clip(*given, **how)
 
-    step = private_step(ghost, reading(), plan, book, secret, clip=clip)
+    step = private_step(ghost, reading(), Paid(plan, book, secret), clip=clip)
     parts = tuple(Chunk(torch.tensor([n]), torch.ones(1, dtype=torch.bool)) for n in range(3))
     step(Batch(0, parts[:1]))
     kept = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -179,7 +179,7 @@ def test_views_come_from_the_secret_and_not_from_a_seed_that_is_public():
         secret = Secret.from_seed(private)
         header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
         read = reading(augmentation=MOVING, seed=public)
-        private_step(ghost, read, plan, Ledger(header), secret)(batch)
+        private_step(ghost, read, Paid(plan, Ledger(header), secret))(batch)
         return model[1].weight.grad.clone()
 
     assert torch.equal(gradient(1, 1), gradient(2, 1))

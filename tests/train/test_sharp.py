@@ -18,7 +18,7 @@ from sfumato.runs import Run
 from sfumato.train.plain import train_plainly
 from sfumato.train.replay import WARM
 from sfumato.train.sharp import LastGradient, learning, moved, of_length, sharp_step, step_uphill
-from sfumato.train.steps import plain_step, private_step
+from sfumato.train.steps import Paid, plain_step, private_step
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -137,7 +137,7 @@ def test_a_direction_has_the_length_asked_for_or_none(size):
 
 def test_a_private_step_goes_uphill_along_the_gradient_before():
     model, rho = net(), 0.5
-    plain, other = (private_step(Ghost(model), PRIVATE, *book(noise=0.1)) for _ in range(2))
+    plain, other = (private_step(Ghost(model), PRIVATE, Paid(*book(noise=0.1))) for _ in range(2))
     last = LastGradient(model)
     step = step_uphill(other, model, last, rho)
     before = weights(model)

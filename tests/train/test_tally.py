@@ -20,7 +20,7 @@ from sfumato.train.quick import captured
 from sfumato.train.reading import Reading
 from sfumato.train.replay import WARM
 from sfumato.train.setup import make_schedule
-from sfumato.train.steps import private_step
+from sfumato.train.steps import Paid, private_step
 from sfumato.train.tally import BROKEN, CHUNKS, CLIPPED, EXAMPLES, LOSS, Tally, averages_of
 from sfumato.train.world import World
 
@@ -102,7 +102,7 @@ def test_to_check_contributions_changes_nothing_of_the_step():
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     for every in (0, 1):
         ghost = Ghost(model, clipping=Clipping(max_norm=2.0))
-        step = private_step(ghost, reading, plan, Ledger(header), secret, check_every=every)
+        step = private_step(ghost, reading, Paid(plan, Ledger(header), secret), check_every=every)
         numbers = step(batch(0, [0, 1, 2], [3, 4]))
         found.append((numbers, [p.grad.clone() for p in model.parameters()]))
     (one, gradients), (other, again) = found
@@ -119,7 +119,7 @@ def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeate
     batches = [batch(0, [0, 1], [2]), batch(1), batch(2, [5, 6, 7])]
 
     def gradients(ledger):
-        step = private_step(ghost, reading, plan, ledger, secret, check_every=2)
+        step = private_step(ghost, reading, Paid(plan, ledger, secret), check_every=2)
         for each in batches:
             step(each)
             yield [None if p.grad is None else p.grad.clone() for p in model.parameters()]
@@ -157,7 +157,7 @@ def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path):
         learner = Learner(model, optimizer, make_schedule(optimizer, "constant", 4))
         learner.load(run.load_checkpoint())
         ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
-        step = private_step(ghost, reading, plan, ledger, secret, clip=clip)
+        step = private_step(ghost, reading, Paid(plan, ledger, secret), clip=clip)
         fit(
             learner, batches[learner.step :], step, run, before_saving=ledger.settle,
             checkpoint_seconds=0.0,

@@ -1,0 +1,101 @@
+"""What an audit found: promise, bounds, attacks and checks, as one record."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from sfumato.privacy.proof.lower import Bound, Scores
+
+POINTS = 300
+"""A curve is kept to so many points."""
+
+
+@dataclass(kw_only=True)
+class AuditRecord:
+    """Everything that `private/audit.json` holds."""
+
+    target: str
+    promise: dict[str, Any] | None
+    """Epsilon, delta, relation and unit; None: nothing was promised."""
+    bounds: "list[Bound]" = field(default_factory=list)
+    attacks: list[dict[str, Any]] = field(default_factory=list)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    curve: dict[str, list[float]] | None = None
+    """What the ledger allows any attack."""
+
+    def record(self) -> dict[str, Any]:
+        """As it is written."""
+        from sfumato.report.findings import is_kept
+
+        rows = [asdict(bound) for bound in self.bounds]
+        bounds = [{**row, "kept": is_kept(row, self.promise or {})} for row in rows]
+        return {
+            "target": self.target, "promise": self.promise, "bounds": bounds,
+            "attacks": self.attacks, "checks": self.checks, "curve": self.curve,
+        }  # fmt: skip
+
+
+def promised(
+    epsilon: float, delta: float, relation: str = "add-or-remove", unit: str = "example"
+) -> dict[str, Any]:
+    """What was promised, as a record has it."""
+    return {"epsilon": epsilon, "delta": delta, "relation": relation, "unit": unit}
+
+
+def share_error(confidence: float, bounds: int) -> float:
+    """The confidence that each of some bounds needs, for all of them to hold with this one."""
+    return 1 - (1 - confidence) / max(1, bounds)
+
+
+def hold_together(bounds: "Sequence[Bound]", confidence: float) -> "list[Bound]":
+    """Bounds that were made by `share_error`, with the confidence that they have together."""
+    note = "" if len(bounds) == 1 else "; the error is shared among all bounds"
+    return [replace(b, confidence=confidence, thresholds=b.thresholds + note) for b in bounds]
+
+
+def describe_attack(
+    name: str, inside: "Scores", outside: "Scores", confidence: float
+) -> dict[str, Any]:
+    """An attack by its scores of members and of others: rates with intervals, and the ROC."""
+    import numpy as np
+
+    from sfumato.report.leakage import Roc, clustered_interval, roc
+
+    # A score that is large speaks for membership, and an error that is small does.
+    errors = -np.asarray(inside, dtype=np.float64), -np.asarray(outside, dtype=np.float64)
+    images = np.arange(len(errors[0])), len(errors[0]) + np.arange(len(errors[1]))
+    curve = roc(*errors)
+
+    def limits(statistic: Any) -> list[float]:
+        interval = clustered_interval(statistic, *errors, *images, level=confidence, resamples=200)
+        return [statistic(curve), *interval]
+
+    found = {"name": name, "auc": limits(lambda c: c.auc)}
+    for text, fpr in (("1", 0.01), ("0.1", 0.001)):
+        found[f"tpr_at_{text}_percent_fpr"] = limits(lambda c, fpr=fpr: Roc.tpr_at(c, fpr))
+    return {**found, "roc": thin(curve.fpr, curve.tpr)}
+
+
+def thin(fpr: "np.ndarray", tpr: "np.ndarray") -> dict[str, list[float]]:
+    """A curve by some of its points, dense where false positives are few."""
+    import numpy as np
+
+    wanted = np.concatenate([[0.0], np.geomspace(1e-4, 1, POINTS)])
+    places = np.unique(np.append(np.searchsorted(fpr, wanted, side="right") - 1, len(fpr) - 1))
+    return {"fpr": fpr[places].tolist(), "tpr": tpr[places].tolist()}
+
+
+def allowed_curve(*, rate: float, noise_multiplier: float, steps: int) -> dict[str, list[float]]:
+    """The largest TPR that such a mechanism leaves to any attack, one image added or removed."""
+    import numpy as np
+
+    from sfumato.privacy.proof.tradeoff import largest_tpr
+
+    fpr = np.concatenate([[0.0], np.geomspace(1e-4, 1, 100)])
+    tpr = largest_tpr(
+        fpr, rate=rate, noise_multiplier=noise_multiplier, steps=steps, relation="add-or-remove"
+    )
+    return {"fpr": fpr.tolist(), "tpr": tpr.tolist()}

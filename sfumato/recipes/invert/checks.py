@@ -1,0 +1,96 @@
+"""What `sfumato invert` refuses, and why: all of it before anything is trained."""
+
+from typing import TYPE_CHECKING
+
+from sfumato.errors import DataError
+from sfumato.recipes import train
+from sfumato.recipes.invert.scene import Scene, open_access
+from sfumato.recipes.invert.score import as_judge, given_judge
+from sfumato.recipes.invert.stages import new_judge
+from sfumato.recipes.train.promise import plan_for
+
+if TYPE_CHECKING:
+    from sfumato.data.images import Images
+
+
+def check_scene(scene: Scene) -> None:
+    """Refuse what could not be attacked, drawn or judged."""
+    from sfumato.train.plain import reading_of
+
+    check_public(scene)
+    check_parts(scene)
+    check_drawing(scene)
+    check_target(scene)
+    for name in scene.config.judges:
+        model = new_judge(scene, name)
+        as_judge(model, reading_of(model, scene.others, scene.device))
+    for path in scene.config.judge:
+        as_judge(*given_judge(scene, path))
+
+
+def check_public(scene: Scene) -> None:
+    """Public images must fit the target, be enough, and show other classes and images."""
+    from sfumato.data.alike import overlap
+
+    config, public = scene.config, scene.public
+    if config.n > len(public):
+        raise DataError(
+            f'"{public.name}" has {len(public)} images, and --n {config.n} are wanted for each '
+            "class. Lower --n, or bring more public images."
+        )
+    shared = set(scene.members.classes) & set(public.classes)
+    if shared and not config.shared_classes:
+        raise DataError(
+            f"public and private images share classes: {', '.join(sorted(shared))}. An attacker "
+            "who has images of a class need not invert it. Give other classes (--public "
+            "NAME@5-9), or say --shared-classes if the names mean other things."
+        )
+    for own in (scene.members, scene.others, scene.held_out):
+        known = len(overlap(own, public))
+        if known:
+            raise DataError(
+                f'{known} images of "{own.name}" are among the public images "{public.name}": an '
+                "attacker who has them need not invert them. Leave them out of --public."
+            )
+
+
+def check_parts(scene: Scene) -> None:
+    """Target, judges and score each need images of every class."""
+    parts: dict[str, Images] = {
+        "the target": scene.members, "judges": scene.others, "the score": scene.held_out
+    }  # fmt: skip
+    for whose, images in parts.items():
+        present = set(images.labels.tolist())
+        for label, name in enumerate(images.classes):
+            if label not in present:
+                raise DataError(
+                    f'no image of class "{name}" is left for {whose}: target, judges and score '
+                    "each need some of their own. Change --judge-share, bring more images, or "
+                    "leave the class out (--data NAME@CLASSES)."
+                )
+
+
+def check_drawing(scene: Scene) -> None:
+    """A generator draws squares, of some sizes."""
+    from sfumato.nn.gan import Generator
+
+    if scene.config.method == "pixels":
+        return
+    _, height, width = scene.members.shape
+    if height != width:
+        raise DataError(
+            f'"{scene.members.name}" has images of {width} x {height} pixels, and a generator '
+            "draws squares. Give --image-size N, or --method pixels."
+        )
+    Generator(None, size=height, width=1, latent=1)  # says which sizes there are
+
+
+def check_target(scene: Scene) -> None:
+    """A target that is there must answer; one that is to be trained must be able to."""
+    import torch
+
+    if scene.config.target is not None:
+        open_access(scene)
+        return
+    _, reading = train.prepare(scene.target, scene.members, torch.device("cpu"))
+    plan_for(scene.target, len(reading))

@@ -1,0 +1,195 @@
+"""Who has what in `sfumato release`, and the one ledger of it all."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.recipes import train
+from sfumato.recipes.release.budget import Shares, share_budget
+from sfumato.recipes.release.settings import Config
+from sfumato.recipes.stages import given_run, require_heeded
+from sfumato.recipes.train.learner import group_by_person
+from sfumato.recipes.train.promise import draw_secret, header_of
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from sfumato.data.images import Images
+    from sfumato.privacy.ledger import Ledger
+    from sfumato.privacy.secret import Secret
+    from sfumato.train.reading import Reading
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Who has what."""
+
+    config: Config
+    run: Run
+    device: "torch.device"
+    private: "Images"
+    test: "Images"
+    public: "Images"
+    teacher: train.Config
+    """The settings of the teacher that is there already, or of the one to train."""
+    book: "Ledger | None"
+    """The ledger of the teacher that is there already."""
+
+    @cached_property
+    def units(self) -> int:
+        """How many images, or people, the promise is about."""
+        people = group_by_person(self.teacher, self.private)
+        return len(self.private) if people is None else len(people)
+
+    @property
+    def student(self) -> str:
+        """The student's model."""
+        return self.config.student or self.teacher.model
+
+    @property
+    def precision(self) -> "torch.dtype":
+        """What public images are moved and learnt in."""
+        from sfumato.train.setup import quick_precision
+
+        return quick_precision(self.device)
+
+    @property
+    def delta(self) -> float:
+        """The chance that the promise fails."""
+        from sfumato.privacy.budget import default_delta
+
+        given = self.config.delta
+        if given is None and self.book is not None:
+            given = self.book.header.delta
+        return default_delta(self.units) if given is None else given
+
+    @cached_property
+    def shares(self) -> Shares:
+        """The noise of everything."""
+        spent = None if self.book is None else self.book.events
+        length = len_of_moments(self) if self.config.k else 0
+        return share_budget(
+            self.config, size=self.units, delta=self.delta, length=length,
+            classes=len(self.private.classes), spent=spent,
+        )  # fmt: skip
+
+
+def set_scene(config: Config, run: Run) -> Scene:
+    """Load images, and refuse at once what cannot be released from."""
+    from sfumato.data.alike import require_alike
+    from sfumato.data.load import load_images, load_splits
+    from sfumato.recipes.origin import require_covered, require_strange, require_unpaid
+    from sfumato.train.setup import pick_device
+
+    settings, book = given_teacher(config) if config.teacher else (config.training, None)
+    if book is not None:  # one promise: the one that the teacher was trained under
+        config = replace(
+            config, relation=book.header.relation, unit=settings.unit, people=settings.people,
+            images_per_person=settings.images_per_person,
+        )  # fmt: skip
+    private, test = load_splits(settings.data, people=settings.people, **settings.loading)
+    # What is said here goes before what a given teacher was told.
+    own = {name: value for name, value in config.loading.items() if value}
+    if book is None:
+        require_covered(config)
+        require_strange(config, private.name)
+    require_unpaid(config.public, private.name)
+    public = load_images(config.public, "train", private=False, **{**settings.loading, **own})
+    public = replace(public, people=None)
+    if config.public_images is not None and config.public_images < len(public):
+        public, _ = public.split(config.public_images / len(public), seed=config.seed)
+    for own in (private, test):  # public images that are test images would flatter every score
+        require_alike(own, public)
+    scene = Scene(config, run, pick_device(config.device), private, test, public, settings, book)
+    if config.k and not len_of_moments(scene):
+        raise ConfigError(
+            f'the teacher "{settings.model}" has no normalisation layer, so there are no '
+            "statistics to match. Take a model that has (--model group-cnn), or --k 0."
+        )
+    return scene
+
+
+def given_teacher(config: Config) -> "tuple[train.Config, Ledger]":
+    """Settings and ledger of a finished run of `sfumato train`."""
+    from sfumato.files import read_json, read_lines
+    from sfumato.privacy.ledger import Ledger
+
+    assert config.teacher is not None
+    settings, _ = given_run(config.teacher, config)
+    require_heeded(config.teacher, config, settings)
+    if not (config.teacher / "ledger.jsonl").exists():
+        raise PrivacyError(
+            f"{config.teacher} has no ledger.jsonl, so nobody knows what its model gives away. A "
+            "teacher without a ledger cannot be released from."
+        )
+    ledger = Ledger.from_records(read_lines(config.teacher / "ledger.jsonl"))
+    check_book(config, ledger, float(read_json(config.teacher / "done.json")["epsilon"]))
+    return settings, ledger
+
+
+def check_book(config: Config, ledger: "Ledger", stated: float) -> None:
+    """Refuse a teacher's ledger that tells less than it cost, or noise worse than is asked for."""
+    if ledger.epsilon() < stated * (1 - 1e-6):
+        raise PrivacyError(
+            f"{config.teacher} was finished at epsilon {stated:.4g}, and its ledger.jsonl adds up "
+            f"to {ledger.epsilon():.4g}: lines are gone. It cannot be released from."
+        )
+    if config.secure and ledger.header.noise != "chacha20":
+        raise ConfigError(
+            f"--secure, and the noise of {config.teacher} came from {ledger.header.noise}. Train "
+            "it with --secure too, or leave that out."
+        )
+
+
+def teacher_of(scene: Scene) -> "tuple[nn.Module, Reading]":
+    """The teacher, and how it reads private images."""
+    from sfumato.nn.zoo import load_weights
+
+    learner, reading = train.prepare(scene.teacher, scene.private, scene.device)
+    folder = scene.config.teacher or scene.run.stage("teacher").path
+    load_weights(learner.model, folder / "model.safetensors")
+    return learner.model.eval(), replace(reading, views=1)
+
+
+def len_of_moments(scene: Scene) -> int:
+    """How many numbers the teacher's statistics have, counted on noise."""
+    import torch
+
+    from sfumato.nn.observe import observed
+
+    learner, reading = train.prepare(scene.teacher, scene.private.select([0]), torch.device("cpu"))
+    with observed(learner.model.eval()) as found, torch.no_grad():
+        learner.model(reading.trial(1)[0])
+    return sum(2 * pair.shape[2] for pair in found)
+
+
+def open_book(scene: Scene) -> "tuple[Ledger, Secret]":
+    """The ledger of everything, with the teacher's lines in it."""
+    from sfumato.files import read_lines
+    from sfumato.privacy.ledger import Ledger
+    from sfumato.train.world import World
+
+    secret = draw_secret(scene.config, scene.run, World())
+    header = header_of(scene.config, scene.private.name, scene.delta, secret)
+    ledger = Ledger.resume(scene.run.ledger_records(), header, scene.run.write_ledger)
+    path = scene.run.stage("teacher").path / "ledger.jsonl"
+    ledger.inherit(scene.book or Ledger.from_records(read_lines(path)))
+    return ledger, secret
+
+
+def finished_book(scene: Scene) -> "Ledger":
+    """The ledger when all is charged. It needs no secret, which a finished run has thrown away."""
+    from sfumato.privacy.ledger import Ledger
+
+    return Ledger.from_records(scene.run.ledger_records())
+
+
+def promise_of(scene: Scene) -> dict[str, Any]:
+    """What the ledger says in the end."""
+    return {
+        **finished_book(scene).promise(), "public": scene.public.name, "k": scene.config.k,
+        "images": len(scene.public), "model": scene.teacher.model,
+    }  # fmt: skip

@@ -1,0 +1,85 @@
+"""The student of `sfumato release`: a network that has seen the bundle and nothing else."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sfumato.recipes.release.scene import Scene, teacher_of
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sfumato.data.images import Images
+    from sfumato.train.distil import Answers
+    from sfumato.train.reading import Reading
+
+FEW_STEPS = 300
+"""Below this a student is warned of: batches are too large for so few images."""
+
+
+def student(scene: Scene, stage: Run) -> None:
+    """Train it on the bundle, as anybody could who was handed it."""
+    from sfumato.synth.bundle import read_bundle
+    from sfumato.train.distil import cached, live
+
+    images, logits, _, _ = read_bundle(scene.run.path / "bundle")
+    answers = cached(logits.to(scene.device))
+    model, reading = new_student(scene, images)
+    if scene.config.soft_labels == "live":
+        answers = live(*teacher_of(scene), reading)
+    distil(scene, model, reading, answers, stage)
+    stage.save_tensors("model.safetensors", model.state_dict())
+    stage.finish({"student": scene.student, "images": len(images)})
+
+
+def new_student(scene: Scene, images: "Images") -> "tuple[nn.Module, Reading]":
+    """A student at its start, and how it reads images: on a GPU in bf16, for nothing is private."""
+    import torch
+
+    from sfumato.nn.zoo import build_model
+    from sfumato.train.plain import reading_of
+    from sfumato.train.setup import placed
+
+    config = scene.config
+    torch.manual_seed(config.seed)
+    model = build_model(scene.student, classes=len(images.classes), shape=images.shape)
+    model = placed(model, scene.device)
+    return model, reading_of(
+        model, images, scene.device, seed=config.seed, shift=config.student_shift,
+        precision=scene.precision,
+    )  # fmt: skip
+
+
+def distil(
+    scene: Scene, model: "nn.Module", reading: "Reading", answers: "Answers | None", stage: Run
+) -> "nn.Module":
+    """Train a student on answers, or on labels where there are none."""
+    from sfumato.train.distil import distil_step
+    from sfumato.train.plain import train_plainly
+    from sfumato.train.steps import plain_step
+
+    config = scene.config
+    steps = round(config.student_epochs * len(reading.images) / config.student_batch)
+    if steps < FEW_STEPS:
+        scene.run.log(
+            f"a student of {steps} steps learns little: lower --student-batch, or raise "
+            "--student-epochs"
+        )
+    if answers is None:
+        step = plain_step(model, reading)
+    else:
+        step = distil_step(model, reading, answers, temperature=config.temperature)
+    return train_plainly(
+        model, len(reading.images), step, stage, epochs=config.student_epochs,
+        lr=config.student_lr, batch_size=config.student_batch, weight_decay=1e-4, warmup=20,
+        seed=config.seed, say=stage.say,
+    )  # fmt: skip
+
+
+def trained_student(scene: Scene) -> "tuple[nn.Module, Reading]":
+    """The student, and how it reads test images."""
+    from sfumato.nn.zoo import load_weights
+
+    model, reading = new_student(scene, scene.test)
+    load_weights(model, scene.run.stage("student").path / "model.safetensors")
+    return model.eval(), replace(reading, images=scene.test.to(scene.device))

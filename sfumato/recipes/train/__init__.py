@@ -1,0 +1,200 @@
+"""`sfumato train`: private, or plain, training and fine-tuning of any vision model.
+
+Load, build, plan, train, score: the privacy is in the plan and in the step that `private_step`
+makes; everything else is ordinary training.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sfumato.recipes import Recipe, as_label
+from sfumato.recipes.train.learner import prepare as prepare
+from sfumato.recipes.train.promise import open_ledger, promise_summary
+from sfumato.recipes.train.settings import PRESETS as PRESETS
+from sfumato.recipes.train.settings import Config
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from sfumato.data.images import Images
+    from sfumato.train.canaries import Canaries
+    from sfumato.train.loop import Learner
+    from sfumato.train.reading import Reading
+    from sfumato.train.steps import Paid
+    from sfumato.train.world import World
+
+
+def needs_run(config: Config) -> bool:
+    """Whether something is kept: an explanation is only printed."""
+    return not config.explain
+
+
+def run(config: Config, run: Run | None) -> dict[str, Any]:
+    """Load, build, plan, train, score. Of several processes, all but the leader have no run."""
+    from sfumato.data.load import load_splits
+    from sfumato.recipes.origin import require_covered
+    from sfumato.recipes.train.step import load_public
+    from sfumato.train.setup import pick_device
+    from sfumato.train.world import join_world, leave_world
+
+    device = pick_device(config.device)
+    world = join_world(device)
+    try:
+        if world.agree(run is not None and run.finished):
+            return {} if run is None else run.summary
+        require_covered(config)
+        train, test = load_splits(config.data, people=config.people, **config.loading)
+        public = load_public(config, train, test)
+        if config.explain:
+            return {"explanation": explain_layers(config, *prepare(config, train, device))}
+        return run_on(config, train, test, run, world, public=public)
+    finally:
+        leave_world()
+
+
+def run_on(
+    config: Config, train: "Images", test: "Images", run: Run | None,
+    world: "World | None" = None, public: "Images | None" = None, declared: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """The same with images that are loaded already: what a recipe of several stages calls.
+
+    `declared` names images that it declared public.
+    """
+    from sfumato.recipes.origin import book_of_weights
+    from sfumato.recipes.train.canaries import find_canaries, note_end
+    from sfumato.train.setup import pick_device
+    from sfumato.train.world import World, leave_world
+
+    world = World() if world is None else world
+    if run is not None and run.finished:
+        return run.summary
+    before = book_of_weights(config, train.name)
+    canaries = find_canaries(config, train, run, world)
+    train = train if canaries is None else canaries.place_in(train)
+    learner, reading = prepare(config, train, pick_device(config.device))
+    paid = open_ledger(config, reading, run, world, declared, before)
+    learn(config, learner, reading, paid, run, world, public=public, canaries=canaries)
+    world.any(False)  # all leave at once: who is left behind while the leader scores would fail
+    leave_world()
+    if run is None:
+        return {}
+    if canaries is not None:
+        note_end(canaries, learner, reading, run)
+    return conclude(config, learner, replace(reading, images=test), paid, run)
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """What was promised, and where it is."""
+    if "explanation" in summary:
+        return summary["explanation"]
+    from sfumato.report.words import up
+
+    promise = "no promise: plain training"
+    if summary["epsilon"] != "inf":
+        promise = f"epsilon {up(summary['epsilon'])}, delta {summary['delta']:.2g}"
+        promise += f", for each {summary['unit']}"
+    lines = [
+        f"{summary['model']} trained on {summary['data']}: {summary['steps']} steps",
+        f"  promise   {promise}",
+        f"  model     {summary['run']}/model.safetensors",
+        f"  private   {summary['run']}/private: do not share; scores.json has the test accuracy",
+    ]
+    lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
+    return "\n".join(lines)
+
+
+def learn(
+    config: Config,
+    learner: "Learner",
+    reading: "Reading",
+    paid: "Paid",
+    run: Run | None,
+    world: "World",
+    *,
+    public: "Images | None" = None,
+    canaries: "Canaries | None" = None,
+    look: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Take all the steps, from wherever an earlier try was cut.
+
+    `look` is called on the leader after each step with its number: what it makes of the weights is
+    covered by the ledger.
+    """
+    from sfumato.privacy.sampling import poisson_batches
+    from sfumato.recipes.train.canaries import note_start, observe
+    from sfumato.recipes.train.step import make_step
+    from sfumato.train.canaries import watched
+    from sfumato.train.chunks import Cutting
+    from sfumato.train.loop import fit
+    from sfumato.train.memory import advised, fitting_batch
+    from sfumato.train.progress import price_list, progress
+
+    plan, ledger = paid.plan, paid.ledger
+    learner.load(world.agree(run and run.load_checkpoint()))
+    if run is not None and learner.step:
+        run.log(f"going on after step {learner.step}: what was paid is not paid again")
+    elif run is not None and any(event.ledger == ledger.header.id for event in ledger.events):
+        run.log("beginning again: there was no checkpoint yet, but what was paid is not paid again")
+    if canaries is not None:
+        note_start(canaries, learner, reading, run)
+    step, ghost, reading, work = make_step(
+        config, learner, reading, paid, world=world, public=public,
+        say=run.log if run else lambda _: None,
+    )  # fmt: skip
+    if canaries is not None and canaries.kind == "gradient":
+        step = watched(step, ghost.model, plan, canaries, observe(canaries, plan, run))
+    cutting = Cutting.of(plan, processes=world.size, device=reading.device, compiled=config.compile)
+    asked = config.physical_batch_size
+    size = fitting_batch(ghost, reading, asked, cutting, world, work)
+    if run is not None and size != asked:
+        run.log(f"{size} examples are taken at once")
+    batches = poisson_batches(
+        plan, len(reading), ledger, paid.secret, stage="train", start=learner.step,
+        chunk_size=size, round_to=cutting.round_to(size),
+    )  # fmt: skip
+    if canaries is not None:
+        batches = canaries.keep_out(batches)
+    tell = progress(
+        plan.steps, learner.step, price_list(plan, ledger, "train"), run.say if run else None
+    )
+
+    def tell_and_look(done: int, numbers: dict[str, float]) -> None:
+        tell(done, numbers)
+        if run is not None:
+            look(done)
+
+    with advised(ghost, reading, size, work):
+        fit(
+            learner, batches, step, run, world=world, before_saving=ledger.settle,
+            tell=tell_and_look,
+        )  # fmt: skip
+
+
+def explain_layers(config: Config, learner: "Learner", reading: "Reading") -> str:
+    """The table of layers: method, work, memory, share, and the predicted cost."""
+    from sfumato.ghost.clip import Ghost
+    from sfumato.ghost.layout import explain_layout
+
+    mode = "ghost_mixed" if config.mode == "non-private" else config.mode
+    ghost = Ghost(learner.model, mode, config.two_pass)
+    ghost.clip(reading.losses, reading.trial(), 3)
+    (parts,) = ghost.layouts.values()
+    return explain_layout(parts, learner.model)
+
+
+def conclude(
+    config: Config, learner: "Learner", test: "Reading", paid: "Paid", run: Run
+) -> dict[str, Any]:
+    """Save the model, score it privately, sum up."""
+    from sfumato.train.steps import accuracy
+
+    run.save_tensors("model.safetensors", learner.best.state_dict())
+    scores = {"test_accuracy": accuracy(learner.best, test), "test_images": len(test.images)}
+    run.write_json("private/scores.json", scores)
+    return run.finish({**promise_summary(paid), "model": config.model, "run": str(run.path)})
+
+
+RECIPE = Recipe(
+    config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run,
+    label=lambda config: as_label(config.data, config.model, epsilon=config.epsilon),
+)  # fmt: skip

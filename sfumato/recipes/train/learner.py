@@ -1,0 +1,97 @@
+"""What `sfumato train` begins with: a model, its optimizer, and how it reads images."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sfumato.errors import ConfigError
+from sfumato.recipes.train.settings import Config
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from sfumato.data.images import Images
+    from sfumato.train.loop import Learner
+    from sfumato.train.reading import Reading
+
+Kind = TypeVar("Kind")
+
+
+def prepare(config: Config, images: "Images", device: "torch.device") -> "tuple[Learner, Reading]":
+    """The classifier of the settings, and how it reads these images."""
+    import torch
+
+    from sfumato.nn.normalise import apply_norm_policy
+    from sfumato.nn.zoo import build_model, pixel_statistics
+    from sfumato.train.reading import Reading
+    from sfumato.train.setup import choose_parameters
+
+    torch.manual_seed(config.seed)
+    model = build_model(
+        config.model, classes=len(images.classes), shape=images.shape,
+        pretrained=config.pretrained, weights=config.weights,
+    )  # fmt: skip
+    statistics = pixel_statistics(model, images.shape[0])
+    has_weights = config.pretrained or config.weights is not None
+    model = apply_norm_policy(model, config.norm or ("frozen" if has_weights else "group"))
+    choose_parameters(model, config.train_only, config.freeze)
+    reading = new_reading(Reading, config, images, device, statistics)
+    return new_learner(config, model, reading), reading
+
+
+def new_reading(
+    kind: Callable[..., Kind], config: Config, images: "Images", device: "torch.device",
+    statistics: tuple[tuple[float, ...], tuple[float, ...]],
+) -> Kind:  # fmt: skip
+    """A reading of these images, with the mean and deviation of pixels that the model expects."""
+    import torch
+
+    from sfumato.data.augment import Augmentation
+
+    return kind(
+        images.to(device), device, *statistics,
+        Augmentation(crop=config.crop, flip=config.flip), config.augmult,
+        torch.bfloat16 if config.precision == "bf16" else torch.float32,
+        group_by_person(config, images), config.seed,
+    )  # fmt: skip
+
+
+def new_learner(config: Config, model: "nn.Module", reading: "Reading") -> "Learner":
+    """The model where it reads, with all that changes as it learns."""
+    from sfumato.nn.average import new_average
+    from sfumato.train.loop import Learner
+    from sfumato.train.setup import make_optimizer, make_schedule, placed
+    from sfumato.train.sharp import LastGradient
+
+    model = placed(model, reading.device)
+    optimizer = make_optimizer(
+        model, config.optimizer, lr=config.lr, momentum=config.momentum,
+        weight_decay=config.weight_decay,
+    )  # fmt: skip
+    schedule = make_schedule(optimizer, config.schedule, number_of_steps(config, len(reading)))
+    # SAM walks up along its own batch; only the private way needs to remember.
+    uphill = config.sharpness and config.mode != "non-private"
+    last = LastGradient(model) if uphill else None
+    return Learner(model, optimizer, schedule, new_average(model, config.ema), last)
+
+
+def group_by_person(config: Config, images: "Images") -> Any:
+    """Who is on which image, if the promise is about people."""
+    from sfumato.data.people import People
+
+    if config.unit == "example":
+        return None
+    if images.people is None:
+        raise ConfigError(
+            f'nobody knows who is on the images of "{images.name}". Give --people folder, '
+            "--people FILE.csv, or arrays people_train and people_test in an .npz file."
+        )
+    return People(images.people, config.images_per_person)
+
+
+def number_of_steps(config: Config, size: int) -> int:
+    """Steps that the settings ask for."""
+    from sfumato.privacy.budget import count_steps
+
+    epochs = 5.0 if config.epochs is None and config.steps is None else config.epochs
+    return count_steps(size, config.batch_size, epochs=epochs, steps=config.steps)
