@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sfumato.recipes import Recipe
+from sfumato.recipes.train.learner import describe
 from sfumato.recipes.train.learner import prepare as prepare
 from sfumato.recipes.train.promise import open_ledger, promise_summary
 from sfumato.recipes.train.settings import PRESETS as PRESETS
@@ -189,6 +190,7 @@ def conclude(
     from sfumato.train.steps import accuracy
 
     run.save_tensors("model.safetensors", learner.best.state_dict())
+    describe(config, test).keep(run)
     scores = {"test_accuracy": accuracy(learner.best, test), "test_images": len(test.images)}
     run.write_json("private/scores.json", scores)
     return run.finish({**promise_summary(mechanism), "model": config.model, "run": str(run.path)})
