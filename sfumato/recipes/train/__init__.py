@@ -98,6 +98,7 @@ def show(summary: Mapping[str, Any]) -> str:
         f"{summary['model']} trained on {summary['data']}: {summary['steps']} steps",
         f"  promise   {promise}",
         f"  model     {summary['run']}/model.safetensors",
+        f'  use it    sfumato.load_model("{summary["run"]}") in Python',
         f"  private   {summary['run']}/private: do not share; scores.json has the test accuracy",
     ]
     lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
