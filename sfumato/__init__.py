@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.noise import privatize as privatize
     from sfumato.privacy.sampling import poisson_batches as poisson_batches
     from sfumato.privacy.secret import Secret as Secret
+    from sfumato.recipes.load_model import load_model as load_model
     from sfumato.runs import Run as Run
     from sfumato.runs import open_run as open_run
 
@@ -58,6 +59,7 @@ _HOMES = {
     "privatize": "privacy.noise",
     "Secret": "privacy.secret",
     "poisson_batches": "privacy.sampling",
+    "load_model": "recipes.load_model",
     "Run": "runs",
     "open_run": "runs",
 }

@@ -6,14 +6,16 @@ runs; every verb has a page.
 
 import re
 import shlex
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from sfumato import cli
+from sfumato.data.load import load_images
 from sfumato.errors import UnsupportedLayer
-from sfumato.recipes import recipe_of
+from sfumato.recipes import recipe_of, train
+from sfumato.runs import open_run
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -126,11 +128,48 @@ def test_account_prints_what_its_page_says(shown, capsys):
 
 @pytest.mark.parametrize(
     ("page", "number", "epsilon"),
-    [("README.md", 0, 2), ("docs/library.md", 0, 3), ("docs/library.md", 1, 2)],
+    [
+        ("README.md", 0, 2),
+        ("docs/library.md", 0, 3),
+        ("docs/library.md", 1, 3),
+        ("docs/library.md", 2, 2),
+    ],
 )
 def test_the_examples_in_python_run_and_keep_their_budget(page, number, epsilon, capsys):
     exec(blocks(PAGES[page], "python")[number], {})
     assert epsilon - 0.01 < float(capsys.readouterr().out) <= epsilon
+
+
+def test_the_loop_of_plain_functions_learns(capsys):
+    scene = {}
+    exec(blocks(PAGES["docs/library.md"], "python")[0], scene)
+    test = load_images("digits", "test")
+    found = scene["model"](test.pixels.float() / 255).argmax(dim=1)
+    assert (found == test.labels).float().mean() > 0.7
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory):
+    """A folder with runs/digits in it, a short run of what the pages show."""
+    folder = tmp_path_factory.mktemp("shown")
+    config = replace(train.PRESETS["digits-cpu"](), epochs=None, steps=4, device="cpu")
+    with open_run(config, verb="train", out=folder / "runs/digits") as run:
+        train.run(config, run)
+    return folder
+
+
+@pytest.mark.parametrize(("page", "number"), [("docs/train.md", 0), ("docs/library.md", 3)])
+def test_a_trained_model_is_used_as_the_pages_show(page, number, digits_run, monkeypatch, capsys):
+    monkeypatch.chdir(digits_run)
+    code = blocks(PAGES[page], "python")[number]
+    exec(code, {})
+    printed = capsys.readouterr().out.splitlines()
+    after = PAGES[page].read_text().partition(code)[2]
+    shown = after.split("```")[2].strip().splitlines()
+    without_numbers = [
+        [re.sub(r"[\d.e-]+", "", line) for line in lines] for lines in (printed, shown)
+    ]
+    assert without_numbers[0] == without_numbers[1]
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def decode(files: Sequence[Path], framing: Framing) -> UInt8[Tensor, "n c h w"]:
     Unless the framing gives all files one size, they must have one already.
     """
     with ThreadPoolExecutor() as pool:
-        arrays = list(pool.map(lambda file: _decode_one(file, framing), files))
+        arrays = list(pool.map(lambda file: decode_file(file, framing), files))
     if len({array.shape[:2] for array in arrays}) > 1:
         first = arrays[0].shape[:2]
         other = next(i for i, array in enumerate(arrays) if array.shape[:2] != first)
@@ -85,16 +85,29 @@ def decode(files: Sequence[Path], framing: Framing) -> UInt8[Tensor, "n c h w"]:
     return torch.from_numpy(np.stack(same)).permute(0, 3, 1, 2).contiguous()
 
 
-def _decode_one(file: Path, framing: Framing) -> np.ndarray:
+def decode_file(file: Path, framing: Framing) -> np.ndarray:
+    """One file, turned, framed, and grey or in colour as it is: height, width, channels."""
     try:
         with Image.open(file) as opened:
-            picture = ImageOps.exif_transpose(opened)
-            picture = _to_bytes(picture)
+            picture = _upright(opened)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
         raise DataError(
             f"{file} cannot be read as an image ({problem}). Replace it or take it away."
         ) from problem
-    array = np.asarray(framing.picture(picture, str(file)))
+    return _to_array(picture, framing, str(file))
+
+
+def decode_picture(picture: Image.Image, framing: Framing) -> np.ndarray:
+    """The same of a picture that is open already."""
+    return _to_array(_upright(picture), framing, "the picture")
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    return _to_bytes(ImageOps.exif_transpose(picture))
+
+
+def _to_array(picture: Image.Image, framing: Framing, name: str) -> np.ndarray:
+    array = np.asarray(framing.picture(picture, name))
     return array[..., None] if array.ndim == 2 else array
 
 

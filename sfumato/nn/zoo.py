@@ -137,6 +137,19 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
     return missing
 
 
+def load_exactly(model: nn.Module, path: Path) -> None:
+    """Load a state dict that has every tensor of the model and no other, or say what differs."""
+    found, own = read_state(path), model.state_dict()
+    fits = {name for name in own if name in found and own[name].shape == found[name].shape}
+    other = [name for name in (*own, *found) if name not in fits]
+    if other:
+        raise ConfigError(
+            f"{path} does not fit this model: of its {len(own)} tensors {len(fits)} are there. The "
+            f'first that differs is "{other[0]}".'
+        )
+    model.load_state_dict(found)
+
+
 def read_state(path: Path) -> Mapping[str, Tensor]:
     """The tensors in a .safetensors file, or in a .pt file that holds nothing else."""
     try:

@@ -11,8 +11,10 @@ from releases import ledger_of, make, moved, promising, scores_of, stages_of, ti
 from safetensors.torch import load_file
 
 from sfumato.cli import main
+from sfumato.data.load import load_images
 from sfumato.nn.zoo import build_model, pixel_statistics
 from sfumato.recipes import release
+from sfumato.recipes.load_model import load_model
 from sfumato.recipes.release import PRESETS, Config
 from sfumato.recipes.release.settings import HAIR
 from sfumato.synth.bundle import read_bundle, verify_bundle
@@ -55,6 +57,17 @@ def test_a_run_leaves_a_bundle_pictures_a_ledger_and_private_scores(finished):
     scores = scores_of(finished)
     assert {"test_accuracy", "teacher_accuracy", "quality", "membership"} <= set(scores)
     assert set(scores["quality"]) == {"features", "released", "public", "test"}
+
+
+def test_the_student_is_loaded_with_the_promise_of_the_whole_run(finished, settings):
+    trained = load_model(finished)
+    test = load_images(settings.data, "test")
+    right = trained.logits(test).argmax(dim=1) == test.labels
+    assert right.double().mean().item() == pytest.approx(scores_of(finished)["test_accuracy"])
+    assert trained.classes == test.classes == ("zero", "one", "two")
+    assert trained.promise is not None
+    assert trained.promise["epsilon"] == ledger_of(finished).epsilon()
+    assert load_model(finished / "stages/teacher").promise["epsilon"] < trained.promise["epsilon"]
 
 
 def test_nothing_outside_private_was_measured_on_private_or_test_images(finished):

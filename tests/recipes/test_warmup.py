@@ -20,6 +20,7 @@ from sfumato.errors import ConfigError
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import train, warmup
+from sfumato.recipes.load_model import load_model
 from sfumato.recipes.warmup import classifier as warmup_classifier
 from sfumato.recipes.warmup import generator as warmup_generator
 from sfumato.recipes.warmup.scene import set_scene
@@ -69,6 +70,15 @@ def test_the_ledger_tells_public_weights_from_the_model_of_the_same_name(finishe
     start = "the weights that training began with (stages/warmup/model.safetensors)"
     assert ledger.header.public.endswith(f", and {start}")
     assert (finished / "stages/train/model.safetensors").exists()
+
+
+def test_its_classifiers_are_loaded_and_reach_what_was_scored(finished, settings):
+    test = load_images(settings.data, "test")
+    for place, name in (("", "dp"), ("stages/train", "dp"), ("stages/warmup", "warmup")):
+        trained = load_model(finished / place)
+        right = trained.logits(test).argmax(dim=1) == test.labels
+        assert right.double().mean().item() == pytest.approx(scores_of(finished)[name])
+        assert (trained.promise is None) == (name == "warmup")
 
 
 def test_the_last_words_name_what_was_drawn_and_not_looks_that_may_be_rejected(finished, tmp_path):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from sfumato.data.images import Images
     from sfumato.privacy.ledger import Ledger
-    from sfumato.train.reading import Reading
 
 POPULATION = 0.25
 """The share of the test images that RMIA compares with."""
@@ -163,32 +162,21 @@ def membership(config: Config, target: Target, run: Run) -> list[dict[str, Any]]
 def target_odds(target: Target) -> "tuple[Tensor, Tensor]":
     """The log-odds that the target gives to the pool, and to the population."""
     from sfumato.attack.membership import log_odds
-    from sfumato.nn.zoo import load_weights
-    from sfumato.train.steps import logits_of
+    from sfumato.recipes.load_model import load_model
 
-    has_weights = target.settings.pretrained or target.settings.weights is not None
-    # Its own weights come from the run: those that it began with need not be there any more.
-    settings = replace(
-        target.alone, pretrained=False, weights=None,
-        norm=target.settings.norm or ("frozen" if has_weights else "group"),
-    )  # fmt: skip
-    learner, reading = train.prepare(settings, target.pool, target.device)
-    missing = load_weights(learner.model, target.folder / "model.safetensors")
-    if missing:
+    trained = load_model(target.folder, str(target.device))
+    known = trained.description
+    if (known.classes, known.shape) != (target.pool.classes, target.pool.shape):
         raise RunError(
-            f'{target.folder}/model.safetensors has no "{missing[0]}" that fits: were its images '
-            "exchanged for others since, with other classes or of another size?"
+            f'{target.folder} learnt images of other classes, or of another size, than those of "'
+            f'{target.settings.data}" are now. An audit needs the very images that were learnt.'
         )
+    trained = replace(trained, description=replace(known, precision="float32"))
     answers = [
-        log_odds(logits_of(learner.model, reading_of(reading, images)), images.labels)
+        log_odds(trained.logits(images), images.labels)
         for images in (target.pool, target.population)
     ]
     return answers[0], answers[1]
-
-
-def reading_of(reading: "Reading", images: "Images") -> "Reading":
-    """The same reading, of other images."""
-    return replace(reading, images=images.to(reading.device))
 
 
 def _check_size(folder: Path, size: int, settings: train.Config) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sfumato.recipes import train
-from sfumato.recipes.audit.finished import Target, reading_of
+from sfumato.recipes.audit.finished import Target
 from sfumato.recipes.audit.settings import Config
 from sfumato.recipes.train.learner import number_of_steps
 from sfumato.runs import Run
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sfumato.attack.shadows import Copies, Optimize
+    from sfumato.data.images import Images
     from sfumato.train.reading import Reading
 
 GROUP = 8
@@ -60,7 +61,7 @@ def _group(
     try:
         copies, reading = _train(config, target, inside, numbers)
         return {
-            name: log_odds(copies.logits(reading_of(reading, images), IN_MEMORY), images.labels)
+            name: log_odds(copies.logits(_reading_of(reading, images), IN_MEMORY), images.labels)
             for name, images in (("pool", target.pool), ("population", target.population))
         }
     except torch.cuda.OutOfMemoryError:
@@ -97,6 +98,11 @@ def _train(
         optimizer_of(settings, steps), at_once=max(1, IN_MEMORY // len(numbers)),
     )  # fmt: skip
     return copies, reading
+
+
+def _reading_of(reading: "Reading", images: "Images") -> "Reading":
+    """The same reading, of other images."""
+    return replace(reading, images=images.to(reading.device))
 
 
 def optimizer_of(settings: train.Config, steps: int) -> "Optimize":

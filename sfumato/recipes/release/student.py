@@ -21,6 +21,7 @@ def student(scene: Scene, stage: Run) -> None:
     """Train it on the bundle, as anybody could who was handed it."""
     from sfumato.synth.bundle import read_bundle
     from sfumato.train.distil import cached, live
+    from sfumato.train.trained import Description
 
     images, logits, _, _ = read_bundle(scene.run.path / "bundle")
     answers = cached(logits.to(scene.device))
@@ -29,6 +30,9 @@ def student(scene: Scene, stage: Run) -> None:
         answers = live(*teacher_of(scene), reading)
     distil(scene, model, reading, answers, stage)
     stage.save_tensors("model.safetensors", model.state_dict())
+    Description.of(
+        reading, model=scene.student, norm="keep", centre_crop=scene.config.centre_crop
+    ).keep(stage)
     stage.finish({"student": scene.student, "images": len(images)})
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sfumato.recipes import Recipe, as_label
+from sfumato.recipes.train.learner import describe
 from sfumato.recipes.train.learner import prepare as prepare
 from sfumato.recipes.train.promise import open_ledger, promise_summary
 from sfumato.recipes.train.settings import PRESETS as PRESETS
@@ -97,6 +98,7 @@ def show(summary: Mapping[str, Any]) -> str:
         f"{summary['model']} trained on {summary['data']}: {summary['steps']} steps",
         f"  promise   {promise}",
         f"  model     {summary['run']}/model.safetensors",
+        f'  use it    sfumato.load_model("{summary["run"]}") in Python',
         f"  private   {summary['run']}/private: do not share; scores.json has the test accuracy",
     ]
     lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
@@ -189,6 +191,7 @@ def conclude(
     from sfumato.train.steps import accuracy
 
     run.save_tensors("model.safetensors", learner.best.state_dict())
+    describe(config, test).keep(run)
     scores = {"test_accuracy": accuracy(learner.best, test), "test_images": len(test.images)}
     run.write_json("private/scores.json", scores)
     return run.finish({**promise_summary(paid), "model": config.model, "run": str(run.path)})

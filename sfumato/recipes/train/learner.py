@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sfumato.data.images import Images
+    from sfumato.nn.normalise import NormPolicy
     from sfumato.train.loop import Learner
     from sfumato.train.reading import Reading
+    from sfumato.train.trained import Description
 
 Kind = TypeVar("Kind")
 
@@ -32,11 +34,25 @@ def prepare(config: Config, images: "Images", device: "torch.device") -> "tuple[
         pretrained=config.pretrained, weights=config.weights,
     )  # fmt: skip
     statistics = pixel_statistics(model, images.shape[0])
-    has_weights = config.pretrained or config.weights is not None
-    model = apply_norm_policy(model, config.norm or ("frozen" if has_weights else "group"))
+    model = apply_norm_policy(model, norm_policy(config))
     choose_parameters(model, config.train_only, config.freeze)
     reading = new_reading(Reading, config, images, device, statistics)
     return new_learner(config, model, reading), reading
+
+
+def norm_policy(config: Config) -> "NormPolicy":
+    """What becomes of BatchNorm: statistics that came with weights are worth keeping."""
+    has_weights = config.pretrained or config.weights is not None
+    return config.norm or ("frozen" if has_weights else "group")
+
+
+def describe(config: Config, reading: "Reading") -> "Description":
+    """What is written beside the weights, so that the classifier can be built again."""
+    from sfumato.train.trained import Description
+
+    return Description.of(
+        reading, model=config.model, norm=norm_policy(config), centre_crop=config.centre_crop
+    )
 
 
 def new_reading(

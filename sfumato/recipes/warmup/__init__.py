@@ -77,11 +77,13 @@ def show(summary: Mapping[str, Any]) -> str:
     if "stage" in summary:
         return tell_stage(summary)
     learnt = "train" if summary["public_images"] else "generator"
+    # The word on private/ comes last; a generator is drawn from, and not loaded.
+    left_out = ("private  ", "use it  ") if learnt == "generator" else ("private  ",)
     where = f"{summary['run']}/stages/{learnt}"
     lines = [
         line
         for line in train.show({**summary, "run": where}).splitlines()
-        if "private  " not in line
+        if not line.strip().startswith(left_out)
     ]
     if summary["public_images"]:
         lines.append(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfumato.recipes import train
+from sfumato.recipes.train.learner import describe
 from sfumato.recipes.warmup.scene import Scene
 from sfumato.runs import Run
 
@@ -53,6 +54,7 @@ def warm_model(scene: Scene, images: "Images", stage: Run, *, epochs: float) -> 
         say=stage.say,
     )  # fmt: skip
     stage.save_tensors("model.safetensors", model.state_dict())
+    describe(settings, reading).keep(stage)
     stage.finish({"images": len(images)})
 
 
