@@ -78,6 +78,8 @@ class Ghost:
         each other; the loss is then one number for all of them. All that belongs to the batch must
         be among the inputs: the first call examines the model with other numbers of examples.
         """
+        if examples == 0:
+            return self._nothing()
         key = kind_of_batch(inputs, examples)
         if key not in self.layouts:
             self.survey(lambda marked: loss_fn(self.model, *marked), inputs, examples, key)
@@ -89,6 +91,12 @@ class Ghost:
             return result
         set_random_state(state)
         return self._second_pass(result, loss_fn, inputs)
+
+    def _nothing(self) -> Clipped:
+        """What no examples add."""
+        none = self.seed.new_zeros(0)
+        total = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        return Clipped(total, none, none.expand(self.num_groups, 0), none)
 
     @contextmanager
     def recording(self, examples: int, key: Any = None, **options: Any) -> Iterator[Tape]:

@@ -56,8 +56,9 @@ def ghost_norm(
     if rounded:
         # What a rounded output says of the part to be removed may be too much: remove nothing.
         return grams.with_room(found, rounding)
-    sums = contract.apply(
-        x.sum(dim=1, keepdim=True), torch.ones_like(weight[:1, :1]), None, geometry
+    ones = torch.ones_like(weight[:1, :1], dtype=torch.float64)
+    sums = contract.apply(x.sum(dim=1, keepdim=True, dtype=torch.float64), ones, None, geometry).to(
+        g.dtype
     )
     along_1 = _per_example((g * sums).flatten(2).sum(dim=2), examples)
     along_w = (g * y).flatten(2).sum(dim=2)
@@ -66,11 +67,11 @@ def ghost_norm(
     along_w = _per_example(along_w, examples)
     length = weight.flatten(1).square().sum(dim=1)
     lost = along_1.square() / size + along_w.square() * (2 - length)
-    # The difference of large numbers: never below what rounding could hide. Output and sums of
-    # columns are long sums themselves, in any order, and their squares are wrong by twice as much.
+    # The difference of large numbers: never below what rounding could hide. The output is a long
+    # sum itself, in any order, and squares are wrong by twice as much.
     eps = torch.finfo(g.dtype).eps
     left = (found.squares - lost.sum(dim=1)).clamp(min=0) + 8 * eps * found.squares
-    doubt = found.doubt + 2 * eps * size
+    doubt = found.doubt + eps * size
     return grams.with_room(grams.Measured(left, found.lengths, doubt), rounding)
 
 

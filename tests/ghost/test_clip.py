@@ -75,6 +75,17 @@ def test_per_layer_clipping_clips_each_layer_on_its_own():
             torch.testing.assert_close(clipped.total[name], wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(5,), (4, 5)])
+def test_an_empty_batch_adds_nothing(shape):
+    ghost = Ghost(nn.Linear(5, 3))
+    clipped = ghost.clip(lambda model, x: model(x).flatten(1).sum(1), (torch.randn(0, *shape),), 0)
+    assert {name: total.shape for name, total in clipped.total.items()} == {
+        "weight": (3, 5), "bias": (3,)
+    }  # fmt: skip
+    assert not any(total.any() for total in clipped.total.values())
+    assert clipped.norms.shape == clipped.losses.shape == (0,)
+
+
 def test_masked_examples_add_nothing():
     model, (x, y) = small_net(), data()
     ghost = Ghost(model)
