@@ -252,7 +252,7 @@ def test_the_model_is_left_as_it_was():
         ({"mode": "non-private", "noise_multiplier": None}, "mislabelled"),
         ({"clip": "global"}, "--clip global"),
         ({"per_layer": True}, "--per-layer"),
-        ({"extender": "dope", "public": "digits"}, "--extender"),
+        ({"extender": "dope", "extender_images": "digits"}, "--extender"),
     ],
 )
 def test_what_does_not_go_with_canaries_is_refused(changes, words):
