@@ -31,6 +31,7 @@ from sfumato.engine.guards import (
     refuse_foreign_gradients,
     refuse_large_batch,
     refuse_second_loader,
+    warn_of_going_back,
     warn_of_shuffling,
 )
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
@@ -221,12 +222,22 @@ class PrivacyEngine:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. Another plan is refused, and `ema` on one side."""
+        """Go on where `state_dict` was taken. Another plan is refused, and `ema` on one side.
+
+        What this engine has released stays paid for: a step that is taken again, with another sum,
+        is another release. Of a new engine the state is all that is known, so it must be of the
+        last step whose weights survive.
+        """
         before = {**state["plan"], "ema": state["average"] is not None}
         changed = differences(before, {**to_json(self.plan), "ema": self.average is not None})
         if changed:
             raise ConfigError("the state is of an engine with another plan: " + "; ".join(changed))
-        self.ledger = Ledger.from_records(state["ledger"])
+        ledger = Ledger.from_records(state["ledger"])
+        known = len(ledger.events)
+        if self.ledger.events:
+            ledger.inherit(self.ledger)
+        warn_of_going_back(len(ledger.events) - known)
+        self.ledger = ledger
         self.secret = Secret(bytes.fromhex(state["secret"]), state["fixed"])
         self._uses_loader = state["uses_loader"]
         self.taken = self._begun = state["taken"]  # shuffled anew, examples may come once more

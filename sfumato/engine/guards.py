@@ -124,6 +124,17 @@ def check_length(epochs: float | None, steps: int | None) -> None:
         )
 
 
+def warn_of_going_back(releases: int) -> None:
+    """Say what a state costs that knows less than the engine which loads it."""
+    if releases:
+        warnings.warn(
+            f"this engine has made {releases} releases that the state does not know. They stay "
+            "paid for, and steps that are taken again pay again: get_privacy_spent() will say more "
+            "than was planned. To keep to the plan, load the last state.",
+            stacklevel=3,
+        )
+
+
 def warn_of_shuffling(plan: Plan, epoch_steps: int, delta: float) -> None:
     """Say what shuffled batches cost, once, before the first step."""
     honest = shuffled_epsilon(plan.noise_multiplier, plan.steps / epoch_steps, delta)
