@@ -16,6 +16,7 @@ from sfumato.engine.guards import check_governed
 from sfumato.engine.outputs import refuse_mixing_losses, tensors_of, trial_losses
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.admit import admit, refuse_batch_norm
+from sfumato.ghost.buffers import Buffers
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.tape import Tape
 
@@ -24,7 +25,8 @@ class Recorder:
     """Passes of `ghost.model` in training mode, each on a tape; other passes go by.
 
     Guarantee: what is on a tape was made by a model whose norms are those of autograd, tested for
-    each kind of batch, and by the parameters that were trainable when the recorder was made.
+    each kind of batch, and by the parameters that were trainable when the recorder was made. No
+    pass in training mode has written to a buffer.
     """
 
     def __init__(self, ghost: Ghost) -> None:
@@ -33,6 +35,7 @@ class Recorder:
         self.optimizer: torch.optim.Optimizer | None = None
         """The one whose steps the tapes are for; None while nothing is recorded."""
         self.tape: Tape | None = None
+        self._buffers = Buffers(ghost.model)
         self._governed = {id(p) for p in ghost.parameters.values()}
         self._calls = 0
         self._unproven: list[Tensor] = []
@@ -74,7 +77,7 @@ class Recorder:
         try:
             if outputs and loss.shape == (tape.examples,):
                 refuse_mixing_losses(loss, outputs)
-            return self.ghost.finish(tape, loss)
+            clipped = self.ghost.finish(tape, loss)
         except RuntimeError as problem:
             if "backward through the graph a second time" not in str(problem):
                 raise
@@ -82,11 +85,20 @@ class Recorder:
                 "loss.backward() was called on this loss. Leave it out: optimizer.step(loss=...) "
                 "finds the gradients itself, clipped and noised."
             ) from None
+        self._buffers.check()
+        return clipped
 
     def _recorded_forward(self, *args: Any, **kwargs: Any) -> Any:
-        assert self.optimizer is not None
-        if not (self.module.training and torch.is_grad_enabled()):
+        if not self.module.training:
             return self._forward(*args, **kwargs)
+        with self._buffers.watched():
+            if not torch.is_grad_enabled():
+                return self._forward(*args, **kwargs)
+            return self._follow(*args, **kwargs)
+
+    def _follow(self, *args: Any, **kwargs: Any) -> Any:
+        """A pass that is learnt from, on a tape."""
+        assert self.optimizer is not None
         refuse_batch_norm(self.module)
         check_governed(self.ghost.parameters, self._governed, self.optimizer)
         values, names = [*args, *kwargs.values()], list(kwargs)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import PrivacyError, UnsupportedLayer
+from sfumato.ghost.buffers import Buffers
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.ghost.trials import awake, random_state, set_random_state
@@ -142,16 +143,11 @@ def _check_buffers(
     model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
 ) -> None:
     """A buffer that the batch writes to would carry private statistics out without noise."""
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.no_grad():
-        loss_fn(model, *inputs)
-    for name, buffer in model.named_buffers():
-        if name not in before or not torch.equal(buffer, before[name]):
-            raise UnsupportedLayer(
-                f'the forward pass writes to the buffer "{name}": it would keep statistics of '
-                "private images that no noise covers. Turn running statistics off, or put that "
-                "layer into evaluation mode."
-            )
+    buffers = Buffers(model)
+    for learning in (False, True):
+        with torch.set_grad_enabled(learning):
+            loss_fn(model, *inputs)
+        buffers.check(values=True)
 
 
 def _check_independence(
