@@ -27,13 +27,13 @@ from sfumato.engine.guards import (
     check_drawn,
     check_length,
     check_turn,
+    clip_style,
     govern_only,
     refuse_foreign_gradients,
-    refuse_large_batch,
     refuse_second_loader,
     warn_of_going_back,
-    warn_of_shuffling,
 )
+from sfumato.engine.passes import Passes
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.clip import Clipped, Ghost
@@ -44,8 +44,6 @@ from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Secret, poisson_batches
-
-CLIP_FUNCTIONS = {"vanilla": "vanilla", "autos": "automatic", "autov": "auto-v", "global": "global"}
 
 
 class PrivacyEngine:
@@ -86,8 +84,7 @@ class PrivacyEngine:
         noise: Literal["philox", "chacha20"] = "philox",
         secret: Secret | None = None,
     ) -> None:
-        if clip_function not in CLIP_FUNCTIONS:
-            raise ConfigError(f'clip_function "{clip_function}": {", ".join(CLIP_FUNCTIONS)}.')
+        style = clip_style(clip_function)
         check_accounting(accounting_mode)
         check_length(epochs, steps)
         if named_params is not None:
@@ -108,14 +105,14 @@ class PrivacyEngine:
         )  # fmt: skip
         self.ledger = Ledger(header)
         stability = 0.01 if numerical_stability_constant is None else numerical_stability_constant
-        style = CLIP_FUNCTIONS[clip_function]
-        clipping = Clipping(max_norm=max_grad_norm, style=style, stability=stability)  # pyright: ignore
+        clipping = Clipping(max_norm=max_grad_norm, style=style, stability=stability)
         mode = ("ghost_mixed" if mixed else "ghost") if ghost_clipping else "non-ghost"
         self.module = module
         self.ghost = Ghost(module, mode, clipping=clipping)
         self.recorder = Recorder(self.ghost)
         self.accounting_mode = accounting_mode
-        self.taken = self._begun = 0
+        self.taken = 0
+        self._passes = Passes(self.plan, sample_size)
         self._total: Sums | None = None
         self._last: Clipped | None = None
         self._drawn: tuple[int, bool] | None = None
@@ -240,7 +237,8 @@ class PrivacyEngine:
         self.ledger = ledger
         self.secret = Secret(bytes.fromhex(state["secret"]), state["fixed"])
         self._uses_loader = state["uses_loader"]
-        self.taken = self._begun = state["taken"]  # shuffled anew, examples may come once more
+        self.taken = state["taken"]
+        self._passes.begin(self.taken)
         self._forget()
         if self.average is not None:
             self.average.load_state_dict(state["average"])
@@ -261,13 +259,14 @@ class PrivacyEngine:
         self._sums.add(clipped.total)
         self._last = replace(clipped, total={})
         self._gathered, self._drawn = self._gathered + tape.examples, None
+        self._passes.add(tape.examples)
         return complete
 
     def _is_complete_with(self, examples: int) -> bool:
         """Whether so many examples end the logical batch; numbers that are not paid for raise."""
         if self._uses_loader:
             return check_drawn(examples, self._drawn)
-        refuse_large_batch(self._gathered + examples, self.plan.expected_batch)
+        self._passes.check(examples, self._gathered)
         return True
 
     @property
@@ -284,14 +283,7 @@ class PrivacyEngine:
     def _take_step(self) -> None:
         plan, family = self.plan, ""
         if not self._uses_loader:
-            # Shuffled: within an epoch each example is in one batch, and nothing is amplified.
-            epochs = (self.taken - self._begun) // self._epoch_steps
-            family = f"epoch {epochs} from step {self._begun} on"
-            plan = replace(self.plan, rate=1.0)
-            if plan.noise_decay != 1:
-                raise ConfigError("noise_decay needs Poisson batches: draw them by engine.loader.")
-            if self.taken == 0:
-                warn_of_shuffling(self.plan, self._epoch_steps, self.ledger.header.delta)
+            plan, family = self._passes.price(self.taken, self.ledger.header.delta)
         noisy = privatize(
             self._sums, plan, self.ledger, self.secret,
             step=self.taken, stage="train", family=family,
@@ -306,8 +298,3 @@ class PrivacyEngine:
             parameter.grad = None
         if self.average is not None:
             self.average.update_parameters(self.module)
-
-    @property
-    def _epoch_steps(self) -> int:
-        """The fewest steps that an epoch of shuffled batches can take: a last part is dropped."""
-        return int(1 / self.plan.rate + 1e-6)

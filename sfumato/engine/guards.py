@@ -7,9 +7,12 @@ import torch
 from torch import nn
 
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.privacy.accounting import shuffled_epsilon
+from sfumato.ghost.factors import ClipStyle
 from sfumato.privacy.budget import Plan
 
+CLIP_FUNCTIONS: dict[str, ClipStyle] = {
+    "vanilla": "vanilla", "autos": "automatic", "autov": "auto-v", "global": "global",
+}  # fmt: skip
 ACCOUNTANTS = {"pld": "pld", "glw": "pld", "rdp": "rdp", "rdp_cks": "rdp"}
 
 
@@ -76,16 +79,6 @@ def check_turn(step: int, before: int, taken: int, gathered: int) -> None:
         )
 
 
-def refuse_large_batch(examples: int, batch_size: float) -> None:
-    """A shuffled batch that is larger than said would make epochs pass unpaid."""
-    if examples > batch_size:
-        raise PrivacyError(
-            f"this logical batch has {examples} examples and batch_size is {batch_size:g}: the "
-            "data would be seen more often than is paid for. Call step(loss=...) sooner, or plan "
-            "with the batch size that is used."
-        )
-
-
 def refuse_second_loader(taken: int, plan: Plan) -> None:
     """A loop over epochs, as people are used to, would ask for one."""
     if taken >= plan.steps:
@@ -103,6 +96,13 @@ def govern_only(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
             f'"{others[0]}" is trainable and not among named_params: its gradient would be applied '
             "without noise. Freeze it with requires_grad_(False), or name it."
         )
+
+
+def clip_style(name: str) -> ClipStyle:
+    """The clip function that private_vision has under this name."""
+    if name not in CLIP_FUNCTIONS:
+        raise ConfigError(f'clip_function "{name}": {", ".join(CLIP_FUNCTIONS)}.')
+    return CLIP_FUNCTIONS[name]
 
 
 def check_accounting(mode: str) -> None:
@@ -133,14 +133,3 @@ def warn_of_going_back(releases: int) -> None:
             "than was planned. To keep to the plan, load the last state.",
             stacklevel=3,
         )
-
-
-def warn_of_shuffling(plan: Plan, epoch_steps: int, delta: float) -> None:
-    """Say what shuffled batches cost, once, before the first step."""
-    honest = shuffled_epsilon(plan.noise_multiplier, plan.steps / epoch_steps, delta)
-    warnings.warn(
-        "these batches do not come from engine.loader, so they are not Poisson samples: after "
-        f"{plan.steps} steps epsilon will be {honest:.3g} for shuffled batches, not "
-        f"{plan.epsilon(delta):.3g}.",
-        stacklevel=5,
-    )
