@@ -154,6 +154,12 @@ def test_an_optimizer_with_other_parameters_is_refused():
         engine_for(model).attach(torch.optim.SGD(model[0].parameters(), lr=0.1))
 
 
+def test_a_secret_that_somebody_knows_is_objected_to():
+    assert "not_for_release" not in attached()[2].get_privacy_spent()
+    (objection,) = attached(**repeatable())[2].get_privacy_spent()["not_for_release"]
+    assert "fixed seed" in objection
+
+
 def test_named_params_do_not_leave_others_unprotected():
     model = net()
     with pytest.raises(PrivacyError, match="without noise"):

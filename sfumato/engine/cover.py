@@ -193,14 +193,15 @@ class PrivacyEngine:
 
     def get_privacy_spent(
         self, accounting_mode: str | None = None, delta: float | None = None
-    ) -> dict[str, float]:
-        """Epsilon so far, derived from the ledger; and how the batches were drawn."""
+    ) -> dict[str, Any]:
+        """Epsilon so far, derived from the ledger; `not_for_release` says why it does not hold."""
         mode = self.accounting_mode if accounting_mode is None else accounting_mode
         check_accounting(mode)
         names = ["pld", "rdp"] if mode == "all" else [ACCOUNTANTS[mode]]
         delta = self.ledger.header.delta if delta is None else delta
         found = {f"epsilon_{n}": self.ledger.epsilon(delta, n) for n in names}  # pyright: ignore
-        return {"epsilon": found[f"epsilon_{names[0]}"], "delta": delta, **found}
+        objections = {"not_for_release": self.ledger.objections} if self.ledger.objections else {}
+        return {"epsilon": found[f"epsilon_{names[0]}"], "delta": delta, **found, **objections}
 
     def get_training_stats(self) -> dict[str, float]:
         """Clip statistics of the last batch. They are private: noise does not cover them."""
