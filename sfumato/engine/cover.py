@@ -23,15 +23,16 @@ from torch.utils.data import Dataset, default_collate
 from sfumato.config import differences, to_json
 from sfumato.engine.guards import (
     ACCOUNTANTS,
+    add_releases,
     check_accounting,
     check_drawn,
     check_length,
+    check_promise,
     check_turn,
     clip_style,
     govern_only,
     refuse_foreign_gradients,
     refuse_second_loader,
-    warn_of_going_back,
 )
 from sfumato.engine.passes import Passes
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
@@ -87,6 +88,7 @@ class PrivacyEngine:
         style = clip_style(clip_function)
         check_accounting(accounting_mode)
         check_length(epochs, steps)
+        check_promise(target_epsilon, noise_multiplier)
         if named_params is not None:
             govern_only(module, dict(named_params))
         delta = default_delta(sample_size) if target_delta is None else target_delta
@@ -230,12 +232,7 @@ class PrivacyEngine:
         changed = differences(before, {**to_json(self.plan), "ema": self.average is not None})
         if changed:
             raise ConfigError("the state is of an engine with another plan: " + "; ".join(changed))
-        ledger = Ledger.from_records(state["ledger"])
-        known = len(ledger.events)
-        if self.ledger.events:
-            ledger.inherit(self.ledger)
-        warn_of_going_back(len(ledger.events) - known)
-        self.ledger = ledger
+        self.ledger = add_releases(Ledger.from_records(state["ledger"]), self.ledger)
         self.secret = Secret(bytes.fromhex(state["secret"]), state["fixed"])
         self._uses_loader = state["uses_loader"]
         self.taken = state["taken"]

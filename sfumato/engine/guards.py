@@ -1,5 +1,6 @@
 """What the engine refuses, and what it warns of: so that it cannot be used to lie."""
 
+import inspect
 import warnings
 from collections.abc import Mapping
 
@@ -9,6 +10,7 @@ from torch import nn
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.factors import ClipStyle
 from sfumato.privacy.budget import Plan
+from sfumato.privacy.ledger import Ledger
 
 CLIP_FUNCTIONS: dict[str, ClipStyle] = {
     "vanilla": "vanilla", "autos": "automatic", "autov": "auto-v", "global": "global",
@@ -28,6 +30,16 @@ def refuse_foreign_gradients(module: nn.Module, optimizer: torch.optim.Optimizer
                 "is not private: loss.backward()? Call optimizer.zero_grad() and leave gradients "
                 "to the engine."
             )
+
+
+def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer that asks for gradients as often as it likes (LBFGS) has no noise for them."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"{type(optimizer).__name__} calls a closure for several gradients in a step, and one "
+            "noisy gradient is paid for. Use an optimizer that takes one: SGD, Adam, AdamW."
+        )
 
 
 def check_governed(
@@ -116,6 +128,15 @@ def check_accounting(mode: str) -> None:
         raise ConfigError(f'accounting_mode "{mode}": there are pld, rdp, glw, rdp_cks, all.')
 
 
+def check_promise(target_epsilon: float | None, noise_multiplier: float | None) -> None:
+    """Refuse to be told both how much noise there is and how much is wanted, or neither."""
+    if (target_epsilon is None) == (noise_multiplier is None):
+        raise ConfigError(
+            "give either target_epsilon, and the noise that it needs is found, or "
+            "noise_multiplier, and get_privacy_spent() says what that comes to."
+        )
+
+
 def check_length(epochs: float | None, steps: int | None) -> None:
     """Refuse a training of no length: `make_plan` would take it for a single release."""
     if epochs is None and steps is None:
@@ -124,12 +145,17 @@ def check_length(epochs: float | None, steps: int | None) -> None:
         )
 
 
-def warn_of_going_back(releases: int) -> None:
-    """Say what a state costs that knows less than the engine which loads it."""
-    if releases:
+def add_releases(ledger: Ledger, before: Ledger) -> Ledger:
+    """The ledger of a state, and what was released by the engine that loads it: that stays paid."""
+    known = len(ledger.events)
+    if before.events:
+        ledger.inherit(before)
+    more = len(ledger.events) - known
+    if more:
         warnings.warn(
-            f"this engine has made {releases} releases that the state does not know. They stay "
-            "paid for, and steps that are taken again pay again: get_privacy_spent() will say more "
-            "than was planned. To keep to the plan, load the last state.",
+            f"this engine has made {more} releases that the state does not know. They stay paid "
+            "for, and steps that are taken again pay again: get_privacy_spent() will say more than "
+            "was planned. To keep to the plan, load the last state.",
             stacklevel=3,
         )
+    return ledger

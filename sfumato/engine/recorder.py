@@ -5,6 +5,7 @@ losses, which come later, turn that into a sum of clipped gradients. Of plans, l
 knows nothing: they are the engine's.
 """
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.engine.guards import check_governed
+from sfumato.engine.guards import check_governed, refuse_closures
 from sfumato.engine.outputs import tensors_of, trial_losses
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.admit import admit, refuse_batch_norm
@@ -47,10 +48,22 @@ class Recorder:
         self._leaves: list[Tensor] | None = None
         """Inputs of the last pass, if it is to be asked whether it mixes examples."""
 
+    def __reduce__(self) -> Any:
+        raise ConfigError(
+            "the model has an engine attached, which cannot be pickled. Save "
+            "model.state_dict() and engine.state_dict(), or call engine.detach() first."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Recorder":
+        memo[id(self)] = made = object.__new__(type(self))
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
+
     def start(self, optimizer: torch.optim.Optimizer) -> None:
         """Record from now on; a model that is recorded already is refused."""
         if isinstance(getattr(self.module.forward, "__self__", None), Recorder):
             raise ConfigError("the model has an engine attached already: call its detach() first.")
+        refuse_closures(optimizer)
         check_governed(self.ghost.parameters, self._governed, optimizer)
         refuse_batch_norm(self.module)
         self.optimizer, self._forward = optimizer, self.module.forward
