@@ -220,7 +220,13 @@ def test_statistics_without_noise_are_not_admitted(tmp_path):
         run_small(tmp_path / "run", model="canary_runs:statistics")
 
 
-def test_statistics_that_hide_from_admission_are_caught(tmp_path):
+def test_statistics_that_hide_from_admission_are_refused_while_training(tmp_path):
+    with pytest.raises(UnsupportedLayer, match=r'buffer "2\.mean"'):
+        run_small(tmp_path / "run", model="canary_runs:hidden_statistics")
+
+
+def test_statistics_that_hide_from_all_of_that_are_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr("sfumato.ghost.buffers.Buffers.check", lambda *_, **__: None)
     assert caught(tmp_path / "run", model="canary_runs:hidden_statistics") == {"statistics"}
 
 

@@ -1,5 +1,7 @@
 """The familiar API, and that it cannot be used to lie."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -111,8 +113,8 @@ def test_misspelt_arguments_are_errors():
         ({"clip_function": "hard"}, "vanilla"),
         ({"accounting_mode": "gdp"}, "too small an epsilon"),
         ({"accounting_mode": "vibes"}, "there are pld"),
-        ({"target_epsilon": None}, "either a budget"),
-        ({"noise_multiplier": 1.0}, "either a budget"),
+        ({"target_epsilon": None}, "either target_epsilon"),
+        ({"noise_multiplier": 1.0}, "either target_epsilon"),
         ({"numerical_stability_constant": -0.5}, "numerical_stability_constant"),
         ({"batch_size": 100}, "at most 60"),
         ({"target_delta": 0.1}, "not below 1/60"),
@@ -152,6 +154,30 @@ def test_an_optimizer_with_other_parameters_is_refused():
         engine_for(model).attach(torch.optim.SGD(other.parameters(), lr=0.1))
     with pytest.raises(PrivacyError, match="lacks 2"):
         engine_for(model).attach(torch.optim.SGD(model[0].parameters(), lr=0.1))
+
+
+def test_an_optimizer_that_asks_for_gradients_itself_is_refused():
+    model = net()
+    with pytest.raises(ConfigError, match=r"LBFGS calls a closure.*SGD"):
+        engine_for(model).attach(torch.optim.LBFGS(model.parameters()))
+
+
+def test_a_model_with_an_engine_is_not_pickled_but_copied(tmp_path):
+    model, optimizer, engine = attached()
+    x, y = dataset()[:12]
+    optimizer.step(loss=losses(model, x, y))
+    with pytest.raises(ConfigError, match=r"Save model.state_dict\(\).*detach"):
+        torch.save(model, tmp_path / "model.pt")
+    twin = copy.deepcopy(model).eval()
+    assert torch.equal(twin(x), model.eval()(x))
+    engine.detach()
+    torch.save(model, tmp_path / "model.pt")
+
+
+def test_a_secret_that_somebody_knows_is_objected_to():
+    assert "not_for_release" not in attached()[2].get_privacy_spent()
+    (objection,) = attached(**repeatable())[2].get_privacy_spent()["not_for_release"]
+    assert "fixed seed" in objection
 
 
 def test_named_params_do_not_leave_others_unprotected():

@@ -23,15 +23,16 @@ from torch.utils.data import Dataset, default_collate
 from sfumato.config import differences, to_json
 from sfumato.engine import familiar
 from sfumato.engine.guards import (
+    add_releases,
     check_drawn,
     check_length,
+    check_promise,
     check_turn,
     govern_only,
     refuse_foreign_gradients,
-    refuse_large_batch,
     refuse_second_loader,
-    warn_of_shuffling,
 )
+from sfumato.engine.passes import Passes
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.clip import Clipped, Ghost
@@ -85,6 +86,7 @@ class PrivacyEngine:
         clipping = familiar.clipping(clip_function, max_grad_norm, numerical_stability_constant)
         familiar.accountants(accounting_mode)
         check_length(epochs, steps)
+        check_promise(target_epsilon, noise_multiplier)
         if named_params is not None:
             govern_only(module, dict(named_params))
         delta = default_delta(sample_size) if target_delta is None else target_delta
@@ -106,7 +108,8 @@ class PrivacyEngine:
         self.ghost = Ghost(module, familiar.mode(ghost_clipping, mixed), clipping=clipping)
         self.recorder = Recorder(self.ghost)
         self.accounting_mode = accounting_mode
-        self.taken = self._begun = 0
+        self.taken = 0
+        self._passes = Passes(self.plan, sample_size)
         self._total: Sums | None = None
         self._last: Clipped | None = None
         self._drawn: tuple[int, bool] | None = None
@@ -187,14 +190,15 @@ class PrivacyEngine:
 
     def get_privacy_spent(
         self, accounting_mode: str | None = None, delta: float | None = None
-    ) -> dict[str, float]:
-        """Epsilon so far, derived from the ledger; and how the batches were drawn."""
+    ) -> dict[str, Any]:
+        """Epsilon so far, derived from the ledger; `not_for_release` says why it does not hold."""
         names = familiar.accountants(
             self.accounting_mode if accounting_mode is None else accounting_mode
         )
         delta = self.ledger.header.delta if delta is None else delta
         found = {f"epsilon_{name}": self.ledger.epsilon(delta, name) for name in names}
-        return {"epsilon": found[f"epsilon_{names[0]}"], "delta": delta, **found}
+        objections = {"not_for_release": self.ledger.objections} if self.ledger.objections else {}
+        return {"epsilon": found[f"epsilon_{names[0]}"], "delta": delta, **found, **objections}
 
     def get_training_stats(self) -> dict[str, float]:
         """Clip statistics of the last batch. They are private: noise does not cover them."""
@@ -213,15 +217,21 @@ class PrivacyEngine:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. Another plan is refused, and `ema` on one side."""
+        """Go on where `state_dict` was taken. Another plan is refused, and `ema` on one side.
+
+        What this engine has released stays paid for: a step that is taken again, with another sum,
+        is another release. Of a new engine the state is all that is known, so it must be of the
+        last step whose weights survive.
+        """
         before = {**state["plan"], "ema": state["average"] is not None}
         changed = differences(before, {**to_json(self.plan), "ema": self.average is not None})
         if changed:
             raise ConfigError("the state is of an engine with another plan: " + "; ".join(changed))
-        self.ledger = Ledger.from_records(state["ledger"])
+        self.ledger = add_releases(Ledger.from_records(state["ledger"]), self.ledger)
         self.secret = Secret(bytes.fromhex(state["secret"]), state["fixed"])
         self._uses_loader = state["uses_loader"]
-        self.taken = self._begun = state["taken"]  # shuffled anew, examples may come once more
+        self.taken = state["taken"]
+        self._passes.begin(self.taken)
         self._forget()
         if self.average is not None:
             self.average.load_state_dict(state["average"])
@@ -242,13 +252,14 @@ class PrivacyEngine:
         self._sums.add(clipped.total)
         self._last = replace(clipped, total={})
         self._gathered, self._drawn = self._gathered + tape.examples, None
+        self._passes.add(tape.examples)
         return complete
 
     def _is_complete_with(self, examples: int) -> bool:
         """Whether so many examples end the logical batch; numbers that are not paid for raise."""
         if self._uses_loader:
             return check_drawn(examples, self._drawn)
-        refuse_large_batch(self._gathered + examples, self.plan.expected_batch)
+        self._passes.check(examples, self._gathered)
         return True
 
     @property
@@ -265,14 +276,7 @@ class PrivacyEngine:
     def _take_step(self) -> None:
         plan, family = self.plan, ""
         if not self._uses_loader:
-            # Shuffled: within an epoch each example is in one batch, and nothing is amplified.
-            epochs = (self.taken - self._begun) // self._epoch_steps
-            family = f"epoch {epochs} from step {self._begun} on"
-            plan = replace(self.plan, rate=1.0)
-            if plan.noise_decay != 1:
-                raise ConfigError("noise_decay needs Poisson batches: draw them by engine.loader.")
-            if self.taken == 0:
-                warn_of_shuffling(self.plan, self._epoch_steps, self.ledger.header.delta)
+            plan, family = self._passes.price(self.taken, self.ledger.header.delta)
         noisy = privatize(
             self._sums, plan, self.ledger, self.secret,
             step=self.taken, stage="train", family=family,
@@ -287,8 +291,3 @@ class PrivacyEngine:
             parameter.grad = None
         if self.average is not None:
             self.average.update_parameters(self.module)
-
-    @property
-    def _epoch_steps(self) -> int:
-        """The fewest steps that an epoch of shuffled batches can take: a last part is dropped."""
-        return int(1 / self.plan.rate + 1e-6)

@@ -1,11 +1,12 @@
 """`make_private`: the engine for people who have a loader and come from Opacus."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from sfumato.engine.cover import PrivacyEngine
 from sfumato.errors import ConfigError
@@ -34,6 +35,14 @@ def make_private(
             f"the loader has a {type(loader.sampler).__name__}, and Poisson batches are drawn from "
             "all of its data set, each example with the same chance. Leave the sampler out; give "
             "a torch.utils.data.Subset if that was its purpose."
+        )
+    if loader.collate_fn is not default_collate:
+        warnings.warn(
+            "the loader has a collate_fn of its own, which is taken over. It sees all examples of "
+            "a batch before anything is clipped: one that mixes them (MixUp, CutMix, statistics of "
+            "the batch) breaks the promise, and nothing here can see that. Padding to a common "
+            "size that is fixed is fine.",
+            stacklevel=2,
         )
     size = len(loader.dataset)  # pyright: ignore
     engine = PrivacyEngine(model, batch_size=loader.batch_size, sample_size=size, **settings)

@@ -1,5 +1,6 @@
 """What the engine refuses, and what it warns of: so that it cannot be used to lie."""
 
+import inspect
 import warnings
 from collections.abc import Mapping
 
@@ -7,8 +8,8 @@ import torch
 from torch import nn
 
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.privacy.accounting import shuffled_epsilon
 from sfumato.privacy.budget import Plan
+from sfumato.privacy.ledger import Ledger
 
 
 def refuse_foreign_gradients(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
@@ -23,6 +24,16 @@ def refuse_foreign_gradients(module: nn.Module, optimizer: torch.optim.Optimizer
                 "is not private: loss.backward()? Call optimizer.zero_grad() and leave gradients "
                 "to the engine."
             )
+
+
+def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer that asks for gradients as often as it likes (LBFGS) has no noise for them."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"{type(optimizer).__name__} calls a closure for several gradients in a step, and one "
+            "noisy gradient is paid for. Use an optimizer that takes one: SGD, Adam, AdamW."
+        )
 
 
 def check_governed(
@@ -74,16 +85,6 @@ def check_turn(step: int, before: int, taken: int, gathered: int) -> None:
         )
 
 
-def refuse_large_batch(examples: int, batch_size: float) -> None:
-    """A shuffled batch that is larger than said would make epochs pass unpaid."""
-    if examples > batch_size:
-        raise PrivacyError(
-            f"this logical batch has {examples} examples and batch_size is {batch_size:g}: the "
-            "data would be seen more often than is paid for. Call step(loss=...) sooner, or plan "
-            "with the batch size that is used."
-        )
-
-
 def refuse_second_loader(taken: int, plan: Plan) -> None:
     """A loop over epochs, as people are used to, would ask for one."""
     if taken >= plan.steps:
@@ -103,6 +104,15 @@ def govern_only(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
         )
 
 
+def check_promise(target_epsilon: float | None, noise_multiplier: float | None) -> None:
+    """Refuse to be told both how much noise there is and how much is wanted, or neither."""
+    if (target_epsilon is None) == (noise_multiplier is None):
+        raise ConfigError(
+            "give either target_epsilon, and the noise that it needs is found, or "
+            "noise_multiplier, and get_privacy_spent() says what that comes to."
+        )
+
+
 def check_length(epochs: float | None, steps: int | None) -> None:
     """Refuse a training of no length: `make_plan` would take it for a single release."""
     if epochs is None and steps is None:
@@ -111,12 +121,17 @@ def check_length(epochs: float | None, steps: int | None) -> None:
         )
 
 
-def warn_of_shuffling(plan: Plan, epoch_steps: int, delta: float) -> None:
-    """Say what shuffled batches cost, once, before the first step."""
-    honest = shuffled_epsilon(plan.noise_multiplier, plan.steps / epoch_steps, delta)
-    warnings.warn(
-        "these batches do not come from engine.loader, so they are not Poisson samples: after "
-        f"{plan.steps} steps epsilon will be {honest:.3g} for shuffled batches, not "
-        f"{plan.epsilon(delta):.3g}.",
-        stacklevel=5,
-    )
+def add_releases(ledger: Ledger, before: Ledger) -> Ledger:
+    """The ledger of a state, and what was released by the engine that loads it: that stays paid."""
+    known = len(ledger.events)
+    if before.events:
+        ledger.inherit(before)
+    more = len(ledger.events) - known
+    if more:
+        warnings.warn(
+            f"this engine has made {more} releases that the state does not know. They stay paid "
+            "for, and steps that are taken again pay again: get_privacy_spent() will say more than "
+            "was planned. To keep to the plan, load the last state.",
+            stacklevel=3,
+        )
+    return ledger

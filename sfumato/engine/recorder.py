@@ -5,18 +5,22 @@ losses, which come later, turn that into a sum of clipped gradients. Of plans, l
 knows nothing: they are the engine's.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sfumato.engine.guards import check_governed
-from sfumato.engine.outputs import refuse_mixing_losses, tensors_of, trial_losses
+from sfumato.engine.guards import check_governed, refuse_closures
+from sfumato.engine.outputs import tensors_of, trial_losses
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.admit import admit, refuse_batch_norm
-from sfumato.ghost.clip import Clipped, Ghost
+from sfumato.ghost.buffers import Buffers
+from sfumato.ghost.clip import Clipped, Ghost, check_losses
+from sfumato.ghost.mixing import is_due, refuse_mixing
 from sfumato.ghost.tape import Tape
 
 
@@ -24,7 +28,9 @@ class Recorder:
     """Passes of `ghost.model` in training mode, each on a tape; other passes go by.
 
     Guarantee: what is on a tape was made by a model whose norms are those of autograd, tested for
-    each kind of batch, and by the parameters that were trainable when the recorder was made.
+    each kind of batch, and by the parameters that were trainable when the recorder was made. No
+    pass in training mode has written to a buffer. That examples are not mixed is asked again, of
+    the batches themselves: of the first of each kind, and then by chance.
     """
 
     def __init__(self, ghost: Ghost) -> None:
@@ -33,14 +39,31 @@ class Recorder:
         self.optimizer: torch.optim.Optimizer | None = None
         """The one whose steps the tapes are for; None while nothing is recorded."""
         self.tape: Tape | None = None
+        self._buffers = Buffers(ghost.model)
         self._governed = {id(p) for p in ghost.parameters.values()}
         self._calls = 0
-        self._unproven: list[Tensor] = []
+        self._clipped: Counter[Any] = Counter()
+        """Batches of each kind so far, of two examples or more."""
+        self._kind: Any = None
+        self._leaves: list[Tensor] | None = None
+        """Inputs of the last pass, if it is to be asked whether it mixes examples."""
+
+    def __reduce__(self) -> Any:
+        raise ConfigError(
+            "the model has an engine attached, which cannot be pickled. Save "
+            "model.state_dict() and engine.state_dict(), or call engine.detach() first."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Recorder":
+        memo[id(self)] = made = object.__new__(type(self))
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
 
     def start(self, optimizer: torch.optim.Optimizer) -> None:
         """Record from now on; a model that is recorded already is refused."""
         if isinstance(getattr(self.module.forward, "__self__", None), Recorder):
             raise ConfigError("the model has an engine attached already: call its detach() first.")
+        refuse_closures(optimizer)
         check_governed(self.ghost.parameters, self._governed, optimizer)
         refuse_batch_norm(self.module)
         self.optimizer, self._forward = optimizer, self.module.forward
@@ -70,11 +93,11 @@ class Recorder:
         """Clipped gradients of the losses, each of which must be of one example alone."""
         if loss.grad_fn is None:
             raise ConfigError("the loss has no graph: compute it from the model's output.")
-        outputs, self._unproven = self._unproven, []
+        check_losses(loss, tape.examples)
         try:
-            if outputs and loss.shape == (tape.examples,):
-                refuse_mixing_losses(loss, outputs)
-            return self.ghost.finish(tape, loss)
+            if self._leaves is not None:
+                refuse_mixing(self.ghost, tape, loss, self._leaves, retain=True)
+            clipped = self.ghost.finish(tape, loss)
         except RuntimeError as problem:
             if "backward through the graph a second time" not in str(problem):
                 raise
@@ -82,11 +105,22 @@ class Recorder:
                 "loss.backward() was called on this loss. Leave it out: optimizer.step(loss=...) "
                 "finds the gradients itself, clipped and noised."
             ) from None
+        # Where versions do not tell, on a GPU, values do: now and then there is time for that.
+        self._buffers.check(values=self._leaves is not None)
+        self._clipped[self._kind] += tape.examples > 1
+        return clipped
 
     def _recorded_forward(self, *args: Any, **kwargs: Any) -> Any:
-        assert self.optimizer is not None
-        if not (self.module.training and torch.is_grad_enabled()):
+        if not self.module.training:
             return self._forward(*args, **kwargs)
+        with self._buffers.watched():
+            if not torch.is_grad_enabled():
+                return self._forward(*args, **kwargs)
+            return self._follow(*args, **kwargs)
+
+    def _follow(self, *args: Any, **kwargs: Any) -> Any:
+        """A pass that is learnt from, on a tape."""
+        assert self.optimizer is not None
         refuse_batch_norm(self.module)
         check_governed(self.ghost.parameters, self._governed, self.optimizer)
         values, names = [*args, *kwargs.values()], list(kwargs)
@@ -96,13 +130,16 @@ class Recorder:
         examples = tensors[0].shape[0]
         if not examples:
             raise ConfigError("the model was given a batch of no examples: leave such batches out.")
-        key = tuple(tuple(t.shape[1:]) for t in tensors)
-        is_new = key not in self.ghost.layouts
-        if is_new:
+        modes = tuple(module.training for module in self.module.modules())
+        key = (tuple(kind_of(value) for value in values), tuple(names), modes)
+        if key not in self.ghost.layouts:
             self._examine(values, names, examples, key)
+        self._kind, self._leaves = key, None
         with self.ghost.recording(examples, key) as tape:
-            out = call(self._forward, tape.mark(values), names)
-        self._unproven = tensors_of(out) if is_new else []
+            marked = tape.mark(values)
+            if examples > 1 and is_due(self._clipped[key]):
+                self._leaves = _differentiate(marked, values, examples)
+            out = call(self._forward, marked, names)
         self.tape, self._calls = tape, self._calls + 1
         return out
 
@@ -141,6 +178,22 @@ def call(forward: Callable[..., Any], values: Sequence[Any], names: Sequence[str
     return forward(*values[:split], **dict(zip(names, values[split:], strict=True)))
 
 
+def kind_of(value: Any) -> Any:
+    """What a layout is made for: shapes of rows, and settings, by which a model may branch.
+
+    Of numbers with a fraction, and of things that are told apart by nothing but where they are,
+    it is the type alone: they may be others in every step.
+    """
+    if isinstance(value, Tensor):
+        return (value.shape[1:], value.dtype)
+    if isinstance(value, Mapping):
+        return tuple((name, kind_of(item)) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(kind_of(item) for item in value)
+    by_value = isinstance(value, Hashable) and type(value).__hash__ is not object.__hash__
+    return (type(value), value if by_value and not isinstance(value, float) else None)
+
+
 def clip_statistics(clipped: Clipped) -> dict[str, float]:
     """How far the examples of a batch were clipped, and how long their gradients are. Private."""
     norms = clipped.norms.sort().values
@@ -162,6 +215,16 @@ def give_back(owner: Any, name: str, before: Any) -> None:
 
 def _is_batch(value: Any, examples: int) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == examples
+
+
+def _differentiate(marked: list[Any], values: Sequence[Any], examples: int) -> list[Tensor]:
+    """Put leaves in the place of the batch, by which its gradient can be had."""
+    leaves = []
+    for place, value in enumerate(values):
+        if _is_batch(value, examples) and value.is_floating_point():
+            marked[place] = value.detach().requires_grad_()
+            leaves.append(marked[place])
+    return leaves
 
 
 def _noise_like(batch: Tensor) -> Tensor:

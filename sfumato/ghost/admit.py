@@ -6,7 +6,7 @@ batch) and no per-example gradient exists. Equality: are the norms, and the clip
 autograd asked for one loss at a time? A wrong norm is never silent.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,12 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import PrivacyError, UnsupportedLayer
+from sfumato.ghost.buffers import Buffers
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.factors import Clipping
-from sfumato.ghost.trials import awake, random_state, set_random_state
+from sfumato.ghost.trials import awake, random_state, resized, same_state, set_random_state
 
 SLACK = 1e-5
 """How far over the bound the double-precision norm of a float32 sum may come out."""
+DRAWS = 24
+"""How often a model is tried that throws dice of its own: a branch taken one time in ten shows."""
 TOLERANCE = 2e-4
 """Relative; float32 sums in another order differ by less, wrong rules by much more."""
 
@@ -142,37 +145,52 @@ def _check_buffers(
     model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
 ) -> None:
     """A buffer that the batch writes to would carry private statistics out without noise."""
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.no_grad():
-        loss_fn(model, *inputs)
-    for name, buffer in model.named_buffers():
-        if name not in before or not torch.equal(buffer, before[name]):
-            raise UnsupportedLayer(
-                f'the forward pass writes to the buffer "{name}": it would keep statistics of '
-                "private images that no noise covers. Turn running statistics off, or put that "
-                "layer into evaluation mode."
-            )
+    buffers = Buffers(model)
+    for learning in (False, True):
+        with torch.set_grad_enabled(learning):
+            loss_fn(model, *inputs)
+        buffers.check(values=True)
 
 
 def _check_independence(
     model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int
 ) -> None:
+    """Asked of two numbers of examples, odd and even, and of inputs with and without a sign."""
+    if examples < 2:
+        return
+    more = [
+        x.abs() if x.is_floating_point() else x for x in resized(inputs, examples, examples + 1)
+    ]
+    for given, number in ((inputs, examples), (more, examples + 1)):
+        throws_dice = _check_unmoved(model, loss_fn, given, number, range(number))
+        for i in range(DRAWS if throws_dice else 0):
+            _check_unmoved(model, loss_fn, given, number, [i % number])
+
+
+@torch.no_grad()
+def _check_unmoved(
+    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int,
+    changing: Iterable[int],
+) -> bool:  # fmt: skip
+    """Change one example after the other, under the same dice; whether any were thrown."""
     state = random_state()
-    with torch.no_grad():
-        before = loss_fn(model, *inputs)
-        for i in range(examples if examples > 1 else 0):
-            changed = [_with_example_changed(x, i, examples) for x in inputs]
-            set_random_state(state)
-            after = loss_fn(model, *changed)
-            others = torch.arange(examples, device=before.device) != i
-            moved = (before - after)[others].abs()
-            if bool((moved > 1e-5 * before.abs().clamp(min=1e-3)[others]).any()):
-                raise UnsupportedLayer(
-                    f"{type(model).__name__} mixes the examples of a batch: changing one of them "
-                    "changed the loss of another, so no per-example gradient exists. Look for "
-                    "normalisation over the batch, or attention across it; use --norm group, or "
-                    "replace that layer."
-                )
+    before = loss_fn(model, *inputs)
+    later = random_state()
+    for i in changing:
+        changed = [_with_example_changed(x, i, examples) for x in inputs]
+        set_random_state(state)
+        after = loss_fn(model, *changed)
+        others = torch.arange(examples, device=before.device) != i
+        moved = (before - after)[others].abs()
+        if bool((moved > 1e-5 * before.abs().clamp(min=1e-3)[others]).any()):
+            raise UnsupportedLayer(
+                f"{type(model).__name__} mixes the examples of a batch: changing one of them "
+                "changed the loss of another, so no per-example gradient exists. Look for "
+                "normalisation over the batch, or attention across it; use --norm group, or "
+                "replace that layer."
+            )
+    set_random_state(later)
+    return not same_state(state, later)
 
 
 def _check_bound(

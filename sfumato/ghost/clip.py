@@ -203,17 +203,20 @@ class Ghost:
         if tape.count != len(tape.parts):
             raise UnsupportedLayer(tape.wandered("the end of the forward pass"))
         check_losses(losses, tape.examples)
-        dummies = [*tape.norms, *tape.keeps]
-        tape.replaying = True
         # A compiler plans memory itself, and before torch 2.12 takes a freed graph for used up.
         retain = torch.compiler.is_compiling()
+        found = self.go_back(tape, losses.sum(), [*tape.norms, *tape.keeps], retain=retain)
         # Whatever a caller has on: rounded to bf16, a sum may grow beyond the bound.
         with torch.autocast(self._device.type, enabled=False):
-            with self._swapped(tape):
-                found = torch.autograd.grad(
-                    losses.sum(), dummies, allow_unused=True, retain_graph=retain
-                )
             return conclude(tape, losses, found, self.clipping, self.margin, mask, tell)
+
+    def go_back(
+        self, tape: Tape, total: Tensor, wanted: Sequence[Tensor], *, retain: bool
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of the total of a recorded pass; None for what it does not depend on."""
+        tape.replaying = True
+        with torch.autocast(self._device.type, enabled=False), self._swapped(tape):
+            return torch.autograd.grad(total, wanted, allow_unused=True, retain_graph=retain)
 
     def _second_pass(
         self, first: Clipped, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]

@@ -70,6 +70,13 @@ def conclude(
     return Clipped(total, norms, factors, losses.detach())
 
 
+def norms_of(tape: Tape, found: Sequence[Tensor | None]) -> Float[Tensor, " n"]:
+    """How long each example's gradient is; `found` are the gradients of the tape's dummies."""
+    kept = sort_kept(tape, found[len(tape.norms) :])
+    squares, _ = _measure(tape, kept, found[: len(tape.norms)])
+    return squares[:, 0].sum(dim=0).sqrt()
+
+
 def _sums(
     tape: Tape, left: Left, norms: Tensor, factors: Tensor, *, look: bool
 ) -> dict[str, Tensor]:

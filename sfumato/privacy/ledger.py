@@ -138,7 +138,7 @@ class Ledger:
                 f"one hides one {ours.unit} by {ours.relation}. Such promises do not add up: make "
                 "both with the same relation and unit."
             )
-        seeded = [theirs.id] if theirs.fixed_seed else []
+        seeded = [theirs.id] if theirs.fixed_seed and theirs.id != ours.id else []
         for parent_id in [*seeded, *parent._seeded_parents]:
             self._mark_seeded(parent_id)
         for event in parent.events:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.data.augment import Augmentation
+from sfumato.ghost.buffers import Buffers
 from sfumato.privacy.sampling import Chunk
 from sfumato.train.memory import free_bytes
 from sfumato.train.reading import Reading
@@ -58,10 +59,11 @@ def with_features(
         return model, reading
     if say is not None:
         say("only the head learns: features of each image are found once")
-    pieces = []
+    pieces, buffers = [], Buffers(model)
     for start in range(0, len(reading.images), 256):
         x = reading.normalise(reading.scale(slice(start, start + 256)))
         pieces.append(_run(model, head, reading, x)[0])
+    buffers.check(values=True)
     values = {name: getattr(reading, name) for name in Reading.__dataclass_fields__}
     return _alone(path, head), FeatureReading(**values, features=torch.cat(pieces))
 

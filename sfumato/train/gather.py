@@ -13,6 +13,7 @@ import torch
 
 from sfumato.ghost.admit import check_contributions
 from sfumato.ghost.clip import Clipped, Ghost
+from sfumato.ghost.mixing import check_mixing, is_due
 from sfumato.privacy.flat import Layout, Sums
 from sfumato.privacy.sampling import Batch
 from sfumato.privacy.secret import Secret
@@ -52,7 +53,13 @@ class Gather:
         total = self._nothing()
         self._tally.begin()
         checked = self.check_every and batch.step % self.check_every == 0
+        # At first often, then ever more rarely: recorded steps are much quicker than this.
+        unmixed = is_due(batch.step, rarely=None)
         for number, (seed, given) in enumerate(self._chunks(batch)):
+            if unmixed and not number:
+                losses, inputs, examples, _ = given
+                check_mixing(self.ghost, losses, inputs, examples)
+                torch.manual_seed(seed)
             if checked and not number:
                 # Before: what a captured clip gives is overwritten by its next call.
                 losses, inputs, examples, _ = given

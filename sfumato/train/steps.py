@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sfumato.data.dice import seed_of
+from sfumato.ghost.buffers import Buffers
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.plain_group_norm import QuickGroupNorm, has_group_norm
 from sfumato.nn.observe import evaluating
@@ -57,7 +58,8 @@ def private_step(
 
     Guarantee: what it leaves is `privatize` of a sum over the Poisson batch of vectors of norm at
     most the plan's norm bound; the ledger has its line before it is left. In a world of several
-    processes each adds its share of the batch, and noise enters once.
+    processes each adds its share of the batch, and noise enters once. No buffer of the model is
+    written to by the batch: that is an error, at the latest in the plan's last step.
 
     `clip` is `ghost.clip`, or what is quicker and does the same (`quick_clip`). Every `check_every`
     steps two examples are added alone, and a contribution beyond the bound is an error.
@@ -73,7 +75,10 @@ def private_step(
         world=world, check_every=check_every,
     )  # fmt: skip
 
+    buffers = Buffers(ghost.model)
+
     def step(batch: Batch) -> dict[str, float]:
+        buffers.remember()
         max_norm = plan.at(batch.step).max_norm
         if ghost.clipping.max_norm != max_norm:
             ghost.clipping = replace(ghost.clipping, max_norm=max_norm)
@@ -83,6 +88,8 @@ def private_step(
         if numbers[BROKEN] and not ghost.two_pass:
             # An example that is not finite has spoilt the sums, which is rare: again, without it.
             total = gather.with_care(batch)
+        # What replays write moves no version: before the weights are done, values are looked at.
+        buffers.check(values=batch.step == plan.steps - 1)
         if world.agree(world.leads and is_lost(total, ledger, secret, batch.step)):
             for parameter in ghost.parameters.values():
                 parameter.grad = None

@@ -48,7 +48,9 @@ def test_the_loaders_own_way_to_make_a_batch_is_kept():
         return {"x": torch.stack([x for x, _ in examples]), "y": [int(y) for _, y in examples]}
 
     loader = DataLoader(dataset(), batch_size=12, collate_fn=as_named)
-    model, optimizer, engine, batches = private(loader, steps=2, physical_batch_size=5, **NOISY)
+    with pytest.warns(UserWarning, match="collate_fn of its own.*MixUp"):
+        made = private(loader, steps=2, physical_batch_size=5, **NOISY)
+    model, optimizer, engine, batches = made
     for batch in batches:
         assert len(batch["y"]) <= 5
         optimizer.step(loss=losses(model, batch["x"], torch.tensor(batch["y"])))

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from loops import attached, dataset, engine_for, losses, net
+from loops import attached, dataset, engine_for, losses, net, repeatable
 from torch.utils.data import DataLoader
 
 from sfumato.errors import ConfigError
@@ -61,6 +61,45 @@ def test_whoever_shuffles_anew_in_the_middle_of_an_epoch_pays_for_examples_that_
     for engine, times in ((through, 1), (cut, 1), (again, 2)):
         spent = engine.get_privacy_spent()["epsilon"]
         assert spent == pytest.approx(shuffled_epsilon(1.0, times, 1e-3))
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_whoever_goes_back_pays_for_the_steps_that_are_taken_again(fixed):
+    settings = repeatable() if fixed else {"target_epsilon": None, "noise_multiplier": 1.0}
+    _, optimizer, engine = attached(**settings)
+    draw(engine, optimizer, 0, 6)
+    state, once = engine.state_dict(), engine.get_privacy_spent()["epsilon"]
+    draw(engine, optimizer, 6, 10)
+    with pytest.warns(UserWarning, match="4 releases that the state does not know"):
+        engine.load_state_dict(state)
+    assert engine.taken == 6
+    assert len(engine.ledger.events) == 10, "what was released stays paid for"
+    draw(engine, optimizer, 6, 10)
+    events = engine.ledger.events
+    assert [event.step for event in events] == [*range(10), *range(6, 10)]
+    assert len(engine.ledger.objections) == fixed, "its own seed is no seed of a parent"
+    assert engine.get_privacy_spent()["epsilon"] > once
+    # The last state knows all of it, and a state of now does too.
+    engine.load_state_dict(engine.state_dict())
+    assert engine.ledger.events == events
+
+
+def test_what_an_engine_spent_before_it_took_anothers_state_over_stays_paid_for():
+    _, optimizer, engine = attached()
+    draw(engine, optimizer, 0, 2)
+    spent = engine.ledger.events
+    with pytest.warns(UserWarning, match="2 releases"):
+        engine.load_state_dict(engine_for(net()).state_dict())
+    assert engine.ledger.events == spent
+
+
+def draw(engine, optimizer, start, end):
+    """The steps of the engine's own loader from `start` up to `end`, with inputs that change."""
+    assert engine.taken == start
+    for x, y in engine.loader(dataset()):
+        optimizer.step(loss=losses(engine.module, x + 0.1 * torch.randn_like(x), y))
+        if engine.taken == end:
+            return
 
 
 def take(engine, steps):

@@ -136,3 +136,31 @@ def test_what_a_scale_of_zero_hides_is_noticed(insists, monkeypatch):
     )
     with pytest.raises(UnsupportedLayer, match="not those of autograd"):
         admit(Ghost(Branch(nn.Linear(192, 192), insists), mode="ghost"), loss_of, data(), 6)
+
+
+class Turning(nn.Module):
+    """Adds an example to its neighbour `when` it likes."""
+
+    def __init__(self, when):
+        super().__init__()
+        self.layer, self.when = nn.Linear(192, 5), when
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.layer(x + x.roll(1, 0) if self.when(x) else x)
+
+
+WHEN = {
+    "of even number": lambda x: len(x) % 2 == 0,
+    "of odd number": lambda x: len(x) % 2 == 1,
+    "without a sign": lambda x: bool((x >= 0).all()),
+    "by chance": lambda _: float(torch.rand(())) < 0.2,
+}
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("examples", [3, 6])
+def test_batches_that_are_mixed_at_times_are_noticed(when, examples):
+    torch.manual_seed(0)
+    with pytest.raises(UnsupportedLayer, match="mixes the examples"):
+        admit(Ghost(Turning(WHEN[when])), loss_of, data(examples), examples)

@@ -10,7 +10,8 @@ from torch import nn
 
 from sfumato.data.augment import Augmentation
 from sfumato.data.people import People
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.ghost.admit import admit
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.privacy.budget import Plan
@@ -141,6 +142,29 @@ def test_an_example_that_is_not_finite_is_left_out_of_a_step_and_spoils_nothing(
     for one, other in zip(*found, strict=True):
         assert other.any()
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_model_that_mixes_the_examples_of_larger_batches_is_refused_at_the_first_step(views):
+    class Turning(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(144, 3)
+
+        def forward(self, x):
+            x = x.flatten(1)
+            return self.last(x + x.roll(views, 0) if len(x) > 8 * views else x)
+
+    read = reading(views=views)
+    ghost = Ghost(Turning(), clipping=Clipping(max_norm=0.1))
+    secret = Secret.draw()
+    book = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
+    plan = Plan(noise_multiplier=1.0, expected_batch=12.0, steps=4)
+    step = private_step(ghost, read, plan, book, secret)
+    admit(ghost, read.losses, read.trial(), 3)
+    with pytest.raises(PrivacyError, match="depends on what the model says of another"):
+        step(Batch(0, (Chunk(torch.arange(12), torch.ones(12, dtype=torch.bool)),)))
+    assert not book.events
 
 
 def test_a_gradient_that_is_kept_never_shows_the_exact_sums_of_a_later_step():

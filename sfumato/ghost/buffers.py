@@ -1,0 +1,91 @@
+"""Buffers stay as they are while a private batch goes through a model.
+
+They are saved with the weights, and noise covers the weights alone: a running mean that a layer
+keeps of its inputs would be released as it is. A trial on noise cannot promise that no pass writes
+to one, for a model may do so only with gradients on, or from some call on. So every pass is looked
+at: it costs a glance at identities and versions, and on a GPU no wait.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from sfumato.errors import UnsupportedLayer
+
+
+class Seen(NamedTuple):
+    """A buffer as it was found."""
+
+    buffer: Tensor
+    version: int
+    values: Tensor
+
+    @classmethod
+    def of(cls, buffer: Tensor) -> "Seen":
+        """The buffer as it is now."""
+        return cls(buffer, buffer._version, buffer.detach().clone())
+
+    def is_of(self, buffer: Tensor, *, values: bool = False) -> bool:
+        """Whether nobody has written to it since, by its version alone if it is on a GPU.
+
+        Versions do not count what a recording does that is replayed; `values` looks there too.
+        """
+        # Counts changes in place, as autograd does; nothing public tells of them.
+        same = buffer is self.buffer and buffer._version == self.version
+        return same and (not (values or buffer.device.type == "cpu") or self.equals(buffer))
+
+    def equals(self, buffer: Tensor) -> bool:
+        """Whether it holds what it held, to the bit; what was no number may still be none."""
+        if (buffer.shape, buffer.dtype) != (self.values.shape, self.values.dtype):
+            return False
+        now, before = buffer.detach(), self.values.to(buffer.device)
+        return bool(((now == before) | ((now != now) & (before != before))).all())
+
+
+class Buffers:
+    """The buffers of a model, watched: what a pass writes there is an error.
+
+    What is written between passes is the caller's own (weights that are loaded, statistics of
+    public images), and so is a table that a layer writes anew each time with what it held before.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._seen: dict[str, Seen] = {}
+        self.remember()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """For a pass: what is written inside is an error at the end."""
+        self.remember()
+        yield
+        self.check()
+
+    def remember(self) -> None:
+        """Take them as they are: a pass begins."""
+        before, self._seen = self._seen, {}
+        for name, buffer in self.model.named_buffers():
+            known = before.get(name)
+            kept = known is not None and known.is_of(buffer)
+            self._seen[name] = known if known is not None and kept else Seen.of(buffer)
+
+    def check(self, *, values: bool = False) -> None:
+        """Raise if one was written to since, and put back what it held.
+
+        With `values` those that recordings wrote to are found too, for which a GPU is waited for.
+        """
+        for name, buffer in self.model.named_buffers():
+            known = self._seen.get(name)
+            if known is not None and known.is_of(buffer, values=values):
+                continue
+            if known is None or not known.equals(buffer):
+                if known is not None and known.values.shape == buffer.shape:
+                    buffer.detach().copy_(known.values)
+                raise UnsupportedLayer(
+                    f'the forward pass writes to the buffer "{name}": it would keep statistics of '
+                    "private images that no noise covers. Turn running statistics off, or put that "
+                    "layer into evaluation mode."
+                )
+            self._seen[name] = Seen(buffer, buffer._version, known.values)
