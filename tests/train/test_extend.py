@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 from sfumato.data.augment import Augmentation
 from sfumato.errors import PrivacyError
-from sfumato.ghost import contract
+from sfumato.ghost import sums
 from sfumato.ghost.admit import admit, one_at_a_time
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
@@ -219,8 +219,8 @@ def test_a_norm_that_is_too_small_is_found_out_while_training(monkeypatch):
     step = private_step(ghost, reading, Paid(plan, ledger, secret), check_every=1)
     step = extended(step, model, extender)
     step(batch_of([1, 2, 3]))
-    honest = contract.square_norm
-    monkeypatch.setattr(contract, "square_norm", lambda gradient: honest(gradient) / 4)
+    honest = sums.square_norm
+    monkeypatch.setattr(sums, "square_norm", lambda gradient: honest(gradient) / 4)
     with pytest.raises(PrivacyError, match="beyond the bound"):
         step(batch_of([1, 2, 3], step=1))
     assert len(ledger.events) == 1
