@@ -35,6 +35,7 @@ from sfumato.files import (
     sync_file,
     unpack,
 )
+from sfumato.lineage import NOTE, origin_in_place
 from sfumato.settled import REPORT as REPORT
 from sfumato.settled import changes, contents, has_begun, settle
 
@@ -172,15 +173,19 @@ class Run:
                 file.write(make())
         return path.read_bytes()
 
-    def save_tensors(self, name: str, tensors: "Mapping[str, Tensor]") -> Path:
-        """An artefact in the safetensors format."""
+    def save_tensors(
+        self, name: str, tensors: "Mapping[str, Tensor]", promise: Mapping[str, Any] | None = None
+    ) -> Path:
+        """An artefact in the safetensors format, with a note of where it comes from."""
         from safetensors.torch import save
 
         path = self.path / name
+        plain = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+        origin = origin_in_place(path.resolve())
+        notes = {} if origin is None else {NOTE: origin.note}
+        notes |= {} if promise is None else {"promise": dumps(promise)}
         with atomic(path) as file:
-            file.write(
-                save({key: value.detach().cpu().contiguous() for key, value in tensors.items()})
-            )
+            file.write(save(plain, metadata=notes or None))
         return path
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 from sfumato.config import differences
 from sfumato.errors import RunError
 from sfumato.files import read_json, read_lines
+from sfumato.lineage import START
 
 REPORT = ("report.html", "report.md", "card.json")
 """What `sfumato report` writes, here or, with what must not be shared, in `private/`."""
 UNUSED = (
-    "ledger.jsonl", "plan.json", "private/secret.key", "private/canaries.json",
+    "ledger.jsonl", "plan.json", START, "private/secret.key", "private/canaries.json",
     "private/canary_start.json", "private/canary_steps.bin", *REPORT,
     *(f"private/{name}" for name in REPORT),
 )  # fmt: skip

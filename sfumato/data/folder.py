@@ -48,7 +48,7 @@ def load_folder(
         pixels=decode(files, framing),
         labels=torch.tensor(labels),
         classes=classes,
-        name=f"{path.name}-{split}",
+        name=f"{path.resolve().name}-{split}",
         private=private,
         people=_people(files, path, root, people),
     )

@@ -81,7 +81,12 @@ def set_scene(config: Config, run: Run) -> Scene:
     """Load images, and refuse at once what cannot be released from."""
     from sfumato.data.alike import require_alike
     from sfumato.data.load import load_images, load_splits
-    from sfumato.recipes.origin import require_covered, require_strange, require_unpaid
+    from sfumato.recipes.origin import (
+        note_start,
+        require_covered,
+        require_strange,
+        require_unpaid,
+    )
     from sfumato.train.setup import pick_device
 
     settings, book = given_teacher(config) if config.teacher else (config.training, None)
@@ -96,6 +101,8 @@ def set_scene(config: Config, run: Run) -> Scene:
     if book is None:
         require_covered(config)
         require_strange(config, private.name)
+    taught = config.teacher and config.teacher / "model.safetensors"
+    note_start(taught or config.weights, run)
     require_unpaid(config.public, private.name)
     public = load_images(config.public, "train", private=False, **{**settings.loading, **own})
     public = replace(public, people=None)

@@ -32,7 +32,7 @@ def needs_run(config: Config) -> bool:
 def run(config: Config, run: Run | None) -> dict[str, Any]:
     """Load, build, plan, train, score. Of several processes, all but the leader have no run."""
     from sfumato.data.load import load_splits
-    from sfumato.recipes.origin import require_covered
+    from sfumato.recipes.origin import note_start, require_covered, tell_origin
     from sfumato.recipes.train.step import load_public
     from sfumato.train.setup import pick_device
     from sfumato.train.world import join_world, leave_world
@@ -44,6 +44,9 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
             return {} if run is None else run.summary
         require_covered(config)
         train, test = load_splits(config.data, people=config.people, **config.loading)
+        if run is not None:
+            tell_origin(config, train.name, run.log)
+            note_start(config.weights, run)
         public = load_public(config, train, test)
         if config.explain:
             return {"explanation": explain_layers(config, *prepare(config, train, device))}
@@ -188,7 +191,8 @@ def conclude(
     """Save the model, score it privately, sum up."""
     from sfumato.train.steps import accuracy
 
-    run.save_tensors("model.safetensors", learner.best.state_dict())
+    promise = mechanism.ledger.promise()
+    run.save_tensors("model.safetensors", learner.best.state_dict(), promise)
     scores = {"test_accuracy": accuracy(learner.best, test), "test_images": len(test.images)}
     run.write_json("private/scores.json", scores)
     return run.finish({**promise_summary(mechanism), "model": config.model, "run": str(run.path)})

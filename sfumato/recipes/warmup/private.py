@@ -39,7 +39,8 @@ def generator(scene: Scene, stage: Run | None) -> None:
     if stage is None:
         return
     show_learnt(scene, stage, math.ceil(plan.steps * plan.expected_batch), learner.best)
-    stage.save_tensors("model.safetensors", learner.best.state_dict())
+    promise = mechanism.ledger.promise()
+    stage.save_tensors("model.safetensors", learner.best.state_dict(), promise)
     blueprint_of(scene).keep(stage)
     stage.finish({**promise_summary(mechanism), "model": "a generator", "run": str(stage.path)})
 
