@@ -80,6 +80,7 @@ class Scene:
 def set_scene(config: Config, run: Run) -> Scene:
     """Load images, and refuse at once what cannot be released from."""
     from sfumato.data.alike import require_alike
+    from sfumato.data.known import require_same_data
     from sfumato.data.load import load_images, load_splits
     from sfumato.recipes.origin import (
         note_start,
@@ -101,6 +102,7 @@ def set_scene(config: Config, run: Run) -> Scene:
     if book is None:
         require_covered(config)
         require_strange(config, private.name)
+    require_same_data(private, run)
     taught = config.teacher and config.teacher / "model.safetensors"
     note_start(taught or config.weights, run)
     require_unpaid(config.public, private.name)

@@ -63,6 +63,7 @@ def run_on(
 
     `declared` names images that it declared public.
     """
+    from sfumato.data.known import require_same_data
     from sfumato.recipes.origin import book_of_weights
     from sfumato.recipes.train.canaries import find_canaries, note_end
     from sfumato.train.setup import pick_device
@@ -71,6 +72,7 @@ def run_on(
     world = World() if world is None else world
     if run is not None and run.finished:
         return run.summary
+    world.ask(lambda: require_same_data(train, run))
     before = book_of_weights(config, train.name)
     canaries = find_canaries(config, train, run, world)
     train = train if canaries is None else canaries.place_in(train)

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 def generator(scene: Scene, stage: Run | None) -> None:
     """A diffusion model of the private images, under a ledger of its own, by all processes."""
+    from sfumato.data.known import require_same_data
     from sfumato.recipes.warmup.generator import blueprint_of, make_denoiser
     from sfumato.synth.noising import NoisingReading
 
     settings, world = scene.config.training, scene.world
+    world.ask(lambda: require_same_data(scene.private, stage))
     half = (0.5,) * scene.private.shape[0]  # pixels from 0 to 1 become -1 to 1
     reading = new_reading(NoisingReading, settings, scene.private, scene.device, (half, half))
     learner = new_learner(settings, make_denoiser(scene), reading)
