@@ -3,7 +3,7 @@
 Weights and images that people bring count as public, at their word. Where sfumato itself made them
 from the same data they are not: a note in the file says what they cost (`sfumato.lineage`), or
 their ledger lies beside them. Weights bring their ledger along; images, which would only help, are
-refused. Data are known by their name: who gives the same images another one is told so, and asked.
+refused. Data are known by their name or, while the weights lie in their run, by a digest.
 """
 
 import json
@@ -17,17 +17,18 @@ from sfumato.recipes.train.settings import Config
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
+    from sfumato.data.images import Images
     from sfumato.privacy.ledger import Ledger
 
 
-def book_of_weights(config: Config, data: str) -> "Ledger | None":
+def book_of_weights(config: Config, images: "Images") -> "Ledger | None":
     """The ledger of the weights to begin with, if they learnt the same data; or why they cannot.
 
     What is learnt from them costs what they have cost, and more; so does what these began with.
     """
     if config.weights is None or config.mode == "non-private":
         return None
-    book = _joined([one for one in _ledgers(config.weights) if _same(data, *_names(one))])
+    book, data = _joined(_ledgers(config.weights, images)), images.name
     if book is None:
         return None
     delta = book.header.delta if config.delta is None else config.delta
@@ -57,13 +58,13 @@ def note_start(weights: Path | None, run: Run) -> None:
         run.write_json(START, origin)
 
 
-def tell_origin(config: Config, data: str, say: Callable[[str], None]) -> None:
+def tell_origin(config: Config, images: "Images", say: Callable[[str], None]) -> None:
     """Say what weights count as that did not learn the same data, by all that is known."""
     if config.weights is None or config.mode == "non-private":
         return
-    books = _ledgers(config.weights)
-    if any(_same(data, *_names(book)) for book in books):
+    if _ledgers(config.weights, images):
         return
+    books, data = _ledgers(config.weights), images.name
     others = ", ".join(dict.fromkeys(book.header.data for book in books))
     if others:
         say(
@@ -78,12 +79,12 @@ def tell_origin(config: Config, data: str, say: Callable[[str], None]) -> None:
         )
 
 
-def require_strange(config: Config, data: str) -> None:
+def require_strange(config: Config, images: "Images") -> None:
     """Refuse weights that learnt the same data, for a verb that has no ledger to go on with."""
-    if book_of_weights(config, data) is not None:
+    if book_of_weights(config, images) is not None:
         raise PrivacyError(
-            f"{config.weights} has learnt {data}, and here it would count as public: the ledger "
-            "would leave out what that cost. Begin with other weights."
+            f"{config.weights} has learnt {images.name}, and here it would count as public: the "
+            "ledger would leave out what that cost. Begin with other weights."
         )
 
 
@@ -158,11 +159,22 @@ def _origins(weights: Path) -> list[Origin]:
     return [] if origin is None else list(origin.all)
 
 
-def _ledgers(weights: Path) -> "list[Ledger]":
-    """What they have cost, and what those have cost that they began with."""
+def _ledgers(weights: Path, images: "Images | None" = None) -> "list[Ledger]":
+    """What they have cost, and what those have cost that they began with; that of images alone."""
     from sfumato.privacy.ledger import Ledger
 
-    return [Ledger.from_records(origin.lines) for origin in _origins(weights) if origin.ledger]
+    books = [Ledger.from_records(origin.lines) for origin in _origins(weights) if origin.ledger]
+    if images is None or _has_learnt(weights, images):
+        return books
+    return [book for book in books if _same(images.name, *_names(book))]
+
+
+def _has_learnt(weights: Path, images: "Images") -> bool:
+    """Whether the run that weights lie in learnt these very images, whatever their name."""
+    from sfumato.data.known import Known, known_data
+
+    known = known_data(weights.expanduser().resolve().parent)
+    return known is not None and known == Known.of(images)
 
 
 def _joined(books: "list[Ledger]") -> "Ledger | None":

@@ -186,6 +186,13 @@ def test_data_are_known_by_a_link_to_them(settings, first, tmp_path):
     assert len(book(tmp_path / "second").events) == 6
 
 
+def test_data_of_another_name_are_known_by_weights_in_their_run(settings, first, tmp_path):
+    shutil.copy(settings.data, tmp_path / "renamed.npz")
+    config = replace(settings, data=str(tmp_path / "renamed.npz"), epsilon=3.0)
+    go(replace(config, weights=first / "model.safetensors"), tmp_path / "second")
+    assert len(book(tmp_path / "second").events) == 6
+
+
 def test_what_weights_began_with_is_remembered_through_other_data(settings, first, tmp_path):
     other = replace(settings, data=save(tmp_path / "other.npz", "3-5"))
     go(replace(other, weights=first / "model.safetensors"), tmp_path / "between")

@@ -101,7 +101,7 @@ def set_scene(config: Config, run: Run) -> Scene:
     own = {name: value for name, value in config.loading.items() if value}
     if book is None:
         require_covered(config)
-        require_strange(config, private.name)
+        require_strange(config, private)
     require_same_data(private, run)
     taught = config.teacher and config.teacher / "model.safetensors"
     note_start(taught or config.weights, run)

@@ -45,7 +45,7 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         require_covered(config)
         train, test = load_splits(config.data, people=config.people, **config.loading)
         if run is not None:
-            tell_origin(config, train.name, run.log)
+            tell_origin(config, train, run.log)
             note_start(config.weights, run)
         public = load_public(config, train, test)
         if config.explain:
@@ -73,7 +73,7 @@ def run_on(
     if run is not None and run.finished:
         return run.summary
     world.ask(lambda: require_same_data(train, run))
-    before = book_of_weights(config, train.name)
+    before = book_of_weights(config, train)
     canaries = find_canaries(config, train, run, world)
     train = train if canaries is None else canaries.place_in(train)
     learner, reading = prepare(config, train, pick_device(config.device))

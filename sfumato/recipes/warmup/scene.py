@@ -61,9 +61,9 @@ def set_scene(config: Config, run: Run | None, world: World | None = None) -> Sc
 
     require_covered(config)
     images, test = load_splits(config.data, people=config.people, **config.loading)
-    require_strange(config, images.name)
+    require_strange(config, images)
     if run is not None:
-        tell_origin(config, images.name, run.log)
+        tell_origin(config, images, run.log)
         note_start(config.weights, run)
     public, private = shares(config, images, test)
     device, world = pick_device(config.device), World() if world is None else world
