@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.recipes import Recipe
 from sfumato.recipes.train.learner import prepare as prepare
-from sfumato.recipes.train.promise import open_ledger, promise_summary
+from sfumato.recipes.train.promise import open_ledger, promise_summary, tell_going_on
 from sfumato.recipes.train.settings import PRESETS as PRESETS
 from sfumato.recipes.train.settings import Config
 from sfumato.runs import Run
@@ -104,6 +104,8 @@ def show(summary: Mapping[str, Any]) -> str:
         f"  model     {summary['run']}/model.safetensors",
         f"  private   {summary['run']}/private: do not share; scores.json has the test accuracy",
     ]
+    if summary.get("steps_left_out"):  # runs of earlier versions do not say
+        lines.append(f"  left out  {summary['steps_left_out']} steps were paid and had no effect")
     lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
     return "\n".join(lines)
 
@@ -136,10 +138,8 @@ def learn(
 
     plan, ledger = mechanism.plan, mechanism.ledger
     learner.load(world.agree(run and run.load_checkpoint()))
-    if run is not None and learner.step:
-        run.log(f"going on after step {learner.step}: what was paid is not paid again")
-    elif run is not None and any(event.ledger == ledger.header.id for event in ledger.events):
-        run.log("beginning again: there was no checkpoint yet, but what was paid is not paid again")
+    if run is not None:
+        tell_going_on(mechanism, learner.step, run)
     if canaries is not None:
         note_start(canaries, learner, reading, run)
     step, ghost, reading, work = make_step(
@@ -193,11 +193,12 @@ def conclude(
     """Save the model, score it privately, sum up."""
     from sfumato.train.steps import accuracy
 
-    promise = mechanism.ledger.promise()
-    run.save_tensors("model.safetensors", learner.best.state_dict(), promise)
+    state = learner.best.state_dict()
+    run.save_tensors("model.safetensors", state, mechanism.ledger.promise())
     scores = {"test_accuracy": accuracy(learner.best, test), "test_images": len(test.images)}
     run.write_json("private/scores.json", scores)
-    return run.finish({**promise_summary(mechanism), "model": config.model, "run": str(run.path)})
+    promise = promise_summary(mechanism, run)
+    return run.finish({**promise, "model": config.model, "run": str(run.path)})
 
 
 RECIPE = Recipe(config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run)

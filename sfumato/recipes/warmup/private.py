@@ -41,10 +41,10 @@ def generator(scene: Scene, stage: Run | None) -> None:
     if stage is None:
         return
     show_learnt(scene, stage, math.ceil(plan.steps * plan.expected_batch), learner.best)
-    promise = mechanism.ledger.promise()
-    stage.save_tensors("model.safetensors", learner.best.state_dict(), promise)
+    state, promise = learner.best.state_dict(), promise_summary(mechanism, stage)
+    stage.save_tensors("model.safetensors", state, mechanism.ledger.promise())
     blueprint_of(scene).keep(stage)
-    stage.finish({**promise_summary(mechanism), "model": "a generator", "run": str(stage.path)})
+    stage.finish({**promise, "model": "a generator", "run": str(stage.path)})
 
 
 def show_learnt(scene: Scene, stage: Run | None, seen: int, made: "nn.Module") -> None:
