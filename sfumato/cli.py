@@ -6,7 +6,8 @@ imported when the verb is called. Every verb takes `--preset`, `--out` and `--js
 
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from difflib import get_close_matches
 from inspect import cleandoc
@@ -15,7 +16,7 @@ from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
 
 from sfumato import __version__
 from sfumato.config import dumps, from_json
-from sfumato.errors import ConfigError, SfumatoError
+from sfumato.errors import ConfigError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json
 from sfumato.recipes import Recipe, recipe_of
 from sfumato.runs import open_run
@@ -59,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(f"sfumato {__version__}")
         raise SystemExit(0)
     try:
-        _call(words[0], words[1:])
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning(warnings.showwarning)
+            _call(words[0], words[1:])
     except SfumatoError as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -219,6 +222,17 @@ def _passing(recipe: Recipe, words: list[str]) -> list[str]:
     flags = {f"--{name.replace('_', '-')}": str(value) for name, value in settings}
     missing = [pair for pair in flags.items() if _value(words, pair[0]) is None]
     return [word for pair in missing for word in pair]
+
+
+def _show_warning(usual: Callable[..., object]) -> Callable[..., object]:
+    """How warnings are shown: ours as a sentence, others as they usually are."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any) -> object:
+        if issubclass(category, SfumatoWarning):
+            return _say(f"Warning: {message}")
+        return usual(message, category, *where)
+
+    return show
 
 
 def _say(message: str) -> None:

@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 import time
+import warnings
 from urllib.error import URLError
 
 import pytest
 
 from sfumato.cli import VERBS, main
+from sfumato.errors import SfumatoWarning
 
 
 def call(capsys, *words):
@@ -136,6 +138,15 @@ def test_what_the_system_refused_is_said_as_far_as_it_is_known(
 
     monkeypatch.setattr("sfumato.cli._call", fails)
     assert call(capsys, "train") == (2, "", message)
+
+
+def test_warnings_of_ours_are_a_sentence(capsys, monkeypatch):
+    def warns(*_):
+        warnings.simplefilter("default")
+        warnings.warn("your images are dark.", SfumatoWarning, stacklevel=1)
+
+    monkeypatch.setattr("sfumato.cli._call", warns)
+    assert call(capsys, "train") == (0, "", "Warning: your images are dark.\n")
 
 
 def test_an_order_that_is_refused_leaves_no_run(tmp_path, monkeypatch, capsys):

@@ -10,6 +10,7 @@ on an image is said by a folder (cat/anna/1.jpg) or by a table (see `people`).
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from warnings import warn
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from sfumato.data.framing import Framing
 from sfumato.data.images import Images
 from sfumato.data.people import number, people_by_csv, people_by_folder
-from sfumato.errors import DataError
+from sfumato.errors import DataError, SfumatoWarning
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif", ".dcm")
@@ -72,7 +73,9 @@ def decode(files: Sequence[Path], framing: Framing) -> UInt8[Tensor, "n c h w"]:
     Unless the framing gives all files one size, they must have one already.
     """
     with ThreadPoolExecutor() as pool:
-        arrays = list(pool.map(lambda file: _decode_one(file, framing), files))
+        found = list(pool.map(lambda file: _decode_one(file, framing), files))
+    arrays = [array for array, _ in found]
+    _tell_dark(files, max((high for _, high in found), default=0))
     if len({array.shape[:2] for array in arrays}) > 1:
         first = arrays[0].shape[:2]
         other = next(i for i, array in enumerate(arrays) if array.shape[:2] != first)
@@ -85,17 +88,37 @@ def decode(files: Sequence[Path], framing: Framing) -> UInt8[Tensor, "n c h w"]:
     return torch.from_numpy(np.stack(same)).permute(0, 3, 1, 2).contiguous()
 
 
-def _decode_one(file: Path, framing: Framing) -> np.ndarray:
+def _tell_dark(files: Sequence[Path], high: int) -> None:
+    """Warn of 16-bit images that use so little of their range that few grey levels are left.
+
+    They are not scaled: by how much would depend on private images.
+    """
+    bits = high.bit_length()
+    if 0 < bits < 15:
+        warn(
+            f"16-bit images such as {files[0]} have values of {bits} bits alone, and as bytes "
+            f"{max(1, 2 ** (bits - 8))} grey levels. Convert them first, by a factor that you know "
+            "without looking: values of 12 bits times 16, say.",
+            SfumatoWarning,
+            stacklevel=2,
+        )
+
+
+def _decode_one(file: Path, framing: Framing) -> tuple[np.ndarray, int]:
+    """Its pixels, and the largest value if it is a 16-bit image."""
+    high = 0
     try:
         with Image.open(file) as opened:
             picture = ImageOps.exif_transpose(opened)
+            if picture.mode.startswith("I"):
+                high = int(np.asarray(picture).max())
             picture = _to_bytes(picture)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
         raise DataError(
             f"{file} cannot be read as an image ({problem}). Replace it or take it away."
         ) from problem
     array = np.asarray(framing.picture(picture, str(file)))
-    return array[..., None] if array.ndim == 2 else array
+    return (array[..., None] if array.ndim == 2 else array), high
 
 
 def _to_bytes(picture: Image.Image) -> Image.Image:

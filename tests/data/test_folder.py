@@ -1,0 +1,34 @@
+"""What a folder of somebody's own holds besides good images, and what is said about it."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sfumato.data.load import load_images
+from sfumato.errors import SfumatoWarning
+
+
+@pytest.fixture
+def scans(tmp_path):
+    """Ten grey images in each of two classes."""
+    for place in range(20):
+        folder = tmp_path / "scans" / ("sick" if place % 2 else "well")
+        folder.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(place).integers(0, 256, (8, 8)).astype(np.uint8)
+        Image.fromarray(noise).save(folder / f"{place}.png")
+    return tmp_path / "scans"
+
+
+def write_deep(folder, highest):
+    deep = np.linspace(0, highest, 64).astype(np.uint16).reshape(8, 8)
+    for path in folder.rglob("*.png"):
+        Image.fromarray(deep).save(path)
+
+
+def test_sixteen_bits_that_are_hardly_used_are_warned_of(scans):
+    write_deep(scans, 4095)
+    with pytest.warns(SfumatoWarning, match=r"values of 12 bits alone, and as bytes 16 grey level"):
+        images = load_images(scans)
+    assert images.pixels.max() == 15  # a factor that depends on private images is not taken
+    write_deep(scans, 40000)
+    assert load_images(scans).pixels.max() == 40000 // 256
