@@ -100,6 +100,7 @@ def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
             raise ConfigError(f'sfumato {verb} has no preset "{name}". There are: {presets}.')
         _require_own_preset(recipe, name, words)
         default = Order(config=recipe.presets[name](), preset=name)
+        words = [*_displacing(recipe, words), *words]
     elif (known := _remembered(recipe, verb, _value(words, "--out"))) is not None:
         default = Order(config=known)
         words = [*_passing(recipe, words), *words]
@@ -233,6 +234,17 @@ def _show_warning(usual: Callable[..., object]) -> Callable[..., object]:
         return usual(message, category, *where)
 
     return show
+
+
+def _displacing(recipe: Recipe, words: list[str]) -> list[str]:
+    """Flags that take away what a preset says otherwise than the words do: steps beside epochs."""
+    given = {word.partition("=")[0].replace("_", "-") for word in words}
+    added = []
+    for pair in getattr(recipe.config, "ONE_OF", ()):
+        flags = [f"--{name.replace('_', '-')}" for name in pair]
+        if len(given.intersection(flags)) == 1:
+            added += [word for flag in flags if flag not in given for word in (flag, "None")]
+    return added
 
 
 def _say(message: str) -> None:
