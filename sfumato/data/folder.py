@@ -45,6 +45,8 @@ def load_folder(
     root, ours = _split_root(path, split)
     classes = _class_names(path if ours else path / "train")
     files, labels = _find(root, classes)
+    if private and people is None:
+        _tell_nested(files, root)
     images = Images(
         pixels=decode(files, framing),
         labels=torch.tensor(labels),
@@ -57,6 +59,19 @@ def load_folder(
         return images
     test, train = images.split(TEST_SHARE, seed=0)
     return test if split == "test" else train
+
+
+def _tell_nested(files: list[Path], root: Path) -> None:
+    """Hint at people, where folders within classes look like theirs: the promise is for images."""
+    nested = next((file for file in files if len(file.relative_to(root).parts) > 2), None)
+    if nested is not None:
+        warn(
+            f"there are folders in the classes of {root}, such as {nested.parent.name}. If these "
+            "are people, each image of theirs is hidden, and they are not: add --unit person "
+            "--people folder.",
+            SfumatoWarning,
+            stacklevel=2,
+        )
 
 
 def _people(files: list[Path], path: Path, root: Path, source: str | None) -> Tensor | None:

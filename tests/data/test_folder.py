@@ -32,3 +32,13 @@ def test_sixteen_bits_that_are_hardly_used_are_warned_of(scans):
     assert images.pixels.max() == 15  # a factor that depends on private images is not taken
     write_deep(scans, 40000)
     assert load_images(scans).pixels.max() == 40000 // 256
+
+
+def test_folders_within_classes_are_a_hint_at_people(scans):
+    for place, path in enumerate(sorted(scans.rglob("*.png"))):
+        (path.parent / f"anna{place % 7}").mkdir(exist_ok=True)
+        path.rename(path.parent / f"anna{place % 7}" / path.name)
+    with pytest.warns(SfumatoWarning, match=r"such as anna0.*add --unit person --people folder"):
+        load_images(scans)
+    assert load_images(scans, people="folder").people is not None
+    load_images(scans, private=False)
