@@ -177,7 +177,7 @@ def _find(root: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
     for name in _class_names(root):
         if name not in classes:
             raise DataError(f"{root / name} is a class that train does not have. Take it away.")
-        found = sorted(item for item in (root / name).rglob("*") if item.is_file())
+        found = _files(root / name)
         other = [item for item in found if item.suffix.lower() in OTHER_SUFFIXES]
         if other:
             raise DataError(f"{other[0]} is no JPEG, PNG or WebP file. Convert it or take it away.")
@@ -188,6 +188,19 @@ def _find(root: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
         files += pictures
         labels += [classes.index(name)] * len(pictures)
     return files, labels
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files below a folder, apart from hidden ones and those in hidden folders."""
+    items = [
+        item
+        for item in sorted(folder.rglob("*"))
+        if not any(part.startswith(".") for part in item.relative_to(folder).parts)
+    ]
+    broken = next((item for item in items if not item.exists()), None)
+    if broken is not None:
+        raise DataError(f"{broken} is a link to nothing. Mend it or take it away.")
+    return [item for item in items if item.is_file()]
 
 
 def _size(array: np.ndarray) -> str:

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from sfumato.data.load import load_images
-from sfumato.errors import SfumatoWarning
+from sfumato.errors import DataError, SfumatoWarning
 
 
 @pytest.fixture
@@ -42,3 +42,18 @@ def test_folders_within_classes_are_a_hint_at_people(scans):
         load_images(scans)
     assert load_images(scans, people="folder").people is not None
     load_images(scans, private=False)
+
+
+def test_hidden_files_are_no_images(scans):
+    before = load_images(scans)
+    Image.new("L", (8, 8)).save(scans / "sick" / ".hidden.png")
+    (scans / "well" / "._5.png").write_bytes(b"what a Mac leaves")
+    (scans / "well" / ".thumbnails").mkdir()
+    Image.new("L", (8, 8)).save(scans / "well" / ".thumbnails" / "1.png")
+    assert load_images(scans).pixels.equal(before.pixels)
+
+
+def test_a_link_to_nothing_is_refused(scans):
+    (scans / "sick" / "gone.png").symlink_to(scans / "elsewhere.png")
+    with pytest.raises(DataError, match=r"gone\.png is a link to nothing"):
+        load_images(scans)
