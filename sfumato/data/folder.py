@@ -18,6 +18,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from sfumato.data.classes import find_classes
 from sfumato.data.framing import Framing
 from sfumato.data.images import Images
 from sfumato.data.people import number, people_by_csv, people_by_folder
@@ -36,24 +37,29 @@ def load_folder(
     private: bool,
     framing: Framing,
     people: str | None = None,
+    listed: str | None = None,
 ) -> Images:
     """One split of a folder tree. Classes are the folders of train, in alphabetical order.
 
     `people` is None, "folder", or a table: FILE.csv or FILE.csv:COLUMN, its column "file" holding
-    names relative to the folder.
+    names relative to the folder. With `listed` classes it need not know who is on images of others:
+    all are read, since the split is that of the whole folder.
     """
     root, ours = _split_root(path, split)
     classes = _class_names(path if ours else path / "train")
     files, labels = _find(root, classes)
     if private and people is None:
         _tell_nested(files, root)
+    name = f"{path.resolve().name}-{split}"
+    kept = range(len(classes)) if listed is None else find_classes(listed, classes, name)
+    wanted = [file for file, label in zip(files, labels, strict=True) if label in kept]
     images = Images(
         pixels=decode(files, framing),
         labels=torch.tensor(labels),
         classes=classes,
-        name=f"{path.resolve().name}-{split}",
+        name=name,
         private=private,
-        people=_people(files, path, root, people),
+        people=None if people is None else _people(files, wanted, path, root, people),
     )
     if not ours:
         return images
@@ -74,12 +80,12 @@ def _tell_nested(files: list[Path], root: Path) -> None:
         )
 
 
-def _people(files: list[Path], path: Path, root: Path, source: str | None) -> Tensor | None:
-    if source is None:
-        return None
-    if source == "folder":
-        return number(people_by_folder(files, root))
-    return number(people_by_csv(files, path, source))
+def _people(files: list[Path], wanted: list[Path], path: Path, root: Path, source: str) -> Tensor:
+    """Who is on each of the files; those that are not wanted show one person each."""
+    by_folder = source == "folder"
+    names = people_by_folder(wanted, root) if by_folder else people_by_csv(wanted, path, source)
+    known = dict(zip(wanted, names, strict=True))
+    return number([known.get(file, str(file)) for file in files])
 
 
 def decode(files: Sequence[Path], framing: Framing) -> UInt8[Tensor, "n c h w"]:

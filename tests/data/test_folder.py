@@ -57,3 +57,16 @@ def test_a_link_to_nothing_is_refused(scans):
     (scans / "sick" / "gone.png").symlink_to(scans / "elsewhere.png")
     with pytest.raises(DataError, match=r"gone\.png is a link to nothing"):
         load_images(scans)
+
+
+def test_a_table_of_people_need_not_know_classes_that_are_left_out(scans, tmp_path):
+    (scans / "unclear").mkdir()
+    for place in range(3):
+        Image.new("L", (8, 8), place).save(scans / "unclear" / f"{place}.png")
+    rows = [f"{path.parent.name}/{path.name},{path.stem}" for path in scans.glob("[sw]*/*.png")]
+    (tmp_path / "who.csv").write_text("\n".join(["file,person", *rows]))
+    images = load_images(f"{scans}@sick,well", people=str(tmp_path / "who.csv"))
+    assert images.people is not None
+    assert len(images.people.unique()) == len(images) == 16
+    with pytest.raises(DataError, match='names no person for "unclear/0'):
+        load_images(scans, people=str(tmp_path / "who.csv"))
