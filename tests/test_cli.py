@@ -102,6 +102,7 @@ def test_every_public_name_can_be_loaded():
         (["train", "--epsilon", "3", "--mode", "non-private"], "leave --epsilon out"),
         (["train", "--model", "resnet18"], "neither of --epsilon"),
         (["train", "--epsilon", "3", "--model", "resnet81"], "Did you mean"),
+        (["train", "--epsilon", "3", "--model", "./my/net.py:make"], "stand in: my.net:make, say"),
         (["train", "--epsilon", "3", "--device", "cuda:7"], "no GPU"),
         (["train", "--epsilon", "3", "--batch-size", "9000"], "at most 4000"),
         (["train", "--epsilon", "3", "--delta", "0.1"], "not below 1/4000"),

@@ -253,8 +253,15 @@ def find_function(module: str, function: str) -> Any:
         sys.path.insert(0, "")
     try:
         return getattr(import_module(module), function)
-    except (ImportError, AttributeError) as problem:
-        raise ConfigError(f"{module}:{function} cannot be loaded: {problem}.") from problem
+    except (ImportError, AttributeError, TypeError) as problem:
+        hint = ""
+        if "/" in module or module.endswith(".py"):
+            dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+            hint = (
+                " It is a module that is wanted, not a path; modules are looked up from the folder "
+                f"that you stand in: {dotted.lstrip('.')}:{function}, say."
+            )
+        raise ConfigError(f"{module}:{function} cannot be loaded: {problem}.{hint}") from problem
 
 
 def own_function(module: str, function: str, classes: int) -> nn.Module:
