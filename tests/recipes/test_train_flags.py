@@ -174,3 +174,17 @@ def test_two_flags_for_one_thing_are_refused_after_a_preset_too(capsys):
     with pytest.raises(SystemExit):
         read_order("train", words)
     assert "both of --epsilon and --noise-multiplier" in capsys.readouterr().err
+
+
+def test_what_is_done_to_a_model_is_said(tmp_path):
+    small = replace(SMALL, data="digits@0,1", batch_size=8, steps=1)
+    run_train(tmp_path / "own", replace(small, model="resnet10t", image_size=32))
+    said = (tmp_path / "own/log.txt").read_text()
+    assert "BatchNorm mixes examples: it is replaced by GroupNorm" in said
+    assert "random features" not in said
+    run_train(tmp_path / "head", replace(small, train_only="head"))
+    said = (tmp_path / "head/log.txt").read_text()
+    assert "--train-only head without weights: it learns from random features" in said
+    assert "BatchNorm" not in said
+    run_train(tmp_path / "fixed", replace(small, train_only="head", model="scatter-linear"))
+    assert "random features" not in (tmp_path / "fixed/log.txt").read_text()

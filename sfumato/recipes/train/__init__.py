@@ -76,7 +76,8 @@ def run_on(
     before = book_of_weights(config, train)
     canaries = find_canaries(config, train, run, world)
     train = train if canaries is None else canaries.place_in(train)
-    learner, reading = prepare(config, train, pick_device(config.device))
+    say = run.log if run else lambda _: None
+    learner, reading = prepare(config, train, pick_device(config.device), say)
     mechanism = open_ledger(config, reading, run, world, declared, before)
     learn(config, learner, reading, mechanism, run, world, public=public, canaries=canaries)
     world.any(False)  # all leave at once: who is left behind while the leader scores would fail

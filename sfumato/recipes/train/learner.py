@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 
 
-def prepare(config: Config, images: "Images", device: "torch.device") -> "tuple[Learner, Reading]":
+def prepare(
+    config: Config, images: "Images", device: "torch.device",
+    say: Callable[[str], None] = lambda _: None,
+) -> "tuple[Learner, Reading]":  # fmt: skip
     """The classifier of the settings, and how it reads these images."""
     import torch
 
-    from sfumato.nn.normalise import apply_norm_policy
+    from sfumato.nn.normalise import apply_norm_policy, has_batch_norm
     from sfumato.nn.zoo import build_model, pixel_statistics
     from sfumato.train.reading import Reading
     from sfumato.train.setup import choose_parameters
@@ -33,10 +36,21 @@ def prepare(config: Config, images: "Images", device: "torch.device") -> "tuple[
     )  # fmt: skip
     statistics = pixel_statistics(model, images.shape[0])
     has_weights = config.pretrained or config.weights is not None
-    model = apply_norm_policy(model, config.norm or ("frozen" if has_weights else "group"))
+    policy = config.norm or ("frozen" if has_weights else "group")
+    if policy != "keep" and has_batch_norm(model):
+        done = {"group": "replaced by GroupNorm", "frozen": "frozen with its statistics"}[policy]
+        say(f"BatchNorm mixes examples: it is {done} (--norm)")
+    model = apply_norm_policy(model, policy)
     choose_parameters(model, config.train_only, config.freeze)
+    if config.train_only == "head" and not has_weights and any_frozen(model):
+        say("--train-only head without weights: it learns from random features. Give --pretrained")
     reading = new_reading(Reading, config, images, device, statistics)
     return new_learner(config, model, reading), reading
+
+
+def any_frozen(model: "nn.Module") -> bool:
+    """Whether there is a parameter that does not learn."""
+    return not all(parameter.requires_grad for parameter in model.parameters())
 
 
 def new_reading(
