@@ -1,6 +1,7 @@
 """The run directory: what a verb leaves behind, how it is resumed, and how verbs hand work on.
 
     config.json  plan.json  ledger.jsonl  metrics.jsonl  log.txt
+    start.json    what is known of the weights that it began with (`lineage`)
     model.safetensors | images.npz | ...      artefacts; never a pickle
     private/      what was computed from private images without a mechanism, and the run's secret
     stages/NAME/  sub-runs, each with its own done.json
