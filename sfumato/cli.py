@@ -5,7 +5,8 @@ imported when the verb is called. Every verb takes `--preset`, `--out` and `--js
 """
 
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from difflib import get_close_matches
 from inspect import cleandoc
@@ -14,7 +15,7 @@ from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
 
 from sfumato import __version__
 from sfumato.config import dumps, from_json
-from sfumato.errors import ConfigError, SfumatoError
+from sfumato.errors import ConfigError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json
 from sfumato.processes import leads, num_processes
 from sfumato.recipes import Recipe, recipe_of
@@ -59,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(f"sfumato {__version__}")
         raise SystemExit(0)
     try:
-        _call(words[0], words[1:])
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning(warnings.showwarning)
+            _call(words[0], words[1:])
     except SfumatoError as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -97,6 +100,7 @@ def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
             raise ConfigError(f'sfumato {verb} has no preset "{name}". There are: {presets}.')
         _require_own_preset(recipe, name, words)
         default = Order(config=recipe.presets[name](), preset=name)
+        words = [*_displacing(recipe, words), *words]
     elif (known := _remembered(recipe, verb, _value(words, "--out"))) is not None:
         default = Order(config=known)
         words = [*_passing(recipe, words), *words]
@@ -217,6 +221,28 @@ def _passing(recipe: Recipe, words: list[str]) -> list[str]:
     flags = {f"--{name.replace('_', '-')}": str(value) for name, value in settings}
     missing = [pair for pair in flags.items() if _value(words, pair[0]) is None]
     return [word for pair in missing for word in pair]
+
+
+def _show_warning(usual: Callable[..., object]) -> Callable[..., object]:
+    """How warnings are shown: ours as a sentence, others as they usually are."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any) -> object:
+        if issubclass(category, SfumatoWarning):
+            return _say(f"Warning: {message}")
+        return usual(message, category, *where)
+
+    return show
+
+
+def _displacing(recipe: Recipe, words: list[str]) -> list[str]:
+    """Flags that take away what a preset says otherwise than the words do: steps beside epochs."""
+    given = {word.partition("=")[0].replace("_", "-") for word in words}
+    added = []
+    for pair in getattr(recipe.config, "ONE_OF", ()):
+        flags = [f"--{name.replace('_', '-')}" for name in pair]
+        if len(given.intersection(flags)) == 1:
+            added += [word for flag in flags if flag not in given for word in (flag, "None")]
+    return added
 
 
 def _say(message: str) -> None:

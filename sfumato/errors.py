@@ -27,3 +27,8 @@ class RunError(SfumatoError):
 
 class UnsupportedLayer(SfumatoError):
     """A layer whose per-example gradients do not exist, or cannot be had exactly."""
+
+
+class SfumatoWarning(UserWarning):
+    """Something that goes on, and that one should know of. It is for the screen alone: what it says
+    of private images is in no file."""

@@ -1,6 +1,7 @@
 """The run directory: what a verb leaves behind, how it is resumed, and how verbs hand work on.
 
     config.json  plan.json  ledger.jsonl  metrics.jsonl  log.txt
+    start.json    what is known of the weights that it began with (`lineage`)
     model.safetensors | images.npz | ...      artefacts; never a pickle
     private/      what was computed from private images without a mechanism, and the run's secret
     stages/NAME/  sub-runs, each with its own done.json
@@ -25,6 +26,7 @@ from sfumato.checkpoints import read_checkpoint, write_checkpoint
 from sfumato.config import dumps, to_json
 from sfumato.errors import RunError
 from sfumato.files import append_line, atomic, lock, read_json, read_lines
+from sfumato.lineage import NOTE, origin_in_place
 from sfumato.settled import REPORT as REPORT
 from sfumato.settled import changes, contents, has_begun, settle
 
@@ -162,15 +164,19 @@ class Run:
                 file.write(make())
         return path.read_bytes()
 
-    def save_tensors(self, name: str, tensors: "Mapping[str, Tensor]") -> Path:
-        """An artefact in the safetensors format."""
+    def save_tensors(
+        self, name: str, tensors: "Mapping[str, Tensor]", promise: Mapping[str, Any] | None = None
+    ) -> Path:
+        """An artefact in the safetensors format, with a note of where it comes from."""
         from safetensors.torch import save
 
         path = self.path / name
+        plain = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+        origin = origin_in_place(path.resolve())
+        notes = {} if origin is None else {NOTE: origin.note}
+        notes |= {} if promise is None else {"promise": dumps(promise)}
         with atomic(path) as file:
-            file.write(
-                save({key: value.detach().cpu().contiguous() for key, value in tensors.items()})
-            )
+            file.write(save(plain, metadata=notes or None))
         return path
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:

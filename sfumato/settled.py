@@ -13,12 +13,16 @@ from typing import Any
 from sfumato.config import differences
 from sfumato.errors import RunError
 from sfumato.files import read_json, read_lines
+from sfumato.lineage import START
 
 REPORT = ("report.html", "report.md", "card.json")
 """What `sfumato report` writes, here or, with what must not be shared, in `private/`."""
+DATA = "data.json"
+"""Which images a run began with: in `private/`, by a digest."""
 UNUSED = (
-    "ledger.jsonl", "plan.json", "private/secret.key", "private/canaries.json",
-    "private/canary_start.json", "private/canary_steps.bin", *REPORT,
+    "ledger.jsonl", "plan.json", START, "private/secret.key", "private/canaries.json",
+    "private/canary_start.json", "private/canary_steps.bin",
+    f"private/{DATA}", *REPORT,
     *(f"private/{name}" for name in REPORT),
 )  # fmt: skip
 """What an order that was refused before its first step may leave: a ledger without an event, and

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 import torch
+from contents import content
 from torch import nn
 
 from sfumato.attack.latent import Search
@@ -79,7 +80,7 @@ def scores_of(out):
 
 def same(out, other, names=MADE):
     """Which of these files are equal, byte by byte."""
-    return {name: (out / name).read_bytes() == (other / name).read_bytes() for name in names}
+    return {name: content(out / name) == content(other / name) for name in names}
 
 
 class TwoHeads(nn.Module):

@@ -5,11 +5,13 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from urllib.error import URLError
 
 import pytest
 
 from sfumato.cli import VERBS, main
+from sfumato.errors import SfumatoWarning
 from sfumato.recipes import recipe_of
 
 
@@ -112,6 +114,7 @@ def test_every_public_name_can_be_loaded():
         (["train", "--epsilon", "3", "--mode", "non-private"], "leave --epsilon out"),
         (["train", "--model", "resnet18"], "neither of --epsilon"),
         (["train", "--epsilon", "3", "--model", "resnet81"], "Did you mean"),
+        (["train", "--epsilon", "3", "--model", "./my/net.py:make"], "stand in: my.net:make, say"),
         (["train", "--epsilon", "3", "--device", "cuda:7"], "no GPU"),
         (["train", "--epsilon", "3", "--batch-size", "9000"], "at most 4000"),
         (["train", "--epsilon", "3", "--delta", "0.1"], "not below 1/4000"),
@@ -171,6 +174,15 @@ def test_several_processes_are_refused_and_told_what_to_do(
     assert f"sfumato {verb} is for one process" in told
     assert remedy in told
     assert not list(tmp_path.glob("runs/*"))
+
+
+def test_warnings_of_ours_are_a_sentence(capsys, monkeypatch):
+    def warns(*_):
+        warnings.simplefilter("default")
+        warnings.warn("your images are dark.", SfumatoWarning, stacklevel=1)
+
+    monkeypatch.setattr("sfumato.cli._call", warns)
+    assert call(capsys, "train") == (0, "", "Warning: your images are dark.\n")
 
 
 def test_an_order_that_is_refused_leaves_no_run(tmp_path, monkeypatch, capsys):

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from contents import content
 
 from sfumato.files import read_lines
 
@@ -38,7 +39,7 @@ def test_a_run_killed_many_times_ends_like_an_undisturbed_one(tmp_path, undistur
     out = tmp_path / "killed"
     assert train(out, kills=25, seed=seed) >= 5
     for name in FILES:
-        assert (out / name).read_bytes() == (undisturbed / name).read_bytes(), name
+        assert content(out / name) == content(undisturbed / name), name
     assert events(out) == events(undisturbed)
     assert [event["step"] for event in events(out)] == list(range(60))
     assert {path.name for path in out.iterdir()} == {path.name for path in undisturbed.iterdir()}

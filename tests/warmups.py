@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from contents import content
 from inversions import save
 
 from sfumato.recipes import warmup
@@ -47,4 +48,4 @@ def scores_of(out):
 
 def same(out, other, names=MADE):
     """Which of these files are equal, byte by byte."""
-    return {name: (out / name).read_bytes() == (other / name).read_bytes() for name in names}
+    return {name: content(out / name) == content(other / name) for name in names}

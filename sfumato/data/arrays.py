@@ -44,7 +44,7 @@ def load_npz(path: Path, split: str, *, private: bool, name: str | None = None) 
         pixels=torch.from_numpy(pixels),
         labels=torch.from_numpy(labels.astype(np.int64)),
         classes=classes,
-        name=f"{name or path.stem}-{split}",
+        name=f"{name or path.resolve().stem}-{split}",
         private=private,
         people=_people(arrays, split),
     )

@@ -10,6 +10,7 @@ on an image is said by a folder (cat/anna/1.jpg) or by a table (see `people`).
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from warnings import warn
 
 import numpy as np
 import torch
@@ -17,10 +18,11 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from sfumato.data.classes import find_classes
 from sfumato.data.framing import Framing
 from sfumato.data.images import Images
 from sfumato.data.people import number, people_by_csv, people_by_folder
-from sfumato.errors import DataError
+from sfumato.errors import DataError, SfumatoWarning
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif", ".dcm")
@@ -35,22 +37,29 @@ def load_folder(
     private: bool,
     framing: Framing,
     people: str | None = None,
+    listed: str | None = None,
 ) -> Images:
     """One split of a folder tree. Classes are the folders of train, in alphabetical order.
 
     `people` is None, "folder", or a table: FILE.csv or FILE.csv:COLUMN, its column "file" holding
-    names relative to the folder.
+    names relative to the folder. With `listed` classes it need not know who is on images of others:
+    all are read, since the split is that of the whole folder.
     """
     root, ours = _split_root(path, split)
     classes = _class_names(path if ours else path / "train")
     files, labels = _find(root, classes)
+    if private and people is None:
+        _tell_nested(files, root)
+    name = f"{path.resolve().name}-{split}"
+    kept = range(len(classes)) if listed is None else find_classes(listed, classes, name)
+    wanted = [file for file, label in zip(files, labels, strict=True) if label in kept]
     images = Images(
         pixels=decode(files, framing),
         labels=torch.tensor(labels),
         classes=classes,
-        name=f"{path.name}-{split}",
+        name=name,
         private=private,
-        people=_people(files, path, root, people),
+        people=None if people is None else _people(files, wanted, path, root, people),
     )
     if not ours:
         return images
@@ -58,12 +67,25 @@ def load_folder(
     return test if split == "test" else train
 
 
-def _people(files: list[Path], path: Path, root: Path, source: str | None) -> Tensor | None:
-    if source is None:
-        return None
-    if source == "folder":
-        return number(people_by_folder(files, root))
-    return number(people_by_csv(files, path, source))
+def _tell_nested(files: list[Path], root: Path) -> None:
+    """Hint at people, where folders within classes look like theirs: the promise is for images."""
+    nested = next((file for file in files if len(file.relative_to(root).parts) > 2), None)
+    if nested is not None:
+        warn(
+            f"there are folders in the classes of {root}, such as {nested.parent.name}. If these "
+            "are people, each image of theirs is hidden, and they are not: add --unit person "
+            "--people folder.",
+            SfumatoWarning,
+            stacklevel=2,
+        )
+
+
+def _people(files: list[Path], wanted: list[Path], path: Path, root: Path, source: str) -> Tensor:
+    """Who is on each of the files; those that are not wanted show one person each."""
+    by_folder = source == "folder"
+    names = people_by_folder(wanted, root) if by_folder else people_by_csv(wanted, path, source)
+    known = dict(zip(wanted, names, strict=True))
+    return number([known.get(file, str(file)) for file in files])
 
 
 def decode(files: Sequence[Path], framing: Framing) -> UInt8[Tensor, "n c h w"]:
@@ -72,7 +94,9 @@ def decode(files: Sequence[Path], framing: Framing) -> UInt8[Tensor, "n c h w"]:
     Unless the framing gives all files one size, they must have one already.
     """
     with ThreadPoolExecutor() as pool:
-        arrays = list(pool.map(lambda file: decode_file(file, framing), files))
+        found = list(pool.map(lambda file: _decoded(file, framing), files))
+    arrays = [array for array, _ in found]
+    _tell_dark(files, max((high for _, high in found), default=0))
     if len({array.shape[:2] for array in arrays}) > 1:
         first = arrays[0].shape[:2]
         other = next(i for i, array in enumerate(arrays) if array.shape[:2] != first)
@@ -85,25 +109,44 @@ def decode(files: Sequence[Path], framing: Framing) -> UInt8[Tensor, "n c h w"]:
     return torch.from_numpy(np.stack(same)).permute(0, 3, 1, 2).contiguous()
 
 
+def _tell_dark(files: Sequence[Path], high: int) -> None:
+    """Warn of 16-bit images that use so little of their range that few grey levels are left.
+
+    They are not scaled: by how much would depend on private images.
+    """
+    bits = high.bit_length()
+    if 0 < bits < 15:
+        warn(
+            f"16-bit images such as {files[0]} have values of {bits} bits alone, and as bytes "
+            f"{max(1, 2 ** (bits - 8))} grey levels. Convert them first, by a factor that you know "
+            "without looking: values of 12 bits times 16, say.",
+            SfumatoWarning,
+            stacklevel=2,
+        )
+
+
 def decode_file(file: Path, framing: Framing) -> np.ndarray:
     """One file, turned, framed, and grey or in colour as it is: height, width, channels."""
+    return _decoded(file, framing)[0]
+
+
+def _decoded(file: Path, framing: Framing) -> tuple[np.ndarray, int]:
+    """The pixels of a file, and the largest value if it is a 16-bit image."""
     try:
         with Image.open(file) as opened:
-            picture = _upright(opened)
+            picture = ImageOps.exif_transpose(opened)
+            high = int(np.asarray(picture).max()) if picture.mode.startswith("I") else 0
+            picture = _to_bytes(picture)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
         raise DataError(
             f"{file} cannot be read as an image ({problem}). Replace it or take it away."
         ) from problem
-    return _to_array(picture, framing, str(file))
+    return _to_array(picture, framing, str(file)), high
 
 
 def decode_picture(picture: Image.Image, framing: Framing) -> np.ndarray:
     """The same of a picture that is open already."""
-    return _to_array(_upright(picture), framing, "the picture")
-
-
-def _upright(picture: Image.Image) -> Image.Image:
-    return _to_bytes(ImageOps.exif_transpose(picture))
+    return _to_array(_to_bytes(ImageOps.exif_transpose(picture)), framing, "the picture")
 
 
 def _to_array(picture: Image.Image, framing: Framing, name: str) -> np.ndarray:
@@ -152,7 +195,7 @@ def _find(root: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
     for name in _class_names(root):
         if name not in classes:
             raise DataError(f"{root / name} is a class that train does not have. Take it away.")
-        found = sorted(item for item in (root / name).rglob("*") if item.is_file())
+        found = _files(root / name)
         other = [item for item in found if item.suffix.lower() in OTHER_SUFFIXES]
         if other:
             raise DataError(f"{other[0]} is no JPEG, PNG or WebP file. Convert it or take it away.")
@@ -163,6 +206,19 @@ def _find(root: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
         files += pictures
         labels += [classes.index(name)] * len(pictures)
     return files, labels
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files below a folder, apart from hidden ones and those in hidden folders."""
+    items = [
+        item
+        for item in sorted(folder.rglob("*"))
+        if not any(part.startswith(".") for part in item.relative_to(folder).parts)
+    ]
+    broken = next((item for item in items if not item.exists()), None)
+    if broken is not None:
+        raise DataError(f"{broken} is a link to nothing. Mend it or take it away.")
+    return [item for item in items if item.is_file()]
 
 
 def _size(array: np.ndarray) -> str:

@@ -48,7 +48,7 @@ def load_images(
         raise ConfigError(f'split="{split}" must be "train" or "test".')
     framing = Framing(centre_crop=centre_crop, image_size=image_size)
     whole, listed = part_source(str(source))
-    images = _load(whole, split, private, framing, data_root, download, people)
+    images = _load(whole, split, private, framing, data_root, download, people, listed)
     images = images if listed is None else images.only(listed)
     images = to_grey(images) if grey else images
     if len(images) == 0:
@@ -107,6 +107,7 @@ def _load(
     data_root: Path,
     download: bool,
     people: str | None,
+    listed: str | None,
 ) -> Images:
     if people is not None and not Path(source).expanduser().is_dir():
         raise ConfigError(
@@ -123,7 +124,9 @@ def _load(
     if path.suffix == ".npz":
         return framing.images(load_npz(path, split, private=private))
     if source and exists(path):  # an empty path would be the folder one stands in
-        return load_folder(path, split, private=private, framing=framing, people=people)
+        return load_folder(
+            path, split, private=private, framing=framing, people=people, listed=listed
+        )
     near = get_close_matches(source.partition("@")[0], NAMES, n=1)
     hint = f' Did you mean "{near[0]}"?' if near else ""
     raise DataError(

@@ -38,6 +38,11 @@ def apply_norm_policy(model: nn.Module, policy: NormPolicy) -> nn.Module:
     return model
 
 
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether there is a BatchNorm in the model."""
+    return any(isinstance(module, BatchNorm) for module in model.modules())
+
+
 def freeze_batch_norm(model: nn.Module) -> nn.Module:
     """Put every BatchNorm into evaluation mode. Call it again after `model.train()`."""
     for module in model.modules():

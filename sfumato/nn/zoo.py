@@ -6,11 +6,12 @@ from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import torch
 from torch import Tensor, nn
 
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, SfumatoWarning
 from sfumato.nn.faces import IrNet, VggFace, mcnn, scnn
 from sfumato.nn.resnet import SmallResNet, group_cnn, small_group_cnn
 from sfumato.nn.scatter import scatter_linear
@@ -34,6 +35,11 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "wrn-40-4": lambda classes, channels: WideResNet(classes, channels, depth=40),
 }
 """Our own models: name -> function of the number of classes and of image channels."""
+
+WRAPPINGS = ("state_dict", "model_state_dict", "model")
+"""Where checkpoints have the state dict, beside an optimizer's and the number of epochs."""
+PREFIXES = ("_orig_mod.", "module.")
+"""What torch.compile and DistributedDataParallel put before every name."""
 
 
 def build_model(
@@ -124,6 +130,9 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
         raise ConfigError(f"there is no file {path}.")
     found = read_state(path)
     own = model.state_dict()
+    for prefix in PREFIXES:
+        if own.keys().isdisjoint(found):
+            found = {key.removeprefix(prefix): value for key, value in found.items()}
     fits = {k: v for k, v in found.items() if k in own and own[k].shape == v.shape}
     missing = [key for key in own if key not in fits]
     head = head_parameters(model)
@@ -132,6 +141,14 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
         raise ConfigError(
             f"{path} does not fit this model: {len(fits)} of its {len(own)} tensors match. The "
             f'first that does not is "{lost[0]}".'
+        )
+    unused = [key for key in found if key not in own]
+    if unused:
+        warn(
+            f"{path} has {len(unused)} tensors that this model does not use, such as "
+            f'"{unused[0]}": is it of another model?',
+            SfumatoWarning,
+            stacklevel=2,
         )
     model.load_state_dict(fits, strict=False)
     return missing
@@ -151,20 +168,31 @@ def load_exactly(model: nn.Module, path: Path) -> None:
 
 
 def read_state(path: Path) -> Mapping[str, Tensor]:
-    """The tensors in a .safetensors file, or in a .pt file that holds nothing else."""
+    """The tensors in a .safetensors file, or in a .pt file that holds nothing else.
+
+    What training scripts put around them (WRAPPINGS) is taken off.
+    """
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        return state.get("state_dict", state)
+        return unwrapped(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as problem:
         # Not in torch's words: they say how to read a file that runs what it holds.
         raise ConfigError(
             f"{path} holds no state dict of plain tensors: it is damaged, or has more in it. Save "
             "model.state_dict() alone, best as .safetensors."
         ) from problem
+
+
+def unwrapped(state: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """A state dict without what training scripts put around it; a TypeError if it is none."""
+    for name in WRAPPINGS:
+        state = state[name] if isinstance(state.get(name), Mapping) else state
+    if not all(isinstance(value, Tensor) for value in state.values()):
+        raise TypeError("not all of it are tensors")
+    return state
 
 
 def _build(name: str, classes: int, channels: int, pretrained: bool) -> nn.Module:
@@ -238,8 +266,15 @@ def find_function(module: str, function: str) -> Any:
         sys.path.insert(0, "")
     try:
         return getattr(import_module(module), function)
-    except (ImportError, AttributeError) as problem:
-        raise ConfigError(f"{module}:{function} cannot be loaded: {problem}.") from problem
+    except (ImportError, AttributeError, TypeError) as problem:
+        hint = ""
+        if "/" in module or module.endswith(".py"):
+            dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+            hint = (
+                " It is a module that is wanted, not a path; modules are looked up from the folder "
+                f"that you stand in: {dotted.lstrip('.')}:{function}, say."
+            )
+        raise ConfigError(f"{module}:{function} cannot be loaded: {problem}.{hint}") from problem
 
 
 def own_function(module: str, function: str, classes: int) -> nn.Module:

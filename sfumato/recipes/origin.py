@@ -1,31 +1,35 @@
 """Where files come from: what was made from private images does not come back as public.
 
 Weights and images that people bring count as public, at their word. Where sfumato itself made them
-from the same data they are not: their ledger lies beside them, or a note in them says what they
-cost. Weights bring their ledger along; images, which would only help, are refused. Data are known
-by their name: who gives the same images another one is not found out.
+from the same data they are not: a note in the file says what they cost (`sfumato.lineage`), or
+their ledger lies beside them. Weights bring their ledger along; images, which would only help, are
+refused. Data are known by their name or, while the weights lie in their run, by a digest.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import PrivacyError
+from sfumato.lineage import START, Origin, data_name, ledger_lines, origin_of
 from sfumato.recipes.train.settings import Config
+from sfumato.runs import Run
 
 if TYPE_CHECKING:
+    from sfumato.data.images import Images
     from sfumato.privacy.ledger import Ledger
 
 
-def book_of_weights(config: Config, data: str) -> "Ledger | None":
+def book_of_weights(config: Config, images: "Images") -> "Ledger | None":
     """The ledger of the weights to begin with, if they learnt the same data; or why they cannot.
 
-    What is learnt from them costs what they have cost, and more.
+    What is learnt from them costs what they have cost, and more; so does what these began with.
     """
     if config.weights is None or config.mode == "non-private":
         return None
-    book = ledger_beside(config.weights.expanduser())
-    if book is None or not _same(data, book.header.data, *(event.data for event in book.events)):
+    book, data = _joined(_ledgers(config.weights, images)), images.name
+    if book is None:
         return None
     delta = book.header.delta if config.delta is None else config.delta
     spent = book.epsilon(delta)
@@ -47,12 +51,40 @@ def name_of(weights: Path) -> str:
     return "/".join(weights.parts[-3 if weights.parts[-3:-2] == ("stages",) else -2 :])
 
 
-def require_strange(config: Config, data: str) -> None:
+def note_start(weights: Path | None, run: Run) -> None:
+    """Write down what is known of the weights that a run begins with: what it makes says so too."""
+    origin = None if weights is None else origin_of(weights)
+    if origin is not None:
+        run.write_json(START, origin)
+
+
+def tell_origin(config: Config, images: "Images", say: Callable[[str], None]) -> None:
+    """Say what weights count as that did not learn the same data, by all that is known."""
+    if config.weights is None or config.mode == "non-private":
+        return
+    if _ledgers(config.weights, images):
+        return
+    books, data = _ledgers(config.weights), images.name
+    others = ", ".join(dict.fromkeys(book.header.data for book in books))
+    if others:
+        say(
+            f"{config.weights} has learnt {others}, which is treated as other data than {data}. If "
+            "images are in both, what both have cost adds up for them, and the promise here leaves "
+            "that out: give the data the name that they had."
+        )
+    elif origin_of(config.weights) is None:
+        say(
+            f"{config.weights} does not say what it has learnt, and counts as public. If it has "
+            f"seen images of {data}, the promise leaves that out."
+        )
+
+
+def require_strange(config: Config, images: "Images") -> None:
     """Refuse weights that learnt the same data, for a verb that has no ledger to go on with."""
-    if book_of_weights(config, data) is not None:
+    if book_of_weights(config, images) is not None:
         raise PrivacyError(
-            f"{config.weights} has learnt {data}, and here it would count as public: the ledger "
-            "would leave out what that cost. Begin with other weights."
+            f"{config.weights} has learnt {images.name}, and here it would count as public: the "
+            "ledger would leave out what that cost. Begin with other weights."
         )
 
 
@@ -64,24 +96,22 @@ def require_covered(config: Config) -> None:
     """
     if config.weights is None or config.mode == "non-private":
         return
-    file = config.weights.expanduser().resolve()
-    run = next((folder for folder in file.parents if _settings_of(folder)), file.parent)
-    record = _settings_of(run)
-    before = record.get("config", {})
-    if not record or not _same_source(config.data, str(before.get("data"))):
-        return
-    if record["verb"] == "warmup" and before.get("public_share") is not None:
-        raise PrivacyError(
-            f"{config.weights} has learnt a public share of {config.data}, without noise: sfumato "
-            "would promise privacy to the images of that share too. Go on with sfumato warmup "
-            f"train --out {run}, which leaves them out."
-        )
-    lost = "private" in file.relative_to(run).parts
-    if lost or (record["verb"] != "warmup" and ledger_beside(file) is None):
-        raise PrivacyError(
-            f"{config.weights} is of a run on {config.data}, and no ledger says what it cost: what "
-            "begins with it can promise nothing. Begin with other weights."
-        )
+    for origin in _origins(config.weights):
+        # In private/ anything may have been learnt of the data that those before it learnt.
+        learnt = {one.data for one in origin.all} if origin.private else {origin.data}
+        if data_name(config.data) not in learnt:
+            continue
+        if origin.verb == "warmup" and origin.public_share:
+            raise PrivacyError(
+                f"{config.weights} has learnt a public share of {config.data}, without noise: "
+                "sfumato would promise privacy to the images of that share too. Go on with sfumato "
+                "warmup train --out and the run of that warm-up, which leaves them out."
+            )
+        if origin.private or (origin.verb != "warmup" and not origin.ledger):
+            raise PrivacyError(
+                f"{config.weights} is of a run on {config.data}, and no ledger says what it cost: "
+                "what begins with it can promise nothing. Begin with other weights."
+            )
 
 
 def require_unpaid(source: str | Path, data: str) -> None:
@@ -116,30 +146,47 @@ def promise_of_images(source: Path) -> dict[str, Any]:
 
 def ledger_beside(place: Path) -> "Ledger | None":
     """The ledger of the bundle, stage or run that a file or folder belongs to, if it is there."""
-    from sfumato.files import read_lines
     from sfumato.privacy.ledger import Ledger
 
-    folder = (place if place.is_dir() else place.parent).resolve()
-    run = folder.parent.parent if folder.parent.name == "stages" else folder
-    for one in (folder, run):
-        records = read_lines(one / "ledger.jsonl")
-        if records:
-            return Ledger.from_records(records)
-    return None
+    place = place.resolve()
+    lines = ledger_lines(place if place.is_dir() else place.parent)
+    return Ledger.from_records(lines) if lines else None
 
 
-def _settings_of(folder: Path) -> dict[str, Any]:
-    """The verb and the settings of the run in a folder; nothing where there is none."""
-    from sfumato.files import read_json
-
-    record = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    return record if isinstance(record, dict) and "verb" in record else {}
+def _origins(weights: Path) -> list[Origin]:
+    """Where weights come from, and where those that they began with do; nothing if not from us."""
+    origin = origin_of(weights)
+    return [] if origin is None else list(origin.all)
 
 
-def _same_source(one: str, other: str) -> bool:
-    """Whether two --data are one: perhaps in other words, or with other classes of it."""
-    paths = [Path(source.partition("@")[0]).expanduser().resolve() for source in (one, other)]
-    return paths[0] == paths[1]
+def _ledgers(weights: Path, images: "Images | None" = None) -> "list[Ledger]":
+    """What they have cost, and what those have cost that they began with; that of images alone."""
+    from sfumato.privacy.ledger import Ledger
+
+    books = [Ledger.from_records(origin.lines) for origin in _origins(weights) if origin.ledger]
+    if images is None or _has_learnt(weights, images):
+        return books
+    return [book for book in books if _same(images.name, *_names(book))]
+
+
+def _has_learnt(weights: Path, images: "Images") -> bool:
+    """Whether the run that weights lie in learnt these very images, whatever their name."""
+    from sfumato.data.known import Known, known_data
+
+    known = known_data(weights.expanduser().resolve().parent)
+    return known is not None and known == Known.of(images)
+
+
+def _joined(books: "list[Ledger]") -> "Ledger | None":
+    """All their lines in one; None of none."""
+    for book in books[1:]:
+        books[0].inherit(book)
+    return books[0] if books else None
+
+
+def _names(book: "Ledger") -> set[str]:
+    """The names of the data that a ledger speaks of."""
+    return {book.header.data, *(event.data for event in book.events)}
 
 
 def _same(data: str, *others: str) -> bool:

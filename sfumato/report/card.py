@@ -21,7 +21,7 @@ from sfumato.privacy.ledger import Ledger
 from sfumato.report.findings import find
 from sfumato.report.found import Findings
 from sfumato.report.generator import Generator, read_generator
-from sfumato.runs import REPORT
+from sfumato.settled import DATA, REPORT
 
 LEDGERS = ("ledger.jsonl", "stages/*/ledger.jsonl", "bundle/ledger.jsonl")
 PICTURES = ("*.png", "bundle/*.png")
@@ -133,7 +133,7 @@ def read_card(path: Path, *, include_private: bool = False, curve: bool = True) 
         pictures=_pictures(path, generator),
         generator=generator,
         has_private=any(
-            file.suffix in (".json", ".png") and file.name not in REPORT
+            file.suffix in (".json", ".png") and file.name not in (DATA, *REPORT)
             for file in (path / "private").glob("*")
         ),
         private=find(path) if include_private else None,

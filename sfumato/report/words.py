@@ -242,8 +242,11 @@ def interval(value: Limits | None) -> str:
 
 
 def up(epsilon: float) -> str:
-    """A promise with two decimals: a rounded promise is still kept."""
-    return "∞" if math.isinf(epsilon) else f"{math.ceil(epsilon * 100) / 100:.2f}"
+    """A promise with two decimals, or two digits if it is small: rounded up, it is still kept."""
+    if math.isinf(epsilon):
+        return "∞"
+    places = 2 if epsilon <= 0 else min(9, max(2, 1 - math.floor(math.log10(epsilon))))
+    return f"{math.ceil(epsilon * 10**places) / 10**places:.{places}f}"
 
 
 def down(epsilon: float) -> str:

@@ -120,6 +120,7 @@ def fit(
     """
     world = World() if world is None else world
     saved = last = time.monotonic()
+    pause = min(1.0, checkpoint_seconds)  # the first ones come early, for what a crash would lose
     with whole_steps() as interrupted, _kept(learner, run, before_saving):
         for batch in batches:
             numbers = step(batch)
@@ -130,10 +131,10 @@ def fit(
                 # Larger batches take longer, so how long a step took is as private as its batch.
                 now = time.monotonic()
                 run.measure(batch.step, private=True, **numbers, seconds=round(now - last, 6))
-                if time.monotonic() - saved > checkpoint_seconds:
+                if time.monotonic() - saved > pause:
                     before_saving()
                     run.save_checkpoint(learner.state())
-                    saved = time.monotonic()
+                    saved, pause = time.monotonic(), min(2 * pause, checkpoint_seconds)
             if world.any(interrupted()):
                 raise KeyboardInterrupt
             tell(learner.step, numbers)

@@ -34,6 +34,8 @@ from sfumato.train.world import World
 from sfumato.transfer import to_device
 
 Step = Callable[[Batch], dict[str, float]]
+LEFT_OUT = "left_out"
+"""Among a step's numbers if it was paid for and left out (`is_lost`)."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def private_step(
         if world.agree(world.leads and is_lost(total, ledger, secret, batch.step)):
             for parameter in ghost.parameters.values():
                 parameter.grad = None
-            return averages_of(numbers)
+            return {**averages_of(numbers), LEFT_OUT: 1.0}
         noisy = gather.layout.zeros() if not world.leads else privatize(
             total, plan, ledger, secret, step=batch.step, stage="train"
         )  # fmt: skip

@@ -10,6 +10,9 @@ from sfumato.data.classes import find_classes
 from sfumato.data.load import load_images, load_splits
 from sfumato.errors import ConfigError, DataError
 
+# The folders here have folders of people in them, who are asked for in some tests alone.
+pytestmark = pytest.mark.filterwarnings("ignore:there are folders in the classes")
+
 MNIST = ("0 - zero", "1 - one", "2 - two", "3 - three", "4 - four")
 PETS = ("ant", "bee", "cat", "dog")
 PEOPLE = ("1", "10", "11", "2", "3")  # folders, in alphabetical order

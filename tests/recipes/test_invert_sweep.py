@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from contents import content
 from inversions import attack, digits, scores_of, tiny
 from people import portraits
 from PIL import Image
@@ -133,9 +134,7 @@ def test_the_control_that_is_attacked_is_the_one_that_was_tried(swept):
     control = out / "private/sweep/8-0-control/private/stages/target"
     steps = json.loads((control / "done.json").read_text())["steps"]
     tried = out / f"private/ladder/0-{steps}"
-    assert (tried / "model.safetensors").read_bytes() == (
-        control / "model.safetensors"
-    ).read_bytes()
+    assert content(tried / "model.safetensors") == content(control / "model.safetensors")
     assert row["test_accuracy"] == pytest.approx(scores_of(tried)["test_accuracy"])
 
 

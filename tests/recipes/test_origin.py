@@ -7,19 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from inversions import save
 from releases import make
 from releases import tiny as tiny_release
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from warmups import tiny as tiny_warmup
 from warmups import warm
 
 from sfumato.errors import PrivacyError
 from sfumato.files import read_lines
+from sfumato.lineage import read_note
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import train
 from sfumato.recipes.origin import require_unpaid
 from sfumato.report.card import read_card
-from sfumato.runs import open_run
+from sfumato.runs import Run, open_run
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +126,8 @@ def test_a_warm_up_on_a_share_of_the_data_is_no_start_for_all_of_it(settings, tm
     warm(config, tmp_path / "warm")
     for stage in ("warmup", "train"):
         weights = tmp_path / f"warm/stages/{stage}/model.safetensors"
+        if stage == "train":  # a copy is known as well
+            weights = Path(shutil.copy(weights, tmp_path))
         begun = replace(settings, data=config.data, weights=weights, epsilon=20.0)
         with pytest.raises(PrivacyError, match=r"a public share of .*sfumato warmup train --out"):
             go(begun, tmp_path / "run")
@@ -133,17 +139,93 @@ def test_a_warm_up_on_a_share_of_the_data_is_no_start_for_all_of_it(settings, tm
 
 
 @pytest.mark.parametrize("place", ["private/students", "stages/base"])
-def test_weights_of_a_run_on_the_data_need_a_ledger(settings, first, tmp_path, place):
+@pytest.mark.parametrize("copied", [False, True])
+def test_weights_of_a_run_on_the_data_need_a_ledger(settings, first, tmp_path, place, copied):
     run = shutil.copytree(first, tmp_path / "run")
     (run / place).mkdir(parents=True)
-    shutil.copy(run / "model.safetensors", run / place)
     if place.startswith("stages"):  # as in a run of sfumato reconstruct
         (run / "ledger.jsonl").unlink()
-    begun = replace(settings, weights=run / place / "model.safetensors", epsilon=20.0)
+    weights = Run(run / place).save_tensors("net.safetensors", load_file(run / "model.safetensors"))
+    weights = Path(shutil.copy(weights, tmp_path)) if copied else weights
+    begun = replace(settings, weights=weights, epsilon=20.0)
     with pytest.raises(PrivacyError, match="no ledger says what it cost"):
         go(begun, tmp_path / "next")
     other = replace(begun, data=save(tmp_path / "other.npz", "3-5"))
     assert go(other, tmp_path / "other")["epsilon"] <= 20
+
+
+def linked(place, folder):
+    (folder / "link.safetensors").symlink_to(place)
+    return folder / "link.safetensors"
+
+
+def copied(place, folder):
+    return Path(shutil.copy(place, folder))
+
+
+def copied_without_a_note(place, folder):
+    """Re-saved in its run, as earlier versions saved it."""
+    run = shutil.copytree(place.parent, folder / "run")
+    save_file(load_file(place), run / "model.safetensors")
+    return linked(run / "model.safetensors", folder)
+
+
+@pytest.mark.parametrize("reach", [linked, copied, copied_without_a_note])
+def test_weights_are_known_wherever_they_are_reached(settings, first, tmp_path, reach):
+    weights = reach(first / "model.safetensors", tmp_path)
+    go(replace(settings, weights=weights, epsilon=3.0), tmp_path / "second")
+    assert len(book(tmp_path / "second").events) == 6
+    with pytest.raises(PrivacyError, match="own-train under epsilon 2 already"):
+        go(replace(settings, weights=weights, epsilon=1.5), tmp_path / "third")
+
+
+def test_data_are_known_by_a_link_to_them(settings, first, tmp_path):
+    (tmp_path / "link.npz").symlink_to(settings.data)
+    config = replace(settings, data=str(tmp_path / "link.npz"), epsilon=3.0)
+    go(replace(config, weights=first / "model.safetensors"), tmp_path / "second")
+    assert len(book(tmp_path / "second").events) == 6
+
+
+def test_data_of_another_name_are_known_by_weights_in_their_run(settings, first, tmp_path):
+    shutil.copy(settings.data, tmp_path / "renamed.npz")
+    config = replace(settings, data=str(tmp_path / "renamed.npz"), epsilon=3.0)
+    go(replace(config, weights=first / "model.safetensors"), tmp_path / "second")
+    assert len(book(tmp_path / "second").events) == 6
+
+
+def test_what_weights_began_with_is_remembered_through_other_data(settings, first, tmp_path):
+    other = replace(settings, data=save(tmp_path / "other.npz", "3-5"))
+    go(replace(other, weights=first / "model.safetensors"), tmp_path / "between")
+    weights = shutil.move(tmp_path / "between/model.safetensors", tmp_path)
+    go(replace(settings, weights=Path(weights), epsilon=3.0), tmp_path / "back")
+    both = book(tmp_path / "back")
+    assert {event.ledger for event in both.events} == {book(first).header.id, both.header.id}
+
+
+def test_weights_of_other_data_and_of_nobody_are_spoken_of(settings, first, tmp_path):
+    other = replace(settings, data=save(tmp_path / "other.npz", "3-5"), steps=1)
+    go(replace(other, weights=first / "model.safetensors"), tmp_path / "run")
+    said = (tmp_path / "run/log.txt").read_text()
+    assert "has learnt own-train, which is treated as other data than other-train" in said
+    torch.save(load_file(first / "model.safetensors"), tmp_path / "saved.pt")
+    go(replace(other, weights=tmp_path / "saved.pt"), tmp_path / "next")
+    assert "saved.pt does not say what it has learnt" in (tmp_path / "next/log.txt").read_text()
+    go(replace(settings, weights=first / "model.safetensors", epsilon=3.0), tmp_path / "same")
+    assert "treated as other data" not in (tmp_path / "same/log.txt").read_text()
+
+
+def test_a_model_says_what_it_promises_and_nothing_of_images(first):
+    with safe_open(first / "model.safetensors", framework="pt") as file:
+        notes = file.metadata()
+    promise = json.loads(notes["promise"])
+    assert promise["epsilon"] == book(first).epsilon()
+    assert promise["data"] == "own-train"
+    origin = read_note(first / "model.safetensors")
+    assert origin is not None
+    assert origin.lines == read_lines(first / "ledger.jsonl")
+    assert set(json.loads(notes["sfumato"])) == {
+        "verb", "data", "public_share", "private", "ledger", "start"
+    }  # fmt: skip
 
 
 def test_some_classes_of_the_data_are_the_data(settings, tmp_path):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from bundles import digest
+from contents import content
 from releases import ledger_of, make, promising, scores_of, stages_of, tiny
 
 from sfumato.files import read_json
@@ -40,7 +41,7 @@ def undisturbed(settings, tmp_path_factory):
 
 def require_same(out, other):
     for name in SAME:
-        assert (out / name).read_bytes() == (other / name).read_bytes(), name
+        assert content(out / name) == content(other / name), name
     # Tags are keyed by the ledger's id, which every run draws for itself.
     one, two = (
         [replace(event, ledger="", tag="") for event in ledger_of(folder).events]

@@ -36,7 +36,7 @@ def test_a_run_leaves_a_model_a_ledger_and_private_scores(tmp_path):
     assert len(ledger.events) == 6
     assert ledger.epsilon() == summary["epsilon"]
     left = {path.name for path in (tmp_path / "run" / "private").iterdir()}
-    assert left == {"metrics.jsonl", "scores.json"}
+    assert left == {"data.json", "metrics.jsonl", "scores.json"}
     assert all("loss" not in line for line in read_lines(tmp_path / "run" / "metrics.jsonl"))
     private = read_lines(tmp_path / "run" / "private" / "metrics.jsonl")
     assert [line["step"] for line in private] == list(range(6))

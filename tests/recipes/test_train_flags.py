@@ -11,6 +11,7 @@ import torch
 from cuts import cut_in
 from safetensors.torch import load_file
 
+from sfumato.cli import read_order
 from sfumato.errors import ConfigError
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
@@ -152,3 +153,38 @@ def test_an_explanation_asks_for_no_promise_and_leaves_nothing():
     config = train.Config(explain=True)
     assert not train.RECIPE.needs_run(config)
     assert "tanh" not in json.dumps(train.run(config, None)["explanation"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--steps", "3"], {"steps": 3, "epochs": None, "epsilon": 3.0}),
+        (["--epochs=2"], {"steps": None, "epochs": 2.0}),
+        (["--noise-multiplier", "2"], {"noise_multiplier": 2.0, "epsilon": None, "epochs": 25}),
+        (["--steps=3", "--epsilon", "1"], {"steps": 3, "epochs": None, "epsilon": 1.0}),
+    ],
+)
+def test_a_flag_displaces_what_the_preset_says_otherwise(words, expected):
+    config = read_order("train", ["--preset", "digits-cpu", *words]).config
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_two_flags_for_one_thing_are_refused_after_a_preset_too(capsys):
+    words = ["--preset", "digits-cpu", "--epsilon", "1", "--noise-multiplier", "2"]
+    with pytest.raises(SystemExit):
+        read_order("train", words)
+    assert "both of --epsilon and --noise-multiplier" in capsys.readouterr().err
+
+
+def test_what_is_done_to_a_model_is_said(tmp_path):
+    small = replace(SMALL, data="digits@0,1", batch_size=8, steps=1)
+    run_train(tmp_path / "own", replace(small, model="resnet10t", image_size=32))
+    said = (tmp_path / "own/log.txt").read_text()
+    assert "BatchNorm mixes examples: it is replaced by GroupNorm" in said
+    assert "random features" not in said
+    run_train(tmp_path / "head", replace(small, train_only="head"))
+    said = (tmp_path / "head/log.txt").read_text()
+    assert "--train-only head without weights: it learns from random features" in said
+    assert "BatchNorm" not in said
+    run_train(tmp_path / "fixed", replace(small, train_only="head", model="scatter-linear"))
+    assert "random features" not in (tmp_path / "fixed/log.txt").read_text()

@@ -303,7 +303,7 @@ def test_without_a_generator_the_warm_up_has_the_public_images_alone(
     seen = []
     prepare = train.prepare
     monkeypatch.setattr(
-        train, "prepare", lambda c, images, d: seen.append(images.name) or prepare(c, images, d)
+        train, "prepare", lambda c, images, *d: seen.append(images.name) or prepare(c, images, *d)
     )
     warm(replace(settings, number=0, controls=True), tmp_path / "run")
     assert seen[1] == "digits-train-public-30%"  # the first is built to see that it can be

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from contents import content
 from cuts import cut_in
 from warmups import MADE, same, scores_of, tiny, warm
 from whole_runs import fixtures
@@ -100,8 +101,8 @@ def test_how_good_images_are_stays_private_and_is_shown(settings, finished, tmp_
 def test_a_control_of_a_width_is_the_warm_up_of_a_run_with_that_width(sized, settings, tmp_path):
     narrow = replace(settings.diffusion, gen_width=4)
     warm(replace(settings, diffusion=narrow, stage="warmup"), tmp_path / "run")
-    assert (control(sized, 4) / MODEL).read_bytes() == (tmp_path / "run" / MODEL).read_bytes()
-    assert (control(sized, 4) / MODEL).read_bytes() != (sized / MODEL).read_bytes()
+    assert content(control(sized, 4) / MODEL) == content(tmp_path / "run" / MODEL)
+    assert content(control(sized, 4) / MODEL) != content(sized / MODEL)
 
 
 def test_each_control_is_named_before_it_runs_and_once(settings, finished, tmp_path):

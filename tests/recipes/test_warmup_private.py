@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from contents import content
 from cuts import cut_in
 from warmups import scores_of, tiny, warm
 from whole_runs import fixtures
@@ -57,11 +58,11 @@ def test_nothing_but_the_generator_and_the_score_reads_an_image(settings, finish
     changed = replace(settings, data=str(tmp_path / "digits.npz"), stage="warmup")
     warm(replace(changed, stage="generator"), out)
     weights = "stages/generator/model.safetensors"
-    assert (out / weights).read_bytes() != (finished / weights).read_bytes()
+    assert content(out / weights) != content(finished / weights)
     (out / weights).write_bytes((finished / weights).read_bytes())
     warm(changed, out)
     for name in ("stages/sample/images.npz", "stages/warmup/model.safetensors"):
-        assert (out / name).read_bytes() == (finished / name).read_bytes()
+        assert content(out / name) == content(finished / name)
 
 
 def test_a_private_generator_that_was_cut_goes_on_and_pays_once(settings, finished, tmp_path):
@@ -70,7 +71,7 @@ def test_a_private_generator_that_was_cut_goes_on_and_pays_once(settings, finish
         warm(settings, out)
     assert not (out / weights).exists()
     warm(settings, out)
-    assert (out / weights).read_bytes() == (finished / weights).read_bytes()
+    assert content(out / weights) == content(finished / weights)
     ledger = Ledger.from_records(read_lines(out / "stages/generator/ledger.jsonl"))
     assert ledger.epsilon() <= 8.0
 
@@ -86,14 +87,14 @@ def test_pictures_on_the_way_change_nothing(settings, finished, tmp_path):
     assert len(list((tmp_path / "run/stages/generator/samples").iterdir())) == 1
     for name in ("model.safetensors", "metrics.jsonl"):
         name = f"stages/generator/{name}"
-        assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
+        assert content(tmp_path / "run" / name) == content(finished / name)
 
 
 def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path):
     for name in PRIVATE_STAGES:
         assert warm(replace(settings, stage=name), tmp_path / "run")["stage"] == name
     for name in ("stages/generator/model.safetensors", "stages/sample/images.npz"):
-        assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
+        assert content(tmp_path / "run" / name) == content(finished / name)
     assert scores_of(tmp_path / "run") == scores_of(finished)
 
 

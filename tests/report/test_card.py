@@ -100,6 +100,11 @@ def test_rounded_promises_are_kept_and_rounded_bounds_proved(epsilon):
     assert float(words.down(epsilon)) <= epsilon <= float(words.up(epsilon))
 
 
+def test_a_small_promise_has_digits_enough():
+    told = {0.000_099: "0.000099", 0.03: "0.030", 0.5: "0.50", 2.996: "3.00"}
+    assert {epsilon: words.up(epsilon) for epsilon in told} == told
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_nothing_private_is_in_a_report_unless_it_is_asked_for(tmp_path, several):
     path = make_run(tmp_path / "run")

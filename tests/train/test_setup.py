@@ -10,7 +10,7 @@ from people import portraits
 from torch import nn
 from torchvision import models
 
-from sfumato.errors import ConfigError, PrivacyError
+from sfumato.errors import ConfigError, PrivacyError, SfumatoWarning
 from sfumato.ghost import sums
 from sfumato.ghost.admit import check_contributions
 from sfumato.ghost.clip import Ghost
@@ -23,6 +23,31 @@ from sfumato.train.chunks import Cutting
 from sfumato.train.reading import Reading
 from sfumato.train.setup import choose_parameters, make_optimizer, make_schedule, pick_device
 from sfumato.train.world import World
+
+
+@pytest.mark.parametrize("wrapping", ["state_dict", "model_state_dict", "model"])
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.module.", ""])
+def test_checkpoints_of_training_scripts_are_unwrapped(tmp_path, wrapping, prefix):
+    donor = build_model("group-cnn-small", classes=3, shape=(1, 8, 8))
+    state = {f"{prefix}{name}": value for name, value in donor.state_dict().items()}
+    torch.save({wrapping: state, "epoch": 3, "optimizer": {"lr": 0.1}}, tmp_path / "net.pt")
+    made = build_model(
+        "group-cnn-small", classes=3, shape=(1, 8, 8), weights=tmp_path / "net.pt"
+    ).state_dict()
+    assert all(torch.equal(made[name], value) for name, value in donor.state_dict().items())
+
+
+def test_weights_of_a_larger_model_are_warned_of(tmp_path):
+    larger = build_model("resnet34", classes=5, shape=(3, 32, 32))
+    torch.save(larger.state_dict(), tmp_path / "larger.pt")
+    with pytest.warns(SfumatoWarning, match=r'larger.pt has 96 tensors .* "layer1.2.conv1.weight"'):
+        build_model("resnet18", classes=3, shape=(3, 32, 32), weights=tmp_path / "larger.pt")
+
+
+def test_a_checkpoint_without_a_state_dict_is_refused(tmp_path):
+    torch.save({"epoch": 3, "weights": [1.0]}, tmp_path / "net.pt")
+    with pytest.raises(ConfigError, match="no state dict of plain tensors"):
+        build_model("group-cnn-small", classes=3, shape=(1, 8, 8), weights=tmp_path / "net.pt")
 
 
 def small_net():

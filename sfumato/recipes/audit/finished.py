@@ -69,6 +69,7 @@ def audit_run(config: Config, run: Run) -> AuditRecord:
 
 def open_target(config: Config, run: Run) -> Target:
     """The run's settings, ledger and images; or what is wrong with them."""
+    from sfumato.data.known import known_data
     from sfumato.data.load import load_splits
     from sfumato.files import read_lines
     from sfumato.privacy.ledger import Ledger
@@ -85,6 +86,9 @@ def open_target(config: Config, run: Run) -> Target:
         raise RunError(f"{folder} has no ledger.jsonl: nobody knows what it promised.")
     members, test = load_splits(settings.data, people=settings.people, **settings.loading)
     _check_size(folder, len(members), settings)
+    known = known_data(folder)
+    if known is not None:
+        known.require(members, str(folder), "An audit needs the very images that were learnt.")
     members = _without_canaries(replace(members, people=None), folder, settings)
     test = replace(test, people=None)
     population, others = test.split(POPULATION, seed=config.seed)

@@ -80,8 +80,14 @@ class Scene:
 def set_scene(config: Config, run: Run) -> Scene:
     """Load images, and refuse at once what cannot be released from."""
     from sfumato.data.alike import require_alike
+    from sfumato.data.known import require_same_data
     from sfumato.data.load import load_images, load_splits
-    from sfumato.recipes.origin import require_covered, require_strange, require_unpaid
+    from sfumato.recipes.origin import (
+        note_start,
+        require_covered,
+        require_strange,
+        require_unpaid,
+    )
     from sfumato.train.setup import pick_device
 
     settings, book = given_teacher(config) if config.teacher else (config.training, None)
@@ -95,7 +101,10 @@ def set_scene(config: Config, run: Run) -> Scene:
     own = {name: value for name, value in config.loading.items() if value}
     if book is None:
         require_covered(config)
-        require_strange(config, private.name)
+        require_strange(config, private)
+    require_same_data(private, run)
+    taught = config.teacher and config.teacher / "model.safetensors"
+    note_start(taught or config.weights, run)
     require_unpaid(config.public, private.name)
     public = load_images(config.public, "train", private=False, **{**settings.loading, **own})
     public = replace(public, people=None)

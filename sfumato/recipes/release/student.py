@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sfumato.recipes.release.scene import Scene, teacher_of
+from sfumato.recipes.release.scene import Scene, finished_book, teacher_of
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def student(scene: Scene, stage: Run) -> None:
     if scene.config.soft_labels == "live":
         answers = live(*teacher_of(scene), reading)
     distil(scene, model, reading, answers, stage)
-    stage.save_tensors("model.safetensors", model.state_dict())
+    promise = finished_book(scene).promise()
+    stage.save_tensors("model.safetensors", model.state_dict(), promise)
     Description.of(
         reading, model=scene.student, norm="keep", centre_crop=scene.config.centre_crop
     ).keep(stage)

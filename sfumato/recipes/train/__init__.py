@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sfumato.recipes import Recipe, as_label
 from sfumato.recipes.train.learner import describe
 from sfumato.recipes.train.learner import prepare as prepare
-from sfumato.recipes.train.promise import open_ledger, promise_summary
+from sfumato.recipes.train.promise import open_ledger, promise_summary, tell_going_on
 from sfumato.recipes.train.settings import PRESETS as PRESETS
 from sfumato.recipes.train.settings import Config
 from sfumato.runs import Run
@@ -33,7 +33,7 @@ def needs_run(config: Config) -> bool:
 def run(config: Config, run: Run | None) -> dict[str, Any]:
     """Load, build, plan, train, score. Of several processes, all but the leader have no run."""
     from sfumato.data.load import load_splits
-    from sfumato.recipes.origin import require_covered
+    from sfumato.recipes.origin import note_start, require_covered, tell_origin
     from sfumato.recipes.train.step import load_public
     from sfumato.train.setup import pick_device
     from sfumato.train.world import join_world, leave_world
@@ -45,6 +45,9 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
             return {} if run is None else run.summary
         require_covered(config)
         train, test = load_splits(config.data, people=config.people, **config.loading)
+        if run is not None:
+            tell_origin(config, train, run.log)
+            note_start(config.weights, run)
         public = load_public(config, train, test)
         if config.explain:
             return {"explanation": explain_layers(config, *prepare(config, train, device))}
@@ -61,6 +64,7 @@ def run_on(
 
     `declared` names images that it declared public.
     """
+    from sfumato.data.known import require_same_data
     from sfumato.recipes.origin import book_of_weights
     from sfumato.recipes.train.canaries import find_canaries, note_end
     from sfumato.train.setup import pick_device
@@ -69,10 +73,12 @@ def run_on(
     world = World() if world is None else world
     if run is not None and run.finished:
         return run.summary
-    before = book_of_weights(config, train.name)
+    world.ask(lambda: require_same_data(train, run))
+    before = book_of_weights(config, train)
     canaries = find_canaries(config, train, run, world)
     train = train if canaries is None else canaries.place_in(train)
-    learner, reading = prepare(config, train, pick_device(config.device))
+    say = run.log if run else lambda _: None
+    learner, reading = prepare(config, train, pick_device(config.device), say)
     paid = open_ledger(config, reading, run, world, declared, before)
     learn(config, learner, reading, paid, run, world, public=public, canaries=canaries)
     world.any(False)  # all leave at once: who is left behind while the leader scores would fail
@@ -101,6 +107,8 @@ def show(summary: Mapping[str, Any]) -> str:
         f'  use it    sfumato.load_model("{summary["run"]}") in Python',
         f"  private   {summary['run']}/private: do not share; scores.json has the test accuracy",
     ]
+    if summary.get("steps_left_out"):  # runs of earlier versions do not say
+        lines.append(f"  left out  {summary['steps_left_out']} steps were paid and had no effect")
     lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
     return "\n".join(lines)
 
@@ -133,10 +141,8 @@ def learn(
 
     plan, ledger = paid.plan, paid.ledger
     learner.load(world.agree(run and run.load_checkpoint()))
-    if run is not None and learner.step:
-        run.log(f"going on after step {learner.step}: what was paid is not paid again")
-    elif run is not None and any(event.ledger == ledger.header.id for event in ledger.events):
-        run.log("beginning again: there was no checkpoint yet, but what was paid is not paid again")
+    if run is not None:
+        tell_going_on(paid, learner.step, run)
     if canaries is not None:
         note_start(canaries, learner, reading, run)
     step, ghost, reading, work = make_step(
@@ -190,11 +196,11 @@ def conclude(
     """Save the model, score it privately, sum up."""
     from sfumato.train.steps import accuracy
 
-    run.save_tensors("model.safetensors", learner.best.state_dict())
+    run.save_tensors("model.safetensors", learner.best.state_dict(), paid.ledger.promise())
     describe(config, test).keep(run)
     scores = {"test_accuracy": accuracy(learner.best, test), "test_images": len(test.images)}
     run.write_json("private/scores.json", scores)
-    return run.finish({**promise_summary(paid), "model": config.model, "run": str(run.path)})
+    return run.finish({**promise_summary(paid, run), "model": config.model, "run": str(run.path)})
 
 
 RECIPE = Recipe(

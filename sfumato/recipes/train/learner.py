@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 
 
-def prepare(config: Config, images: "Images", device: "torch.device") -> "tuple[Learner, Reading]":
+def prepare(
+    config: Config, images: "Images", device: "torch.device",
+    say: Callable[[str], None] = lambda _: None,
+) -> "tuple[Learner, Reading]":  # fmt: skip
     """The classifier of the settings, and how it reads these images."""
     import torch
 
-    from sfumato.nn.normalise import apply_norm_policy
+    from sfumato.nn.normalise import apply_norm_policy, has_batch_norm
     from sfumato.nn.zoo import build_model, pixel_statistics
     from sfumato.train.reading import Reading
     from sfumato.train.setup import choose_parameters
@@ -34,16 +37,26 @@ def prepare(config: Config, images: "Images", device: "torch.device") -> "tuple[
         pretrained=config.pretrained, weights=config.weights,
     )  # fmt: skip
     statistics = pixel_statistics(model, images.shape[0])
-    model = apply_norm_policy(model, norm_policy(config))
+    policy = norm_policy(config)
+    if policy != "keep" and has_batch_norm(model):
+        done = {"group": "replaced by GroupNorm", "frozen": "frozen with its statistics"}[policy]
+        say(f"BatchNorm mixes examples: it is {done} (--norm)")
+    model = apply_norm_policy(model, policy)
     choose_parameters(model, config.train_only, config.freeze)
+    if config.train_only == "head" and not has_weights(config) and any_frozen(model):
+        say("--train-only head without weights: it learns from random features. Give --pretrained")
     reading = new_reading(Reading, config, images, device, statistics)
     return new_learner(config, model, reading), reading
 
 
 def norm_policy(config: Config) -> "NormPolicy":
     """What becomes of BatchNorm: statistics that came with weights are worth keeping."""
-    has_weights = config.pretrained or config.weights is not None
-    return config.norm or ("frozen" if has_weights else "group")
+    return config.norm or ("frozen" if has_weights(config) else "group")
+
+
+def has_weights(config: Config) -> bool:
+    """Whether training begins with weights that have learnt something."""
+    return config.pretrained or config.weights is not None
 
 
 def describe(config: Config, reading: "Reading") -> "Description":
@@ -53,6 +66,11 @@ def describe(config: Config, reading: "Reading") -> "Description":
     return Description.of(
         reading, model=config.model, norm=norm_policy(config), centre_crop=config.centre_crop
     )
+
+
+def any_frozen(model: "nn.Module") -> bool:
+    """Whether there is a parameter that does not learn."""
+    return not all(parameter.requires_grad for parameter in model.parameters())
 
 
 def new_reading(

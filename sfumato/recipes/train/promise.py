@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sfumato.files import read_lines
 from sfumato.recipes.train.learner import number_of_steps
 from sfumato.recipes.train.settings import Config
 from sfumato.runs import Run
@@ -103,8 +104,30 @@ def header_of(
     )  # fmt: skip
 
 
-def promise_summary(paid: "Paid") -> dict[str, Any]:
-    """What was promised, and by what noise."""
+def promise_summary(paid: "Paid", run: Run) -> dict[str, Any]:
+    """What was promised, by what noise, and how many steps had no effect."""
     names = ("noise_multiplier", "rate", "steps")
     numbers = {name: getattr(paid.plan, name) for name in names}
-    return {**paid.ledger.promise(), **numbers}
+    return {**paid.ledger.promise(), **numbers, "steps_left_out": steps_left_out(run)}
+
+
+def steps_left_out(run: Run) -> int:
+    """How many steps were paid for, lost in a crash, and left out then."""
+    from sfumato.train.steps import LEFT_OUT
+
+    return sum(LEFT_OUT in line for line in read_lines(run.path / "private" / "metrics.jsonl"))
+
+
+def tell_going_on(paid: "Paid", step: int, run: Run) -> None:
+    """Say where a run goes on that was cut, and which steps it may have paid for and lost."""
+    ledger = paid.ledger
+    ours = {event.step for event in ledger.events if event.ledger == ledger.header.id}
+    if not ours:
+        return
+    begun = f"going on after step {step}" if step else "beginning again, without a checkpoint yet"
+    again = 0 if paid.plan.noise_multiplier == 0 else len([s for s in ours if s >= step])
+    lost = (
+        f". {again} steps from here on were paid for and are taken again; where their sums come "
+        "out otherwise (another --physical-batch-size, device or machine), they are left out"
+    )
+    run.log(f"{begun}: what was paid is not paid again{lost if again else ''}")

@@ -23,6 +23,9 @@ class Config(ImageSource):
     MAY_CHANGE: ClassVar = ("physical_batch_size", "two_pass", "compile", "device", "check_every")
     """Settings that say how, not what: a run may go on with others."""
 
+    ONE_OF: ClassVar = (("epsilon", "noise_multiplier"), ("epochs", "steps"))
+    """Settings of which one is given: it takes the place of what a preset has of the other."""
+
     model: str = "tanh-cnn"
     """tanh-cnn, wrn-16-4, any timm name, torchvision:NAME, or module:function."""
     pretrained: bool = False

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 def generator(scene: Scene, stage: Run | None) -> None:
     """A diffusion model of the private images, under a ledger of its own, by all processes."""
+    from sfumato.data.known import require_same_data
     from sfumato.recipes.warmup.generator import blueprint_of, make_denoiser
     from sfumato.synth.noising import NoisingReading
 
     settings, world = scene.config.training, scene.world
+    world.ask(lambda: require_same_data(scene.private, stage))
     half = (0.5,) * scene.private.shape[0]  # pixels from 0 to 1 become -1 to 1
     reading = new_reading(NoisingReading, settings, scene.private, scene.device, (half, half))
     learner = new_learner(settings, make_denoiser(scene), reading)
@@ -39,9 +41,10 @@ def generator(scene: Scene, stage: Run | None) -> None:
     if stage is None:
         return
     show_learnt(scene, stage, math.ceil(plan.steps * plan.expected_batch), learner.best)
-    stage.save_tensors("model.safetensors", learner.best.state_dict())
+    state, promise = learner.best.state_dict(), promise_summary(paid, stage)
+    stage.save_tensors("model.safetensors", state, paid.ledger.promise())
     blueprint_of(scene).keep(stage)
-    stage.finish({**promise_summary(paid), "model": "a generator", "run": str(stage.path)})
+    stage.finish({**promise, "model": "a generator", "run": str(stage.path)})
 
 
 def show_learnt(scene: Scene, stage: Run | None, seen: int, made: "nn.Module") -> None:

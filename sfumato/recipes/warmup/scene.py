@@ -56,12 +56,15 @@ class Scene:
 def set_scene(config: Config, run: Run | None, world: World | None = None) -> Scene:
     """Load images, declare a share of them public, and refuse at once what cannot work."""
     from sfumato.data.load import load_splits
-    from sfumato.recipes.origin import require_covered, require_strange
+    from sfumato.recipes.origin import note_start, require_covered, require_strange, tell_origin
     from sfumato.train.setup import pick_device
 
     require_covered(config)
     images, test = load_splits(config.data, people=config.people, **config.loading)
-    require_strange(config, images.name)
+    require_strange(config, images)
+    if run is not None:
+        tell_origin(config, images, run.log)
+        note_start(config.weights, run)
     public, private = shares(config, images, test)
     device, world = pick_device(config.device), World() if world is None else world
     scene = Scene(config, run, device, public, private, test, world)

@@ -1,0 +1,12 @@
+"""What a file holds: of tensors not the note beside them, which has the ledger, and so its id."""
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+
+def content(path: Path) -> bytes | dict[str, bytes]:
+    """All bytes of a file, or those of each of its tensors."""
+    if path.suffix != ".safetensors":
+        return path.read_bytes()
+    return {name: tensor.numpy().tobytes() for name, tensor in load_file(path).items()}
