@@ -238,6 +238,7 @@ def test_a_judge_whose_classes_have_another_order_is_refused(settings, tmp_path)
         ({"mode": "ghost_mixed"}, "neither of --epsilon"),
         ({"epsilon": 3.0}, "leave --epsilon out"),
         ({"target": "run", "epsilon": 3.0}, "the target has its own"),
+        ({"shared_classes": True, "other_classes": True}, "give one of them"),
         ({"sweep": True, "epsilon": 3.0}, "a sweep chooses it"),
         ({"sweep": True, "target": "run"}, "leave --target out"),
         ({"sweep": True, "stage": "select"}, "leave --stage out"),

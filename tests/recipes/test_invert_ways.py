@@ -23,6 +23,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from whole_runs import fixtures
 
+from sfumato.errors import DataError
 from sfumato.recipes.invert import PRESETS, Config
 from sfumato.recipes.invert import stages as invert_stages
 from sfumato.recipes.invert.scene import given_target, open_access, set_scene
@@ -75,6 +76,24 @@ def test_public_images_come_in_the_size_and_colours_of_the_target(settings, tmp_
     config = replace(settings, public="patches")
     with open_run(config, verb="invert", out=tmp_path / "run") as run:
         assert set_scene(config, run).public.shape == (1, 16, 16)
+
+
+def test_other_things_of_the_same_names_are_other_classes_to_judges(settings, tmp_path):
+    images = replace(digits("5-7", "train", 60), classes=("0", "1", "2"))
+    config = replace(settings, public=str(images.save_npz(tmp_path / "numbered.npz", images)))
+    with pytest.raises(DataError, match=r"mean other things.* --other-classes; if .* the same"):
+        attack(config, tmp_path / "run")
+    lessons = {}
+    for name in ("other_classes", "shared_classes"):
+        config_said = replace(config, **{name: True})
+        with open_run(config_said, verb="invert", out=tmp_path / name) as run:
+            lessons[name] = invert_stages.judging_images(set_scene(config_said, run))
+    apart, merged = lessons["other_classes"], lessons["shared_classes"]
+    assert apart.classes == ("0", "1", "2", "public 0", "public 1", "public 2")
+    assert merged.classes == ("0", "1", "2")
+    own = 90  # half of the private images
+    assert (apart.labels[:own] < 3).all()
+    assert torch.equal(apart.labels[own:], merged.labels[own:] + 3)
 
 
 def test_what_a_given_target_does_not_heed_is_said(settings, tmp_path):

@@ -43,7 +43,8 @@ def check_public(scene: Scene) -> None:
         raise DataError(
             f"public and private images share classes: {', '.join(sorted(shared))}. An attacker "
             "who has images of a class need not invert it. Give other classes (--public "
-            "NAME@5-9), or say --shared-classes if the names mean other things."
+            "NAME@5-9). If the same names mean other things, as numbers in two files often do, "
+            "say --other-classes; if they are the same classes, --shared-classes."
         )
     for own in (scene.members, scene.others, scene.held_out):
         known = len(overlap(own, public))

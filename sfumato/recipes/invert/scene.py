@@ -70,6 +70,8 @@ def set_scene(config: Config, run: Run) -> Scene:
     public = load_images(
         config.public, "train", private=False, **framed_as(train_images, source, config)
     )
+    if config.other_classes:
+        public = replace(public, classes=tuple(f"public {name}" for name in public.classes))
     if given:
         members = train_images
         others, held_out = part(test, config.judge_share)

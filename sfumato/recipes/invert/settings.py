@@ -39,7 +39,9 @@ class Config(train_settings.Config):
     public_centre_crop: int | None = None
     """Another --centre-crop for them: faces of other sources are framed otherwise."""
     shared_classes: bool = False
-    """Public images may show private classes."""
+    """Public images may show private classes: one name is one class."""
+    other_classes: bool = False
+    """Public classes are other things, also where a name is the same: judges tell them apart."""
 
     judges: tuple[str, ...] = ("scnn", "resnet18-small")
     """Networks that judge guesses: trained on other images, and on the public classes too."""
@@ -85,6 +87,11 @@ class Config(train_settings.Config):
             raise ConfigError(f"judge_share={self.judge_share:g} must lie between 0 and 1.")
         if self.n < 1 or self.seeds < 1:
             raise ConfigError("n and seeds must be at least 1.")
+        if self.shared_classes and self.other_classes:
+            raise ConfigError(
+                "--shared-classes says that one name is one class, --other-classes that it is two: "
+                "give one of them."
+            )
         if not self.judges and not self.judge:
             raise ConfigError("who judges? Give --judges NAME, or --judge RUN.")
         if not self.judge_epochs > 0:
