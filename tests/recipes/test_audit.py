@@ -279,6 +279,7 @@ def test_a_failed_check_is_spelt_out():
     assert "BROKEN" not in "".join(tell(read_audit(of_others.record()), promise))
     told = "\n".join(tell(read_audit(found.record()), promise))
     assert "proved by attack: at least 1.00 (95 %), but A CHECK OF THE MECHANISM FAILED" in told
+    assert "promised: epsilon 3.00 at delta 1e-05, one example added or removed ·" in told
     assert "does not break" not in told
     assert "FAILED  noise: too small" in told
     assert "1 of 2 passed" in told

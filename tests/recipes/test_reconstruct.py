@@ -23,6 +23,7 @@ from sfumato.errors import ConfigError, DataError, RunError, SfumatoError
 from sfumato.recipes import reconstruct
 from sfumato.recipes.reconstruct import STAGES, Config
 from sfumato.recipes.reconstruct.decoder import heads_by_step
+from sfumato.recipes.reconstruct.evaluate import at_most
 from sfumato.recipes.reconstruct.heads import keep_heads
 from sfumato.recipes.reconstruct.scene import fleet_of, set_scene
 from sfumato.recipes.reconstruct.stages import take
@@ -108,8 +109,11 @@ def test_noise_is_priced_and_bounded(finished, tmp_path):
     assert privacy["tpr_bound_at_1_percent_fpr"] == pytest.approx(0.1, abs=2e-3)
     assert privacy["epsilon_proved"] <= privacy["epsilon"]
     assert "no attack has a TPR above 0.1" in text
-    assert f"epsilon {up(privacy['epsilon'])} at delta" in text
-    assert f", {up(privacy['epsilon_at_delta_1e-5'])} at 1e-5" in text
+    assert f"epsilon {up(privacy['epsilon'])} at delta 1e-05, one image replaced" in text
+    assert privacy["delta"] == 1e-5  # far below one in ten images
+    published = privacy["at_published_delta"]
+    assert published["epsilon"] < privacy["epsilon"]
+    assert f"({up(published['epsilon'])} at 0.079, as published)" in text
 
 
 def dumps_config(config):
@@ -272,9 +276,16 @@ def test_a_study_rounds_promises_up_and_proofs_down():
     scores["tpr_at_1_percent_fpr_interval"] = (0.0, 0.02)
     promised = {**scores, "privacy": {"epsilon": 1.401, "epsilon_proved": 0.996}}
     nothing = {**scores, "privacy": {"epsilon_proved": 2.789}}
-    rows = table_of("noise_multiplier", {"7": promised, "0": nothing}).splitlines()[2:]
+    titles, _, *rows = table_of("noise_multiplier", {"7": promised, "0": nothing}).splitlines()
+    assert titles.count("epsilon") == titles.count("at delta 1e-05") == 2
     cells = [row.strip("| ").split(" | ") for row in rows]
     assert [(row[2], row[-1]) for row in cells] == [("1.41", "0.99"), ("∞", "2.78")]
+
+
+def test_a_bound_below_one_is_not_rounded_to_none():
+    assert [at_most(tpr) for tpr in (0.1, 0.0921, 0.9996, 0.99999996, 1.0)] == [
+        "0.100", "0.093", "0.9996", "0.99999996", "1"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

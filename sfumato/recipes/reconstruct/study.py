@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sfumato.errors import ConfigError
 from sfumato.files import read_json
 from sfumato.recipes.reconstruct.decoder import game_of, trained_decoder
+from sfumato.recipes.reconstruct.evaluate import DELTA, at_most
 from sfumato.recipes.reconstruct.heads import statistics_of
 from sfumato.recipes.reconstruct.scene import LEARNT, Scene, fleet_of
 from sfumato.recipes.reconstruct.stages import take
@@ -74,8 +75,12 @@ def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
     """The study for people."""
     from sfumato.report.words import down, up
 
-    titles = (name, "accuracy of heads", "epsilon (replace)", "AUC", "TPR at 1 % FPR", "bound")
-    lines = [" | ".join((*titles, "epsilon proved")), " | ".join(["---"] * 7)]
+    at = f"at delta {DELTA:.2g}"
+    titles = (
+        name, "accuracy of heads", f"epsilon {at}, one image replaced", "AUC", "TPR at 1 % FPR",
+        "bound", f"epsilon proved {at}",
+    )  # fmt: skip
+    lines = [" | ".join(titles), " | ".join(["---"] * len(titles))]
     for value, scores in rows.items():
         privacy = scores["privacy"]
         low, high = scores["tpr_at_1_percent_fpr_interval"]
@@ -85,7 +90,7 @@ def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
             up(privacy.get("epsilon", float("inf"))),
             f"{scores['auc']:.3f}",
             f"{scores['tpr_at_1_percent_fpr']:.3f} ({low:.3f} to {high:.3f})",
-            f"{privacy.get('tpr_bound_at_1_percent_fpr', 1.0):.3f}",
+            at_most(privacy.get("tpr_bound_at_1_percent_fpr", 1.0)),
             down(privacy["epsilon_proved"]),
         )
         lines.append(" | ".join(cells))
