@@ -1,8 +1,10 @@
 """sfumato audit: runs, heads and trainers, on digits and with tiny networks."""
 
+import importlib
 import json
 import random
 import shutil
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -254,6 +256,44 @@ def test_a_trainer_that_breaks_its_promise_is_told_so(called):
 def test_calls_that_were_made_before_a_cut_are_not_made_again(called):
     lines = read_lines(called / "private" / "trials.jsonl")
     assert Counter(line["run"] for line in lines) == Counter(range(60))
+
+
+TRAINER = """
+import torch
+
+def train(images):
+    seen = len(images)
+    %s
+    weights = torch.randn(10) %s
+    return lambda pixels: weights[None] * pixels.mean()
+"""
+
+
+def test_calls_of_a_trainer_that_has_changed_do_not_count(digits, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "changing", raising=False)
+    config = Config(trainer="changing:train", data=str(digits), runs=20, device="cpu")
+
+    def audit_as(*code):
+        (tmp_path / "changing.py").write_text(TRAINER % code)
+        sys.modules.pop("changing", None)
+        importlib.invalidate_caches()
+        return do(config, tmp_path / "out")
+
+    with cut_in("sfumato.attack.retrain:_surety", after=6):
+        audit_as("pass", "")
+    with cut_in("sfumato.attack.retrain:_surety", after=6):
+        audit_as("pass", "")
+    log = tmp_path / "out/log.txt"
+    assert "6 calls of changing:train kept from before" in log.read_text()
+    with pytest.raises(DataError, match="very same model"):
+        audit_as("torch.manual_seed(0)", "")
+    assert "changing:train has changed: 12 calls of it as it was do not count" in log.read_text()
+    with pytest.raises(DataError, match="all 2 calls so far answered NaN"):
+        audit_as("torch.manual_seed(0)", "* torch.nan")
+    audit_as("pass", "  # mended")
+    lines = read_lines(tmp_path / "out/private/trials.jsonl")
+    assert Counter(line["run"] for line in lines) == Counter(range(20))
 
 
 def test_the_same_scores_on_both_sides_are_no_attack():
