@@ -50,7 +50,10 @@ class Order(Generic[Config]):
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 done, 2 something to mend, 130 interrupted."""
+    """Run the command line and exit.
+
+    0 done, 2 something to mend, 3 done, and an audit found a promise broken, 130 interrupted.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(_help())
@@ -59,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(f"sfumato {__version__}")
         raise SystemExit(0)
     try:
-        _call(words[0], words[1:])
+        raise SystemExit(_call(words[0], words[1:]))
     except SfumatoError as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -74,7 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             file=sys.stderr,
         )
         raise SystemExit(130) from None
-    raise SystemExit(0)
 
 
 def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
@@ -118,7 +120,7 @@ def _reason(problem: OSError) -> str:
     return problem.strerror + (f": {problem.filename}" if problem.filename is not None else "")
 
 
-def _call(verb: str, words: list[str]) -> None:
+def _call(verb: str, words: list[str]) -> int:
     if verb not in VERBS:
         near = get_close_matches(verb, VERBS, n=1)
         hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(VERBS)}."
@@ -127,8 +129,13 @@ def _call(verb: str, words: list[str]) -> None:
     order = read_order(verb, words)
     _require_preset_means(recipe, order)
     summary = _execute(recipe, verb, order)
-    if leads():
-        print(dumps(summary, indent=2) if order.json else recipe.show(summary))
+    if not leads():
+        return 0
+    print(dumps(summary, indent=2) if order.json else recipe.show(summary))
+    alarm = recipe.alarm(summary)
+    if alarm is not None:
+        _say(alarm)
+    return 0 if alarm is None else 3
 
 
 def _require_preset_means(recipe: Recipe, order: "Order[Any]") -> None:

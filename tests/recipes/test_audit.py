@@ -253,6 +253,23 @@ def test_a_trainer_that_breaks_its_promise_is_told_so(called):
     assert "BROKEN" in audit.show(read_json(called / "done.json"))
 
 
+def test_a_broken_promise_is_heard_by_programs(called, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["audit", "--out", str(called), "--json"])
+    assert stopped.value.code == 3
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1] == f"THE PROMISE IS BROKEN: {called}/private/audit.json"
+    assert "broken" not in said.out.lower()
+
+
+def test_a_failed_check_is_heard_by_programs_and_a_sound_audit_is_not(tmp_path):
+    checks = [{"name": "noise", "passed": False}]
+    for failed, heard in (([], False), (checks, True)):
+        Run(tmp_path).write_json("private/audit.json", {"target": "run", "checks": failed})
+        found = audit.alarm({"run": str(tmp_path)})
+        assert (found is not None and "A CHECK OF THE MECHANISM FAILED" in found) == heard
+
+
 def test_calls_that_were_made_before_a_cut_are_not_made_again(called):
     lines = read_lines(called / "private" / "trials.jsonl")
     assert Counter(line["run"] for line in lines) == Counter(range(60))
