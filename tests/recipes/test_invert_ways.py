@@ -103,6 +103,7 @@ def test_what_a_given_target_does_not_heed_is_said(settings, tmp_path):
     said = (tmp_path / "run/log.txt").read_text()
     assert "not heeded: --model, " in said
     assert "--batch-size" not in said  # as the target was trained
+    assert "--public" not in said
 
 
 def test_a_judge_looks_at_images_of_the_size_that_it_learnt():
