@@ -46,6 +46,13 @@ class Scene:
         return Run(self.run.private, self.run.say).stage(name)
 
     @property
+    def unseen(self) -> "Images":
+        """All test images that there are: of a target that was brought, judges learn a part."""
+        if self.config.target is None:
+            return self.held_out
+        return self.others.joined(self.held_out)
+
+    @property
     def precision(self) -> "torch.dtype":
         """What generators are trained in."""
         from sfumato.train.setup import quick_precision
