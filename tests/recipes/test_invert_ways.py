@@ -21,12 +21,14 @@ from inversions import (
 )
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch import nn
 from whole_runs import fixtures
 
 from sfumato.errors import DataError
+from sfumato.recipes import invert
 from sfumato.recipes.invert import PRESETS, Config
 from sfumato.recipes.invert import stages as invert_stages
-from sfumato.recipes.invert.scene import given_target, set_scene
+from sfumato.recipes.invert.scene import given_target, open_access, set_scene
 from sfumato.recipes.invert.score import as_judge
 from sfumato.runs import Run, open_run
 from sfumato.train.plain import reading_of
@@ -68,6 +70,37 @@ def test_a_target_of_ones_own_is_asked_with_its_own_weights_and_norms(settings, 
     kept = load_file(tmp_path / "run/private/stages/select/selection.safetensors")
     torch.testing.assert_close(kept["confidence"], confidence.T)
     assert given_target(config, Run(tmp_path))[0].norm == "keep"
+
+
+def test_pixels_of_a_target_of_ones_own_can_be_said_and_are_missed(settings, tmp_path):
+    torch.manual_seed(5)
+    net, images = own_net(3), digits("0-2", "train", 60)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(images.pixels.float()), images.labels)
+        loss.backward()
+        optimizer.step()
+    save_file(net.state_dict(), tmp_path / "own.safetensors")
+    config = replace(settings, target="inversions:own_net", weights=tmp_path / "own.safetensors")
+    config = replace(config, stage="target")
+    said = {}
+    for name, pixels in (("as_usual", None), ("as_learnt", (0.0, 255.0))):
+        said[name] = []
+        order = replace(config, target_pixels=pixels)
+        with open_run(order, verb="invert", out=tmp_path / name, say=said[name].append) as run:
+            invert.run(order, run)
+            scene = set_scene(order, run)
+    assert "black is 0 and white 255. If it learnt these, say --target-pixels 0 255." in (
+        "".join(said["as_usual"])
+    )
+    assert "mind" not in "".join(said["as_learnt"])
+    shown = scene.held_out.pixels
+    with torch.no_grad():
+        torch.testing.assert_close(
+            open_access(scene).answers(shown), net.eval()(shown.float()), rtol=1e-4, atol=1e-4
+        )
+    assert "mind" not in (tmp_path / "as_usual/log.txt").read_text()  # it may be shared
 
 
 def test_public_images_come_in_the_size_and_colours_of_the_target(settings, tmp_path):

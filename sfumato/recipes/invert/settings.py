@@ -34,6 +34,8 @@ class Config(train_settings.Config):
     """The private images that the target learnt: for judges and scores, not for the attack."""
     target: str | None = None
     """A run of sfumato train, or module:function with --weights, in place of training one."""
+    target_pixels: tuple[float, float] | None = None
+    """What black and white are to a target of your own, such as 0 1; left out, mostly -1 and 1."""
     public: str = "digits@5-9"
     """The attacker's own images, of other classes."""
     public_centre_crop: int | None = None
@@ -96,8 +98,18 @@ class Config(train_settings.Config):
             raise ConfigError("who judges? Give --judges NAME, or --judge RUN.")
         if not self.judge_epochs > 0:
             raise ConfigError(f"judge_epochs={self.judge_epochs:g} must be above 0.")
+        if self.target_pixels is not None:
+            self._check_pixels(*self.target_pixels)
         if self.sweep:
             self._check_sweep()
+
+    def _check_pixels(self, black: float, white: float) -> None:
+        if self.target is None:
+            raise ConfigError("--target-pixels are for a --target of your own: leave them out.")
+        if not -math.inf < black < white < math.inf:
+            raise ConfigError(
+                f"--target-pixels {black:g} {white:g}: two numbers, black below white, such as 0 1."
+            )
 
     def _check_sweep(self) -> None:
         if self.target is not None or self.stage != "all":
