@@ -250,7 +250,9 @@ def test_a_trainer_that_breaks_its_promise_is_told_so(called):
     (bound,) = findings(called)["bounds"]
     assert bound["epsilon"] > 0.5
     assert bound["kept"] is False
-    assert "BROKEN" in audit.show(read_json(called / "done.json"))
+    told = audit.show(read_json(called / "done.json"))
+    assert "BROKEN" in told
+    assert "promised, as claimed: epsilon 0.50 at delta 1e-05" in told
 
 
 def test_a_broken_promise_is_heard_by_programs(called, capsys):
@@ -350,6 +352,11 @@ def test_a_failed_check_is_spelt_out():
         (["--run", "nowhere"], "there is no such folder"),
         (["--preset", "digits-cpu", "--shadows", "3"], "they come in pairs"),
         (["--run", "x", "--epsilon", "1"], "--epsilon is what a --trainer promises"),
+        (["--run", "x", "--data", "y.npz"], "--data: a run has its own images"),
+        (["--preset", "digits-cpu", "--image-size", "8"], "--image-size: a run has its own"),
+        (["--run", "x", "--delta", "1e-6"], "--delta: a run has its own"),
+        (["--trainer", "audits:learn_digits", "--delta", "0.5"], "is not below 1/4000"),
+        (["heads", "--delta", "0.5"], "is not below 1/10"),
         (["--trainer", "audits"], "give it as module:function"),
         (["--trainer", "audits:nothing"], "cannot be loaded"),
         (["--trainer", "audits:learn_digits", "--runs", "7"], "even number"),

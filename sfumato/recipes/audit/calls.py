@@ -20,10 +20,12 @@ def audit_calls(config: Config, run: Run) -> AuditRecord:
     """Call the trainer, keep each trial as it comes, and bound epsilon from below."""
     from sfumato.attack.retrain import bound_of_trials, check_runs, set_canary_aside, sides, trial
     from sfumato.data.load import load_images
+    from sfumato.privacy.budget import check_delta
 
     check_runs(config.runs)
     train = find_trainer(config.trainer or "")
     images = load_images(config.data, "train", **config.loading)
+    check_delta(config.delta, len(images))
     rest, canary = set_canary_aside(images, config.seed)
     try:
         scores = _trials(
@@ -73,7 +75,9 @@ def code_of(name: str) -> str:
 
 
 def _promise(config: Config) -> dict[str, Any] | None:
-    return None if config.epsilon is None else promised(config.epsilon, config.delta)
+    if config.epsilon is None:
+        return None
+    return {**promised(config.epsilon, config.delta), "claimed": True}  # there is no ledger
 
 
 def find_trainer(name: str) -> "Trainer":

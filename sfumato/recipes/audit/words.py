@@ -38,8 +38,9 @@ def tell(found: "Findings", promise: Mapping[str, Any] | None) -> list[str]:
 def _verdict(found: "Findings", promise: Mapping[str, Any] | None) -> str:
     text = "promised: nothing (plain training)"
     if promise is not None:
+        by = "promised, as claimed" if promise.get("claimed") else "promised"
         text = (
-            f"promised: epsilon {up(promise['epsilon'])} at delta {promise['delta']:.2g}, one "
+            f"{by}: epsilon {up(promise['epsilon'])} at delta {promise['delta']:.2g}, one "
             f"{promise['unit']} {CHANGED[promise['relation']]}"
         )
     if not found.bounds:
