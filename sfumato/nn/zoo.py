@@ -226,7 +226,10 @@ def find_function(module: str, function: str) -> Any:
     try:
         return getattr(import_module(module), function)
     except (ImportError, AttributeError) as problem:
-        raise ConfigError(f"{module}:{function} cannot be loaded: {problem}.") from problem
+        raise ConfigError(
+            f"{module}:{function} cannot be loaded: {problem}. Before the colon stands a module's "
+            "name, found in this folder or on PYTHONPATH: my_code:function for my_code.py."
+        ) from problem
 
 
 def own_function(module: str, function: str, classes: int) -> nn.Module:

@@ -359,6 +359,7 @@ def test_a_failed_check_is_spelt_out():
         (["heads", "--delta", "0.5"], "is not below 1/10"),
         (["--trainer", "audits"], "give it as module:function"),
         (["--trainer", "audits:nothing"], "cannot be loaded"),
+        (["--trainer", "tests/audits.py:learn_digits"], "a module's name, found in this folder"),
         (["--trainer", "audits:learn_digits", "--runs", "7"], "even number"),
         (["haeds"], 'Did you mean "heads"?'),
         (["heads", "--trials", "5"], "fewer than 100"),
