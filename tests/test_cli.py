@@ -10,6 +10,8 @@ from urllib.error import URLError
 import pytest
 
 from sfumato.cli import VERBS, main
+from sfumato.files import append_line
+from sfumato.privacy.ledger import Header, Ledger
 from sfumato.recipes import recipe_of
 
 
@@ -221,6 +223,19 @@ def test_account_counts_the_steps_that_fit(capsys):
     found = json.loads(out)
     assert found["epsilon"] <= 2
     assert found["steps"] > 100
+
+
+def test_account_says_whom_a_ledger_is_about_and_where_one_lies(capsys, tmp_path):
+    place = tmp_path / "run/private/stages/target"
+    place.mkdir(parents=True)
+    header = Header(data="faces", delta=1e-5, unit="person")
+    Ledger(header, lambda line: append_line(place / "ledger.jsonl", line, durable=False))
+    code, _, err = call(capsys, "account", "--ledger", str(tmp_path / "run"))
+    assert code == 2
+    assert f"Its stages have: --ledger {place}." in err
+    code, out, _ = call(capsys, "account", "--ledger", str(place))
+    assert code == 0
+    assert re.search("^unit +person$", out, re.MULTILINE)
 
 
 def test_account_draws_and_speaks(capsys, tmp_path):
