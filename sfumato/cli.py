@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass
 from difflib import get_close_matches
+from errno import EROFS
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
@@ -117,7 +118,16 @@ def _reason(problem: OSError) -> str:
     """What failed, and on which file where there is one; those of the network have no number."""
     if problem.strerror is None:
         return str(problem) or type(problem).__name__
-    return problem.strerror + (f": {problem.filename}" if problem.filename is not None else "")
+    if problem.filename is None:
+        return problem.strerror
+    place = Path(problem.filename)
+    if isinstance(problem, PermissionError) or problem.errno == EROFS:
+        place = place.parent if place.suffix == ".draft" else place
+        return (
+            f"{place} cannot be written to or read ({problem.strerror}). Give another place, with "
+            "--out say, or the right to use this one."
+        )
+    return f"{problem.strerror}: {place}"
 
 
 def _call(verb: str, words: list[str]) -> int:

@@ -140,6 +140,11 @@ def test_mistakes_are_answered_with_what_to_do(capsys, tmp_path, monkeypatch, wo
         (TimeoutError(), "OSError: TimeoutError\n"),
         (OSError(28, "No space left"), "OSError: No space left\n"),
         (OSError(28, "No space left", "a.png"), "OSError: No space left: a.png\n"),
+        (
+            PermissionError(13, "Permission denied", "out/.config.json.7.draft"),
+            "OSError: out cannot be written to or read (Permission denied). Give another place, "
+            "with --out say, or the right to use this one.\n",
+        ),
     ],
 )
 def test_what_the_system_refused_is_said_as_far_as_it_is_known(
