@@ -242,13 +242,21 @@ def test_a_head_that_somebody_brings(finished, tmp_path):
     head = {"head.weight": 0.01 * torch.randn(10, 256), "head.bias": torch.zeros(10)}
     save_file(head, tmp_path / "mine.safetensors")
     found = attack(replace(TINY, target=tmp_path / "mine.safetensors"), finished)
-    assert (finished / "private" / "target-mine.png").exists()
+    (picture,) = finished.glob("private/target-mine-*.png")
     assert found["distance"] > 0
-    (finished / "private" / "target-mine.png").unlink()
+    assert "learnt" not in found["text"]
+    picture.unlink()
     torch.save(head, tmp_path / "mine.pt")
     with pytest.raises(SystemExit):  # a finished run still looks at heads
         main(["reconstruct", "--out", str(finished), "--target", str(tmp_path / "mine.pt")])
-    assert (finished / "private" / "target-mine.png").exists()
+    assert picture.exists()
+    run = tmp_path / "run" / "mine.safetensors"
+    run.mkdir(parents=True)
+    save_file({**head, "head.bias": torch.ones(10)}, run / "model.safetensors")
+    (run / "plan.json").write_text('{"expected_batch": 20, "rate": 0.2}')
+    found = attack(replace(TINY, target=run), finished)
+    assert len(list(finished.glob("private/target-mine-*.png"))) == 2  # two heads of one name
+    assert "It learnt 100 examples, and heads of this recipe 10" in found["text"]
     save_file(
         {"w.weight": torch.zeros(3, 5), "w.bias": torch.zeros(3)}, tmp_path / "no.safetensors"
     )

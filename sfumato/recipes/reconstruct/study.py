@@ -109,16 +109,38 @@ def look_at(scene: Scene, path: Path) -> dict[str, Any]:
     z = statistics_of(scene).standardise(heads)
     far = float(z.square().mean().sqrt())
     guesses = reconstruct(trained_decoder(scene, fleet), z, game_of(scene, scene.own))[0].cpu()
-    picture = scene.run.private / f"target-{path.stem}.png"
+    # Heads of one name are different heads, and one head has one picture.
+    picture = scene.run.private / f"target-{path.stem}-{digest_of(weights)}.png"
     names = scene.own.classes if scene.config.conditional else ["any"]
     save_image_rows(picture, [("attacker", guesses / 2 + 0.5)], names)
     lines = [f"What can be seen in {path}: {picture}"]
+    learnt = images_learnt(path)
+    if learnt not in (None, scene.recipe.images):
+        lines.append(
+            f"  It learnt {learnt} examples, and heads of this recipe {scene.recipe.images}, so "
+            f"little can be expected. Attack it by a run with --images {learnt}."
+        )
     if far > UNLIKE:
         lines.append(
             f"  Its weights are {far:.1f} times as far from the mean as those of this recipe: it "
             "was made by another one, or on another base, and little can be expected."
         )
     return {"text": "\n".join(lines), "run": str(scene.run.path), "distance": far}
+
+
+def digest_of(weights: "Tensor") -> str:
+    """A short name for these very weights."""
+    from hashlib import sha256
+
+    return sha256(weights.numpy().tobytes()).hexdigest()[:8]
+
+
+def images_learnt(path: Path) -> int | None:
+    """How many examples a run of sfumato train learnt; None of a file, which does not say."""
+    if not (path / "plan.json").exists():
+        return None
+    plan = read_json(path / "plan.json")
+    return round(plan["expected_batch"] / plan["rate"])
 
 
 UNLIKE = 2.0
