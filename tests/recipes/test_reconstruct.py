@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -104,7 +105,11 @@ def test_noise_is_priced_and_bounded(finished, tmp_path):
     (tmp_path / "run" / "config.json").write_text(
         json.dumps({"verb": "reconstruct", "config": json.loads(dumps_config(config))})
     )
-    text = attack(config, tmp_path / "run")["text"]
+    said = []
+    with open_run(config, verb="reconstruct", out=tmp_path / "run", say=said.append) as run:
+        text = reconstruct.run(config, run)["text"]
+    assert re.search(r"for your eyes: AUC 0\.\d{3}, TPR 0\.\d{3} \(", said[-1])
+    assert not (tmp_path / "run/log.txt").exists()  # which may be shared
     privacy = json.loads((tmp_path / "run/private/scores.json").read_text())["privacy"]
     assert privacy["tpr_bound_at_1_percent_fpr"] == pytest.approx(0.1, abs=2e-3)
     assert privacy["epsilon_proved"] <= privacy["epsilon"]

@@ -52,6 +52,7 @@ def evaluate(scene: Scene, stage: Run) -> None:
     shown = len(blocks[0][1])
     names = scene.own.classes[:shown] if scene.config.conditional else [""] * shown
     save_gallery(folder / "gallery.png", blocks, names)
+    scene.run.say(headline(scores))
     stage.finish({"text": tell(scene, scores), **public_numbers(scene)})
 
 
@@ -153,6 +154,15 @@ def public_numbers(scene: Scene) -> dict[str, Any]:
         "data": scene.targets.name, "base": scene.config.base, "images": recipe.images,
         "noise_multiplier": recipe.noise_multiplier, "steps": recipe.steps, "rate": recipe.rate,
     }  # fmt: skip
+
+
+def headline(scores: dict[str, Any]) -> str:
+    """One line for the screen; nothing else may keep it."""
+    low, high = scores["tpr_at_1_percent_fpr_interval"]
+    return (
+        f"the attack, for your eyes: AUC {scores['auc']:.3f}, TPR "
+        f"{scores['tpr_at_1_percent_fpr']:.3f} ({low:.3f} to {high:.3f}) at 1 % FPR"
+    )
 
 
 def tell(scene: Scene, scores: dict[str, Any]) -> str:
