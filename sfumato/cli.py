@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from difflib import get_close_matches
+from errno import EROFS
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
@@ -51,7 +52,10 @@ class Order(Generic[Config]):
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 done, 2 something to mend, 130 interrupted."""
+    """Run the command line and exit.
+
+    0 done, 2 something to mend, 3 done, and an audit found a promise broken, 130 interrupted.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(_help())
@@ -62,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning(warnings.showwarning)
-            _call(words[0], words[1:])
+            raise SystemExit(_call(words[0], words[1:]))
     except SfumatoError as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -77,7 +81,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             file=sys.stderr,
         )
         raise SystemExit(130) from None
-    raise SystemExit(0)
 
 
 def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
@@ -119,10 +122,19 @@ def _reason(problem: OSError) -> str:
     """What failed, and on which file where there is one; those of the network have no number."""
     if problem.strerror is None:
         return str(problem) or type(problem).__name__
-    return problem.strerror + (f": {problem.filename}" if problem.filename is not None else "")
+    if problem.filename is None:
+        return problem.strerror
+    place = Path(problem.filename)
+    if isinstance(problem, PermissionError) or problem.errno == EROFS:
+        place = place.parent if place.suffix == ".draft" else place
+        return (
+            f"{place} cannot be written to or read ({problem.strerror}). Give another place, with "
+            "--out say, or the right to use this one."
+        )
+    return f"{problem.strerror}: {place}"
 
 
-def _call(verb: str, words: list[str]) -> None:
+def _call(verb: str, words: list[str]) -> int:
     if verb not in VERBS:
         near = get_close_matches(verb, VERBS, n=1)
         hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(VERBS)}."
@@ -131,8 +143,13 @@ def _call(verb: str, words: list[str]) -> None:
     order = read_order(verb, words)
     _require_preset_means(recipe, order)
     summary = _execute(recipe, verb, order)
-    if leads():
-        print(dumps(summary, indent=2) if order.json else recipe.show(summary))
+    if not leads():
+        return 0
+    print(dumps(summary, indent=2) if order.json else recipe.show(summary))
+    alarm = recipe.alarm(summary)
+    if alarm is not None:
+        _say(alarm)
+    return 0 if alarm is None else 3
 
 
 def _require_preset_means(recipe: Recipe, order: "Order[Any]") -> None:

@@ -63,6 +63,9 @@ def settle(folder: Path, wanted: Any, free: Sequence[str], stages: Stages) -> bo
     if not has_begun(folder):
         clear(folder)
         return True
+    verb = read_json(folder / "config.json").get("verb")
+    if verb != wanted.get("verb"):
+        raise RunError(f"{folder} is a run of sfumato {verb}. Choose another --out.")
     found = changes(folder, wanted, free)
     used = {name: stage for stage in begun(folder, stages) for name in stages[stage]}
     listed = {name for names in stages.values() for name in names}

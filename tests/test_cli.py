@@ -12,6 +12,8 @@ import pytest
 
 from sfumato.cli import VERBS, main
 from sfumato.errors import SfumatoWarning
+from sfumato.files import append_line
+from sfumato.privacy.ledger import Header, Ledger
 from sfumato.recipes import recipe_of
 
 
@@ -141,6 +143,11 @@ def test_mistakes_are_answered_with_what_to_do(capsys, tmp_path, monkeypatch, wo
         (TimeoutError(), "OSError: TimeoutError\n"),
         (OSError(28, "No space left"), "OSError: No space left\n"),
         (OSError(28, "No space left", "a.png"), "OSError: No space left: a.png\n"),
+        (
+            PermissionError(13, "Permission denied", "out/.config.json.7.draft"),
+            "OSError: out cannot be written to or read (Permission denied). Give another place, "
+            "with --out say, or the right to use this one.\n",
+        ),
     ],
 )
 def test_what_the_system_refused_is_said_as_far_as_it_is_known(
@@ -233,6 +240,19 @@ def test_account_counts_the_steps_that_fit(capsys):
     found = json.loads(out)
     assert found["epsilon"] <= 2
     assert found["steps"] > 100
+
+
+def test_account_says_whom_a_ledger_is_about_and_where_one_lies(capsys, tmp_path):
+    place = tmp_path / "run/private/stages/target"
+    place.mkdir(parents=True)
+    header = Header(data="faces", delta=1e-5, unit="person")
+    Ledger(header, lambda line: append_line(place / "ledger.jsonl", line, durable=False))
+    code, _, err = call(capsys, "account", "--ledger", str(tmp_path / "run"))
+    assert code == 2
+    assert f"Its stages have: --ledger {place}." in err
+    code, out, _ = call(capsys, "account", "--ledger", str(place))
+    assert code == 0
+    assert re.search("^unit +person$", out, re.MULTILINE)
 
 
 def test_account_draws_and_speaks(capsys, tmp_path):

@@ -33,7 +33,7 @@ def test_a_changed_config_is_refused_with_the_fields_that_differ(tmp_path):
         run.measure(0, lr=1.0)
     with pytest.raises(RunError, match=r"config.epsilon: 1.0 -> 2.0"):
         open_run(Config(epsilon=2.0), verb="train", out=tmp_path / "run")
-    with pytest.raises(RunError, match="verb"):
+    with pytest.raises(RunError, match=r"is a run of sfumato train\. Choose"):
         open_run(Config(), verb="audit", out=tmp_path / "run")
     assert open_run(Config(), verb="train", out=tmp_path / "run").path == tmp_path / "run"
 

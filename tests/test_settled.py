@@ -73,7 +73,7 @@ def test_a_setting_that_no_stage_lists_is_guarded_from_the_first(tmp_path):
     with pytest.raises(RunError, match="unlisted"):
         open_run(Config(unlisted=1, epsilon=3.0), verb="warmup", out=out)
     assert kept(out)["epsilon"] is None
-    with pytest.raises(RunError, match="verb"):
+    with pytest.raises(RunError, match=r"is a run of sfumato warmup\. Choose another --out\.$"):
         open_run(Config(), verb="train", out=out)
 
 

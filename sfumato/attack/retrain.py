@@ -7,6 +7,7 @@ from below (Jagielski et al. 2020). Nothing is asked of the function but that it
 in every call; what it does inside, and what it claims, play no part.
 """
 
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,6 +27,14 @@ Answer = Callable[[Tensor], Tensor]
 Trainer = Callable[[Images], Answer]
 
 FEWEST_RUNS = 20
+TELLING = 10
+"""Calls after which equal trials are no accident any more: fewer may be, of a model that answers
+with labels alone."""
+ALIKE = (
+    "all runs on the same images gave the very same model, so they are one trial and not many. If "
+    "the trainer sets a seed of its own, let it draw a fresh one in each call; a training without "
+    "any chance in it has no finite epsilon."
+)
 
 
 def audit_trainer(
@@ -46,7 +55,10 @@ def audit_trainer(
     """
     check_runs(runs)
     rest, canary = set_canary_aside(images, seed)
-    scores = {number: trial(train, rest, canary, number, seed) for number in range(runs)}
+    scores: dict[int, float] = {}
+    for number in range(runs):
+        scores[number] = trial(train, rest, canary, number, seed)
+        check_trials(scores)
     return bound_of_trials(scores, delta=delta, confidence=confidence)
 
 
@@ -77,7 +89,10 @@ def set_canary_aside(images: Images, seed: int) -> tuple[Images, Images]:
 
 
 def trial(train: Trainer, rest: Images, canary: Images, number: int, seed: int) -> float:
-    """How sure a model is of the canary's label; it learnt the canary if `number` is odd."""
+    """How sure a model is of the canary's label; it learnt the canary if `number` is odd.
+
+    NaN is what a model says that broke.
+    """
     data = rest.joined(canary) if number % 2 else rest
     _seed_everything(seed, number)
     try:
@@ -93,15 +108,29 @@ def trial(train: Trainer, rest: Images, canary: Images, number: int, seed: int) 
     return _surety(answer, canary)
 
 
+def check_trials(scores: Mapping[int, float]) -> None:
+    """Refuse early what no further call would mend: models that broke, or one again and again."""
+    if len(scores) > 1 and all(map(math.isnan, scores.values())):
+        raise DataError(
+            f"the models of all {len(scores)} calls so far answered NaN: the training breaks, and "
+            "nothing can be told by it. Mend the trainer (a smaller learning rate?) and call again."
+        )
+    if len(scores) >= TELLING and all(len(set(side)) == 1 for side in sides(scores)):
+        raise DataError(ALIKE)
+
+
+def sides(scores: Mapping[int, float]) -> tuple[list[float], list[float]]:
+    """Trials with the canary and without it, by number; a model that broke says no."""
+    told = {n: -math.inf if math.isnan(scores[n]) else scores[n] for n in sorted(scores)}
+    inside, outside = ([s for n, s in told.items() if n % 2 == side] for side in (1, 0))
+    return inside, outside
+
+
 def bound_of_trials(scores: Mapping[int, float], *, delta: float, confidence: float) -> Bound:
     """What the trials prove, odd numbers being those with the canary."""
-    inside, outside = ([s for n, s in scores.items() if n % 2 == side] for side in (1, 0))
+    inside, outside = sides(scores)
     if len(set(inside)) == 1 or len(set(outside)) == 1:
-        raise DataError(
-            "all runs on the same images gave the very same model, so they are one trial and not "
-            "many. If the trainer sets a seed of its own, let it draw a fresh one in each call; a "
-            "training without any chance in it has no finite epsilon."
-        )
+        raise DataError(ALIKE)
     return many_run_bound(
         inside, outside, delta=delta, confidence=confidence,
         name="many runs of the trainer, one mislabelled image",
@@ -121,9 +150,7 @@ def _surety(answer: Answer, canary: Images) -> float:
     if not isinstance(logits, Tensor) or tuple(logits.shape) != wanted:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise DataError(f"the trained model gave {shape} for one image, not logits of {wanted}.")
-    found = float(log_odds(logits.float().cpu(), canary.labels)[0])
-    # A model that broke says nothing of the canary; it must not stop the audit.
-    return found if found == found else float("-inf")
+    return float(log_odds(logits.float().cpu(), canary.labels)[0])
 
 
 def _seed_everything(seed: int, number: int) -> None:

@@ -267,14 +267,10 @@ def find_function(module: str, function: str) -> Any:
     try:
         return getattr(import_module(module), function)
     except (ImportError, AttributeError, TypeError) as problem:
-        hint = ""
-        if "/" in module or module.endswith(".py"):
-            dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
-            hint = (
-                " It is a module that is wanted, not a path; modules are looked up from the folder "
-                f"that you stand in: {dotted.lstrip('.')}:{function}, say."
-            )
-        raise ConfigError(f"{module}:{function} cannot be loaded: {problem}.{hint}") from problem
+        raise ConfigError(
+            f"{module}:{function} cannot be loaded: {problem}. Before the colon stands a module's "
+            "name, found in this folder or on PYTHONPATH: my_code:function for my_code.py."
+        ) from problem
 
 
 def own_function(module: str, function: str, classes: int) -> nn.Module:

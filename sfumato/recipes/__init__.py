@@ -28,6 +28,8 @@ class Recipe:
     leader have no run."""
     show: Callable[[Mapping[str, Any]], str]
     """The summary in words."""
+    alarm: Callable[[Mapping[str, Any]], str | None] = lambda _: None
+    """What of a summary must not be overheard, in a line: the command then ends with code 3."""
     label: Callable[[Any], str] = lambda _: ""
     """What settings are about, for the name of a run directory: see `as_label`."""
     needs_run: Callable[[Any], bool] = lambda _: True

@@ -95,6 +95,8 @@ def show(summary: Mapping[str, Any]) -> str:
         )
     lines.append(("delta", f"{summary['delta']:.3g}"))
     lines.append(("relation", summary["relation"]))
+    if "unit" in summary:
+        lines.append(("unit", summary["unit"]))
     if "noise_multiplier" in summary:
         lines.append(("noise multiplier", f"{summary['noise_multiplier']:.4g}"))
         lines.append(("rate", f"{summary['rate']:.4g}"))
@@ -181,7 +183,8 @@ def _price_ledger(config: Config) -> dict[str, Any]:
         )
     path = config.ledger / "ledger.jsonl" if config.ledger.is_dir() else config.ledger
     if not path.exists():
-        inner = sorted(path.parent.glob("stages/*/ledger.jsonl"))
+        places = ("stages/*/ledger.jsonl", "private/stages/*/ledger.jsonl")
+        inner = [found for place in places for found in sorted(path.parent.glob(place))]
         hint = f" Its stages have: --ledger {inner[0].parent}." if inner else ""
         raise ConfigError(f"there is no ledger at {path}.{hint}")
     ledger = Ledger.from_records(read_lines(path))

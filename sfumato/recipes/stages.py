@@ -1,6 +1,6 @@
 """What verbs with stages share: taking them in turn, and reading a run that another verb left."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,9 +74,19 @@ def given_run(folder: Path, config: train.Config) -> tuple[train.Config, Path]:
     return settings, folder / "model.safetensors"
 
 
-def say_unheeded(folder: Path, config: train.Config, settings: train.Config, run: Run) -> None:
-    """Name the settings here that would make another model: the one in the folder is there."""
+def say_unheeded(
+    folder: Path,
+    config: train.Config,
+    settings: train.Config,
+    run: Run,
+    heeded: Collection[str] = (),
+) -> None:
+    """Name the settings here that would make another model: the one in the folder is there.
+
+    `heeded` are those that the verb has another use for.
+    """
     free = {"data", "data_root", "device", "seed", "noise_seed", "epsilon", "mode", "weights"}
+    free |= set(heeded)
     usual = {f.name: f.default for f in fields(type(config)) if f.name not in free}
     other = [
         f"--{name.replace('_', '-')}"

@@ -1,12 +1,14 @@
 """A function that trains, called again and again: memory is found, noise is not taken for it."""
 
+import math
+
 import pytest
 import torch
 from audits import noise_images
 from torch import nn
 
 import sfumato
-from sfumato.attack.retrain import audit_trainer, set_canary_aside, trial
+from sfumato.attack.retrain import audit_trainer, set_canary_aside, sides, trial
 from sfumato.errors import ConfigError, DataError
 
 
@@ -69,8 +71,10 @@ def test_runs_that_are_all_the_same_prove_nothing_and_say_why():
         torch.manual_seed(0)
         return memoriser(30.0)(images)
 
+    calls = []
     with pytest.raises(DataError, match="fresh one in each call"):
-        audit_trainer(train, pictures(), runs=20)
+        audit_trainer(lambda images: calls.append(1) or train(images), pictures(), runs=200)
+    assert len(calls) == 10
 
 
 @pytest.mark.parametrize(
@@ -86,10 +90,22 @@ def test_what_is_no_model_is_named(made, message):
         audit_trainer(lambda _: made, pictures(), runs=20)
 
 
+def broken(_):
+    return lambda _: torch.full((1, 3), torch.nan)
+
+
 def test_a_model_that_broke_is_a_trial_that_says_no():
     rest, canary = set_canary_aside(pictures(), 0)
-    broken = trial(lambda _: lambda _: torch.full((1, 3), torch.nan), rest, canary, 1, 0)
-    assert broken == float("-inf")
+    found = trial(broken, rest, canary, 1, 0)
+    assert math.isnan(found)
+    assert sides({1: found, 0: 2.0, 3: 1.0}) == ([-math.inf, 1.0], [2.0])
+
+
+def test_models_that_all_broke_are_not_taken_for_equal_ones():
+    calls = []
+    with pytest.raises(DataError, match="all 2 calls so far answered NaN"):
+        audit_trainer(lambda images: calls.append(1) or broken(images), pictures(), runs=20)
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("runs", [0, 10, 21])

@@ -1,8 +1,10 @@
 """sfumato audit: runs, heads and trainers, on digits and with tiny networks."""
 
+import importlib
 import json
 import random
 import shutil
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -248,12 +250,69 @@ def test_a_trainer_that_breaks_its_promise_is_told_so(called):
     (bound,) = findings(called)["bounds"]
     assert bound["epsilon"] > 0.5
     assert bound["kept"] is False
-    assert "BROKEN" in audit.show(read_json(called / "done.json"))
+    told = audit.show(read_json(called / "done.json"))
+    assert "BROKEN" in told
+    assert "promised, as claimed: epsilon 0.50 at delta 1e-05" in told
+
+
+def test_a_broken_promise_is_heard_by_programs(called, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["audit", "--out", str(called), "--json"])
+    assert stopped.value.code == 3
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1] == f"THE PROMISE IS BROKEN: {called}/private/audit.json"
+    assert "broken" not in said.out.lower()
+
+
+def test_a_failed_check_is_heard_by_programs_and_a_sound_audit_is_not(tmp_path):
+    checks = [{"name": "noise", "passed": False}]
+    for failed, heard in (([], False), (checks, True)):
+        Run(tmp_path).write_json("private/audit.json", {"target": "run", "checks": failed})
+        found = audit.alarm({"run": str(tmp_path)})
+        assert (found is not None and "A CHECK OF THE MECHANISM FAILED" in found) == heard
 
 
 def test_calls_that_were_made_before_a_cut_are_not_made_again(called):
     lines = read_lines(called / "private" / "trials.jsonl")
     assert Counter(line["run"] for line in lines) == Counter(range(60))
+
+
+TRAINER = """
+import torch
+
+def train(images):
+    seen = len(images)
+    %s
+    weights = torch.randn(10) %s
+    return lambda pixels: weights[None] * pixels.mean()
+"""
+
+
+def test_calls_of_a_trainer_that_has_changed_do_not_count(digits, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "changing", raising=False)
+    config = Config(trainer="changing:train", data=str(digits), runs=20, device="cpu")
+
+    def audit_as(*code):
+        (tmp_path / "changing.py").write_text(TRAINER % code)
+        sys.modules.pop("changing", None)
+        importlib.invalidate_caches()
+        return do(config, tmp_path / "out")
+
+    with cut_in("sfumato.attack.retrain:_surety", after=6):
+        audit_as("pass", "")
+    with cut_in("sfumato.attack.retrain:_surety", after=6):
+        audit_as("pass", "")
+    log = tmp_path / "out/log.txt"
+    assert "6 calls of changing:train kept from before" in log.read_text()
+    with pytest.raises(DataError, match="very same model"):
+        audit_as("torch.manual_seed(0)", "")
+    assert "changing:train has changed: 12 calls of it as it was do not count" in log.read_text()
+    with pytest.raises(DataError, match="all 2 calls so far answered NaN"):
+        audit_as("torch.manual_seed(0)", "* torch.nan")
+    audit_as("pass", "  # mended")
+    lines = read_lines(tmp_path / "out/private/trials.jsonl")
+    assert Counter(line["run"] for line in lines) == Counter(range(20))
 
 
 def test_the_same_scores_on_both_sides_are_no_attack():
@@ -279,6 +338,7 @@ def test_a_failed_check_is_spelt_out():
     assert "BROKEN" not in "".join(tell(read_audit(of_others.record()), promise))
     told = "\n".join(tell(read_audit(found.record()), promise))
     assert "proved by attack: at least 1.00 (95 %), but A CHECK OF THE MECHANISM FAILED" in told
+    assert "promised: epsilon 3.00 at delta 1e-05, one example added or removed ·" in told
     assert "does not break" not in told
     assert "FAILED  noise: too small" in told
     assert "1 of 2 passed" in told
@@ -292,8 +352,14 @@ def test_a_failed_check_is_spelt_out():
         (["--run", "nowhere"], "there is no such folder"),
         (["--preset", "digits-cpu", "--shadows", "3"], "they come in pairs"),
         (["--run", "x", "--epsilon", "1"], "--epsilon is what a --trainer promises"),
+        (["--run", "x", "--data", "y.npz"], "--data: a run has its own images"),
+        (["--preset", "digits-cpu", "--image-size", "8"], "--image-size: a run has its own"),
+        (["--run", "x", "--delta", "1e-6"], "--delta: a run has its own"),
+        (["--trainer", "audits:learn_digits", "--delta", "0.5"], "is not below 1/4000"),
+        (["heads", "--delta", "0.5"], "is not below 1/10"),
         (["--trainer", "audits"], "give it as module:function"),
         (["--trainer", "audits:nothing"], "cannot be loaded"),
+        (["--trainer", "tests/audits.py:learn_digits"], "a module's name, found in this folder"),
         (["--trainer", "audits:learn_digits", "--runs", "7"], "even number"),
         (["haeds"], 'Did you mean "heads"?'),
         (["heads", "--trials", "5"], "fewer than 100"),

@@ -152,6 +152,11 @@ def test_a_target_of_another_verb_or_unfinished_is_refused(settings, target, tmp
     refused(other, tmp_path / "run", RunError, "is a run of sfumato invert: one of")
 
 
+def test_a_run_knows_its_pixels(settings, target, tmp_path):
+    config = replace(settings, target=str(target), target_pixels=(0.0, 1.0))
+    refused(config, tmp_path / "run", ConfigError, "knows its pixels")
+
+
 def test_the_target_cannot_be_its_own_judge(settings, target, tmp_path):
     config = replace(settings, judge=(target,))
     refused(config, tmp_path / "run", ConfigError, "knows the classes 0, 1, 2. It should know 0, 1")
@@ -238,6 +243,9 @@ def test_a_judge_whose_classes_have_another_order_is_refused(settings, tmp_path)
         ({"mode": "ghost_mixed"}, "neither of --epsilon"),
         ({"epsilon": 3.0}, "leave --epsilon out"),
         ({"target": "run", "epsilon": 3.0}, "the target has its own"),
+        ({"shared_classes": True, "other_classes": True}, "give one of them"),
+        ({"target_pixels": (0.0, 1.0)}, "are for a --target of your own"),
+        ({"target": "a:b", "target_pixels": (1.0, 0.0)}, "black below white"),
         ({"sweep": True, "epsilon": 3.0}, "a sweep chooses it"),
         ({"sweep": True, "target": "run"}, "leave --target out"),
         ({"sweep": True, "stage": "select"}, "leave --stage out"),

@@ -21,8 +21,11 @@ from inversions import (
 )
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch import nn
 from whole_runs import fixtures
 
+from sfumato.errors import DataError
+from sfumato.recipes import invert
 from sfumato.recipes.invert import PRESETS, Config
 from sfumato.recipes.invert import stages as invert_stages
 from sfumato.recipes.invert.scene import given_target, open_access, set_scene
@@ -43,13 +46,11 @@ def test_a_target_that_sfumato_trained_is_attacked_as_it_is(settings, tmp_path):
     found = scores_of(tmp_path / "run")
     assert found["guesses"] == 6
     scored = json.loads((target / "private/scores.json").read_text())["test_accuracy"]
+    assert found["target_test_accuracy"] == pytest.approx(scored)  # of all test images
+    assert found["test_images"] == 60
     with open_run(replace(config, seed=7), verb="invert", out=tmp_path / "other") as run:
         scene = set_scene(config, run)
     assert (len(scene.members), len(scene.others), len(scene.held_out)) == (180, 30, 30)
-    test = replace(scene.held_out, pixels=torch.cat([scene.others.pixels, scene.held_out.pixels]),
-                   labels=torch.cat([scene.others.labels, scene.held_out.labels]))  # fmt: skip
-    answers = open_access(scene).answers(test.pixels).argmax(dim=1)
-    assert float((answers == test.labels).float().mean()) == pytest.approx(scored)
 
 
 def test_a_target_of_ones_own_is_asked_with_its_own_weights_and_norms(settings, tmp_path):
@@ -71,10 +72,59 @@ def test_a_target_of_ones_own_is_asked_with_its_own_weights_and_norms(settings, 
     assert given_target(config, Run(tmp_path))[0].norm == "keep"
 
 
+def test_pixels_of_a_target_of_ones_own_can_be_said_and_are_missed(settings, tmp_path):
+    torch.manual_seed(5)
+    net, images = own_net(3), digits("0-2", "train", 60)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(images.pixels.float()), images.labels)
+        loss.backward()
+        optimizer.step()
+    save_file(net.state_dict(), tmp_path / "own.safetensors")
+    config = replace(settings, target="inversions:own_net", weights=tmp_path / "own.safetensors")
+    config = replace(config, stage="target")
+    said = {}
+    for name, pixels in (("as_usual", None), ("as_learnt", (0.0, 255.0))):
+        said[name] = []
+        order = replace(config, target_pixels=pixels)
+        with open_run(order, verb="invert", out=tmp_path / name, say=said[name].append) as run:
+            invert.run(order, run)
+            scene = set_scene(order, run)
+    assert "black is 0 and white 255. If it learnt these, say --target-pixels 0 255." in (
+        "".join(said["as_usual"])
+    )
+    assert "mind" not in "".join(said["as_learnt"])
+    shown = scene.held_out.pixels
+    with torch.no_grad():
+        torch.testing.assert_close(
+            open_access(scene).answers(shown), net.eval()(shown.float()), rtol=1e-4, atol=1e-4
+        )
+    assert "mind" not in (tmp_path / "as_usual/log.txt").read_text()  # it may be shared
+
+
 def test_public_images_come_in_the_size_and_colours_of_the_target(settings, tmp_path):
     config = replace(settings, public="patches")
     with open_run(config, verb="invert", out=tmp_path / "run") as run:
         assert set_scene(config, run).public.shape == (1, 16, 16)
+
+
+def test_other_things_of_the_same_names_are_other_classes_to_judges(settings, tmp_path):
+    images = replace(digits("5-7", "train", 60), classes=("0", "1", "2"))
+    config = replace(settings, public=str(images.save_npz(tmp_path / "numbered.npz", images)))
+    with pytest.raises(DataError, match=r"mean other things.* --other-classes; if .* the same"):
+        attack(config, tmp_path / "run")
+    lessons = {}
+    for name in ("other_classes", "shared_classes"):
+        config_said = replace(config, **{name: True})
+        with open_run(config_said, verb="invert", out=tmp_path / name) as run:
+            lessons[name] = invert_stages.judging_images(set_scene(config_said, run))
+    apart, merged = lessons["other_classes"], lessons["shared_classes"]
+    assert apart.classes == ("0", "1", "2", "public 0", "public 1", "public 2")
+    assert merged.classes == ("0", "1", "2")
+    own = 90  # half of the private images
+    assert (apart.labels[:own] < 3).all()
+    assert torch.equal(apart.labels[own:], merged.labels[own:] + 3)
 
 
 def test_what_a_given_target_does_not_heed_is_said(settings, tmp_path):
@@ -84,6 +134,7 @@ def test_what_a_given_target_does_not_heed_is_said(settings, tmp_path):
     said = (tmp_path / "run/log.txt").read_text()
     assert "not heeded: --model, " in said
     assert "--batch-size" not in said  # as the target was trained
+    assert "--public" not in said
 
 
 def test_a_judge_looks_at_images_of_the_size_that_it_learnt():

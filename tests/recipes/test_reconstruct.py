@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from sfumato.errors import ConfigError, DataError, RunError, SfumatoError
 from sfumato.recipes import reconstruct
 from sfumato.recipes.reconstruct import STAGES, Config
 from sfumato.recipes.reconstruct.decoder import heads_by_step
+from sfumato.recipes.reconstruct.evaluate import at_most
 from sfumato.recipes.reconstruct.heads import keep_heads
 from sfumato.recipes.reconstruct.scene import fleet_of, set_scene
 from sfumato.recipes.reconstruct.stages import take
@@ -103,13 +105,20 @@ def test_noise_is_priced_and_bounded(finished, tmp_path):
     (tmp_path / "run" / "config.json").write_text(
         json.dumps({"verb": "reconstruct", "config": json.loads(dumps_config(config))})
     )
-    text = attack(config, tmp_path / "run")["text"]
+    said = []
+    with open_run(config, verb="reconstruct", out=tmp_path / "run", say=said.append) as run:
+        text = reconstruct.run(config, run)["text"]
+    assert re.search(r"for your eyes: AUC 0\.\d{3}, TPR 0\.\d{3} \(", said[-1])
+    assert not (tmp_path / "run/log.txt").exists()  # which may be shared
     privacy = json.loads((tmp_path / "run/private/scores.json").read_text())["privacy"]
     assert privacy["tpr_bound_at_1_percent_fpr"] == pytest.approx(0.1, abs=2e-3)
     assert privacy["epsilon_proved"] <= privacy["epsilon"]
     assert "no attack has a TPR above 0.1" in text
-    assert f"epsilon {up(privacy['epsilon'])} at delta" in text
-    assert f", {up(privacy['epsilon_at_delta_1e-5'])} at 1e-5" in text
+    assert f"epsilon {up(privacy['epsilon'])} at delta 1e-05, one image replaced" in text
+    assert privacy["delta"] == 1e-5  # far below one in ten images
+    published = privacy["at_published_delta"]
+    assert published["epsilon"] < privacy["epsilon"]
+    assert f"({up(published['epsilon'])} at 0.079, as published)" in text
 
 
 def dumps_config(config):
@@ -238,13 +247,21 @@ def test_a_head_that_somebody_brings(finished, tmp_path):
     head = {"head.weight": 0.01 * torch.randn(10, 256), "head.bias": torch.zeros(10)}
     save_file(head, tmp_path / "mine.safetensors")
     found = attack(replace(TINY, target=tmp_path / "mine.safetensors"), finished)
-    assert (finished / "private" / "target-mine.png").exists()
+    (picture,) = finished.glob("private/target-mine-*.png")
     assert found["distance"] > 0
-    (finished / "private" / "target-mine.png").unlink()
+    assert "learnt" not in found["text"]
+    picture.unlink()
     torch.save(head, tmp_path / "mine.pt")
     with pytest.raises(SystemExit):  # a finished run still looks at heads
         main(["reconstruct", "--out", str(finished), "--target", str(tmp_path / "mine.pt")])
-    assert (finished / "private" / "target-mine.png").exists()
+    assert picture.exists()
+    run = tmp_path / "run" / "mine.safetensors"
+    run.mkdir(parents=True)
+    save_file({**head, "head.bias": torch.ones(10)}, run / "model.safetensors")
+    (run / "plan.json").write_text('{"expected_batch": 20, "rate": 0.2}')
+    found = attack(replace(TINY, target=run), finished)
+    assert len(list(finished.glob("private/target-mine-*.png"))) == 2  # two heads of one name
+    assert "It learnt 100 examples, and heads of this recipe 10" in found["text"]
     save_file(
         {"w.weight": torch.zeros(3, 5), "w.bias": torch.zeros(3)}, tmp_path / "no.safetensors"
     )
@@ -272,9 +289,16 @@ def test_a_study_rounds_promises_up_and_proofs_down():
     scores["tpr_at_1_percent_fpr_interval"] = (0.0, 0.02)
     promised = {**scores, "privacy": {"epsilon": 1.401, "epsilon_proved": 0.996}}
     nothing = {**scores, "privacy": {"epsilon_proved": 2.789}}
-    rows = table_of("noise_multiplier", {"7": promised, "0": nothing}).splitlines()[2:]
+    titles, _, *rows = table_of("noise_multiplier", {"7": promised, "0": nothing}).splitlines()
+    assert titles.count("epsilon") == titles.count("at delta 1e-05") == 2
     cells = [row.strip("| ").split(" | ") for row in rows]
     assert [(row[2], row[-1]) for row in cells] == [("1.41", "0.99"), ("∞", "2.78")]
+
+
+def test_a_bound_below_one_is_not_rounded_to_none():
+    assert [at_most(tpr) for tpr in (0.1, 0.0921, 0.9996, 0.99999996, 1.0)] == [
+        "0.100", "0.093", "0.9996", "0.99999996", "1"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,16 @@ def test_the_release_inherits_every_line_of_its_teacher(settings, teacher, tmp_p
     assert verify_bundle(tmp_path / "run" / "bundle").ok
 
 
+def test_what_a_teacher_that_is_there_does_not_heed_is_said(settings, teacher, tmp_path):
+    heeded = with_teacher(settings, teacher, delta=1e-6, stage="moments")
+    make(heeded, tmp_path / "heeded")
+    assert "not heeded" not in (tmp_path / "heeded/log.txt").read_text()
+    make(replace(heeded, lr=9.0, augmult=2), tmp_path / "run")
+    assert f"{teacher} is as it was trained; not heeded: --lr, --augmult" in (
+        (tmp_path / "run/log.txt").read_text()
+    )
+
+
 def test_without_matching_a_teacher_costs_what_it_cost_and_the_card(settings, teacher, tmp_path):
     make(with_teacher(moved(settings, 0), teacher), tmp_path / "run")
     assert stages_of(tmp_path / "run") == {"train": 5, "card": 1}

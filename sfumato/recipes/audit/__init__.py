@@ -90,7 +90,24 @@ def show(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def alarm(summary: Mapping[str, Any]) -> str | None:
+    """That the promise is broken, for programs: the summary may be shared, and does not say it."""
+    from sfumato.files import read_json
+    from sfumato.report.findings import read_audit
+
+    record = Path(summary["run"]) / "private" / "audit.json"
+    if not record.exists():
+        return None
+    found = read_audit(read_json(record))
+    if any(bound.kept is False for bound in found.bounds):
+        return f"THE PROMISE IS BROKEN: {record}"
+    if any(check.passed is False for check in found.checks):
+        return f"A CHECK OF THE MECHANISM FAILED: {record}"
+    return None
+
+
 RECIPE = Recipe(
-    config=Config, presets=PRESETS, run=run, show=show, first_words={"heads": ("--heads",)},
+    config=Config, presets=PRESETS, run=run, show=show, alarm=alarm,
     label=lambda config: as_label(config.run or config.trainer or config.data),
+    first_words={"heads": ("--heads",)},
 )  # fmt: skip

@@ -33,10 +33,12 @@ def audit_heads(config: Config, run: Run) -> AuditRecord:
 
     from sfumato.attack.lone import add_lone_image
     from sfumato.data.load import load_images
+    from sfumato.privacy.budget import check_delta
     from sfumato.train.setup import pick_device
 
     images = load_images(config.data, "train", **config.loading)
     recipe = replace(config.head, classes=len(images.classes))
+    check_delta(config.delta, recipe.images)
     own = _first_of_each(images.labels, recipe)
     features = (images.pixels[own].float() / 255).flatten(1).to(pick_device(config.device))
     scores = _scores(config, recipe, add_lone_image(features, recipe), run)

@@ -41,7 +41,7 @@ class Config(ImageSource):
     """How the heads are trained."""
 
     epsilon: float | None = None
-    """What the trainer promises. Runs and heads have it from their ledger or recipe."""
+    """What the trainer is claimed to promise. Runs and heads have a ledger or recipe."""
     delta: float = 1e-5
     """Of a trainer or of heads: the delta that bounds are for. A run has it in its ledger."""
     confidence: float = 0.95
@@ -74,10 +74,23 @@ class Config(ImageSource):
             raise ConfigError(f"confidence={self.confidence:g} must lie between 0 and 1.")
         if not 0 <= self.delta < 1:
             raise ConfigError(f"delta={self.delta:g} must lie in 0 to 1, 1 excluded.")
+        self._check_own()
         if self.epsilon is not None and self.trainer is None:
             raise ConfigError("--epsilon is what a --trainer promises: leave it out here.")
         if self.heads and self.head.noise_multiplier and self.head.hidden:
             raise ConfigError("audit heads is for linear heads: leave --hidden out.")
+
+    def _check_own(self) -> None:
+        """Refuse beside a run what it has of its own."""
+        if self.run is None and not self.practice:
+            return
+        own = ("data", "centre_crop", "image_size", "grey", "delta")
+        given = [name for name in own if getattr(self, name) != getattr(Config, name)]
+        if given:
+            raise ConfigError(
+                f"--{given[0].replace('_', '-')}: a run has its own images and its own delta, and "
+                "is audited with these. Leave it out."
+            )
 
 
 def digits_cpu() -> Config:

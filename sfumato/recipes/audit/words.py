@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from sfumato.report.found import Attack, Findings, Proved
 
 
+CHANGED = {"add-or-remove": "added or removed", "replace": "replaced by another"}
+"""What a relation lets happen to one example or person."""
+
+
 def tell(found: "Findings", promise: Mapping[str, Any] | None) -> list[str]:
     """The promise beside the proof, what attacks reached, and which checks failed."""
     lines = [f"audit of {found.audited}", f"  {_verdict(found, promise)}", *_proofs(found.bounds)]
@@ -34,9 +38,10 @@ def tell(found: "Findings", promise: Mapping[str, Any] | None) -> list[str]:
 def _verdict(found: "Findings", promise: Mapping[str, Any] | None) -> str:
     text = "promised: nothing (plain training)"
     if promise is not None:
+        by = "promised, as claimed" if promise.get("claimed") else "promised"
         text = (
-            f"promised: epsilon {up(promise['epsilon'])} at delta {promise['delta']:.2g}, for each "
-            f"{promise['unit']}"
+            f"{by}: epsilon {up(promise['epsilon'])} at delta {promise['delta']:.2g}, one "
+            f"{promise['unit']} {CHANGED[promise['relation']]}"
         )
     if not found.bounds:
         return text

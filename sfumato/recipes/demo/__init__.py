@@ -67,7 +67,10 @@ class Config:
     def sharing(self, teacher: Path) -> release.Config:
         """How the private network makes images that may be shared, with the rest of epsilon."""
         small = release.PRESETS["digits-cpu"]()
-        return replace(small, teacher=teacher, epsilon=self.epsilon, secure=self.secure)
+        return replace(
+            small, teacher=teacher, epsilon=self.epsilon, secure=self.secure,
+            batch_size=self.private.batch_size, epochs=None,
+        )  # fmt: skip
 
 
 NETWORK: dict[str, Any] = {"model": "group-cnn-small", "image_size": 28, "steps": 160}

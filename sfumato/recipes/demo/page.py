@@ -61,12 +61,12 @@ def tell(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Story":
     """The story of these runs, on a page that lies in `home`."""
     from sfumato.report.limits import limits
     from sfumato.report.story import Story
-    from sfumato.report.words import proof_words, up
+    from sfumato.report.words import promise_words, proof_words, up
 
-    promise, trained = promised(cards["shared"]), promised(cards["private"])
-    proof = proof_words(cards["audited"])
+    trained = promised(cards["private"])
+    (promise, neighbours), proof = promise_words(cards["shared"]), proof_words(cards["audited"])
     pair = (
-        ("promised", f"ε ≤ {up(promise)}", "for all that may be shared: the private network and "
+        ("promised", promise, f"{neighbours}, by all that may be shared: the private network and "
          f"the images it made. The network alone: {up(trained)}."),
         ("proved by attack", proof[0], f"of the network's {up(trained)}, {proof[1]}"),
     )  # fmt: skip

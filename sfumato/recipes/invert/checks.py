@@ -1,11 +1,13 @@
 """What `sfumato invert` refuses, and why: all of it before anything is trained."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfumato.errors import DataError
 from sfumato.recipes import train
 from sfumato.recipes.invert.scene import Scene, open_access
-from sfumato.recipes.invert.score import as_judge, given_judge
+from sfumato.recipes.invert.score import accuracy_of, as_judge, given_judge
 from sfumato.recipes.invert.stages import new_judge
 from sfumato.recipes.train.promise import plan_for
 
@@ -43,7 +45,8 @@ def check_public(scene: Scene) -> None:
         raise DataError(
             f"public and private images share classes: {', '.join(sorted(shared))}. An attacker "
             "who has images of a class need not invert it. Give other classes (--public "
-            "NAME@5-9), or say --shared-classes if the names mean other things."
+            "NAME@5-9). If the same names mean other things, as numbers in two files often do, "
+            "say --other-classes; if they are the same classes, --shared-classes."
         )
     for own in (scene.members, scene.others, scene.held_out):
         known = len(overlap(own, public))
@@ -90,7 +93,37 @@ def check_target(scene: Scene) -> None:
     import torch
 
     if scene.config.target is not None:
-        open_access(scene)
+        access = open_access(scene)
+        if not Path(scene.config.target).is_dir():
+            say_strange(scene, accuracy_of(access, scene.unseen))
         return
     _, reading = train.prepare(scene.target, scene.members, torch.device("cpu"))
     plan_for(scene.target, len(reading))
+
+
+USUAL_PIXELS = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))
+"""What black and white are to most networks."""
+
+
+def say_strange(scene: Scene, accuracy: float) -> None:
+    """Say it if a network of somebody's own hardly knows its images: on the screen alone.
+
+    Nobody else can tell that its pixels, its classes or their order are others than was said.
+    """
+    chance = 1 / len(scene.members.classes)
+    known = f"{scene.config.target} names {accuracy:.3f} of {len(scene.unseen)} test images rightly"
+    for pixels in USUAL_PIXELS:
+        other = replace(scene, config=replace(scene.config, target_pixels=pixels))
+        better = accuracy_of(open_access(other), scene.unseen)
+        if better > accuracy + 0.1 * (1 - chance):
+            black, white = pixels
+            scene.run.say(
+                f"mind: {known}, and {better:.3f} where black is {black:g} and white {white:g}. If "
+                f"it learnt these, say --target-pixels {black:g} {white:g}."
+            )
+            return
+    if accuracy < (1 + chance) / 2:
+        scene.run.say(
+            f"mind: {known}, where guessing gives {chance:.3f}. If you know it to be better: are "
+            "--data, the order of classes and --target-pixels those that it learnt?"
+        )

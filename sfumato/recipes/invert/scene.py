@@ -46,6 +46,13 @@ class Scene:
         return Run(self.run.private, self.run.say).stage(name)
 
     @property
+    def unseen(self) -> "Images":
+        """All test images that there are: of a target that was brought, judges learn a part."""
+        if self.config.target is None:
+            return self.held_out
+        return self.others.joined(self.held_out)
+
+    @property
     def precision(self) -> "torch.dtype":
         """What generators are trained in."""
         from sfumato.train.setup import quick_precision
@@ -70,6 +77,8 @@ def set_scene(config: Config, run: Run) -> Scene:
     public = load_images(
         config.public, "train", private=False, **framed_as(train_images, source, config)
     )
+    if config.other_classes:
+        public = replace(public, classes=tuple(f"public {name}" for name in public.classes))
     if given:
         members = train_images
         others, held_out = part(test, config.judge_share)
@@ -133,9 +142,13 @@ def given_target(config: Config, run: Run) -> tuple[train.Config, Path]:
                 f'which images did --target "{config.target}" learn? Give them with --data: judges '
                 "and scores need them."
             )
-        settings = replace(config, target=None, mode="non-private", model=config.target).training
+        settings = replace(
+            config, target=None, target_pixels=None, mode="non-private", model=config.target
+        ).training
         # As its weights left it: no BatchNorm becomes another layer, unless that is asked for.
         return replace(settings, weights=None, norm=config.norm or "keep"), config.weights
+    if config.target_pixels is not None:
+        raise ConfigError(f"{config.target} knows its pixels: leave --target-pixels out.")
     settings, weights = given_run(Path(config.target), config)
     require_heeded(Path(config.target), config, settings)
     say_unheeded(Path(config.target), config, settings, run)
@@ -162,4 +175,9 @@ def open_access(scene: Scene, precision: "torch.dtype | None" = None) -> "Access
             f'{scene.weights} has no "{missing[0]}". If the target was trained with GroupNorm in '
             "the place of BatchNorm, as sfumato train does, say --norm group."
         )
+    if scene.config.target_pixels is not None:
+        black, white = scene.config.target_pixels
+        scale = 1 / (white - black)
+        colours = scene.members.shape[0]
+        reading = replace(reading, mean=(-black * scale,) * colours, deviation=(scale,) * colours)
     return access_to(learner.model, replace(reading, precision=precision or torch.float32, views=1))

@@ -23,6 +23,7 @@ from sfumato.runs import Run
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from sfumato.attack.access import Access
     from sfumato.data.images import Images
     from sfumato.report.judges import Judge, Judged, Sets
     from sfumato.train.reading import Reading
@@ -39,9 +40,9 @@ def score(scene: Scene, stage: Run) -> None:
     pixels, labels = four_sets(scene)
     judged_by = judgements(scene, pixels)
     found = count(labels, judged_by)
-    access = open_access(scene)
-    answers = access.answers(scene.held_out.pixels).argmax(dim=1).cpu()
-    found["target_test_accuracy"] = float((answers == scene.held_out.labels).float().mean())
+    unseen = scene.unseen
+    found["target_test_accuracy"] = accuracy_of(open_access(scene), unseen)
+    found["test_images"] = len(unseen)
     found["attack_accuracy"] = found["majority"]["top1"]["mean"]
     found["method"] = scene.config.method
     if ceiling_of(found) < 0.5:
@@ -60,6 +61,12 @@ def score(scene: Scene, stage: Run) -> None:
     if found["warning"]:
         scene.run.say(f"  mind: {found['warning'].strip()}")
     stage.finish({"text": tell(scene), "data": scene.members.name, "public": scene.public.name})
+
+
+def accuracy_of(access: "Access", images: "Images") -> float:
+    """How often the target names images rightly."""
+    answers = access.answers(images.pixels).argmax(dim=1).cpu()
+    return float((answers == images.labels).float().mean())
 
 
 def four_sets(scene: Scene) -> "tuple[Sets[Tensor], Sets[Tensor]]":
@@ -210,7 +217,8 @@ def headline(found: dict[str, Any]) -> str:
     return (
         f"attack accuracy, for your eyes: {top['mean']:.2f}{between}; of public images that the "
         f"target takes for these classes {floor['mean']:.2f}, of real images "
-        f"{ceiling_of(found):.2f}; test accuracy of the target {found['target_test_accuracy']:.3f}"
+        f"{ceiling_of(found):.2f}; test accuracy of the target {found['target_test_accuracy']:.3f} "
+        f"({found['test_images']} images)"
     )
 
 

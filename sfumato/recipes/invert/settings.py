@@ -34,12 +34,16 @@ class Config(train_settings.Config):
     """The private images that the target learnt: for judges and scores, not for the attack."""
     target: str | None = None
     """A run of sfumato train, or module:function with --weights, in place of training one."""
+    target_pixels: tuple[float, float] | None = None
+    """What black and white are to a target of your own, such as 0 1; left out, mostly -1 and 1."""
     public: str = "digits@5-9"
     """The attacker's own images, of other classes."""
     public_centre_crop: int | None = None
     """Another --centre-crop for them: faces of other sources are framed otherwise."""
     shared_classes: bool = False
-    """Public images may show private classes."""
+    """Public images may show private classes: one name is one class."""
+    other_classes: bool = False
+    """Public classes are other things, also where a name is the same: judges tell them apart."""
 
     judges: tuple[str, ...] = ("scnn", "resnet18-small")
     """Networks that judge guesses: trained on other images, and on the public classes too."""
@@ -85,12 +89,27 @@ class Config(train_settings.Config):
             raise ConfigError(f"judge_share={self.judge_share:g} must lie between 0 and 1.")
         if self.n < 1 or self.seeds < 1:
             raise ConfigError("n and seeds must be at least 1.")
+        if self.shared_classes and self.other_classes:
+            raise ConfigError(
+                "--shared-classes says that one name is one class, --other-classes that it is two: "
+                "give one of them."
+            )
         if not self.judges and not self.judge:
             raise ConfigError("who judges? Give --judges NAME, or --judge RUN.")
         if not self.judge_epochs > 0:
             raise ConfigError(f"judge_epochs={self.judge_epochs:g} must be above 0.")
+        if self.target_pixels is not None:
+            self._check_pixels(*self.target_pixels)
         if self.sweep:
             self._check_sweep()
+
+    def _check_pixels(self, black: float, white: float) -> None:
+        if self.target is None:
+            raise ConfigError("--target-pixels are for a --target of your own: leave them out.")
+        if not -math.inf < black < white < math.inf:
+            raise ConfigError(
+                f"--target-pixels {black:g} {white:g}: two numbers, black below white, such as 0 1."
+            )
 
     def _check_sweep(self) -> None:
         if self.target is not None or self.stage != "all":

@@ -4,6 +4,7 @@ All of this compares guesses with the images that were to stay secret: it is the
 the attacker's, and everything it writes goes to `private/`.
 """
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from sfumato.recipes.reconstruct.decoder import game_of, trained_decoder
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from sfumato.attack.heads import HeadRecipe
     from sfumato.report.trials import Trials
 
+DELTA = 1e-5
+"""Of all that is promised and proved here."""
 REFERENCES = 256
 """Heads of the attacker's own whose guesses say what error an image has with those who lack it."""
 
@@ -49,6 +52,7 @@ def evaluate(scene: Scene, stage: Run) -> None:
     shown = len(blocks[0][1])
     names = scene.own.classes[:shown] if scene.config.conditional else [""] * shown
     save_gallery(folder / "gallery.png", blocks, names)
+    scene.run.say(headline(scores))
     stage.finish({"text": tell(scene, scores), **public_numbers(scene)})
 
 
@@ -94,7 +98,6 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) 
     from sfumato.privacy.accounting import LEAST_NOISE, price
     from sfumato.privacy.proof.lower import many_run_bound
 
-    delta = recipe.images**-1.1
     # One trial a head, and no head in both lists: trials of one head are not independent.
     half = len(trials.guesses) // 2
     pair = -trials.records()[:half].numpy(), -trials.records(null=True)[half:].numpy()
@@ -102,13 +105,16 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) 
     def proved(delta: float) -> float:
         return many_run_bound(*pair, delta=delta, confidence=level, relation="replace").epsilon
 
-    found: dict[str, Any] = {"relation": "replace", "delta": delta, "confidence": level}
-    found["epsilon_proved"] = proved(delta)
-    found["epsilon_proved_at_delta_1e-5"] = proved(1e-5)
+    found: dict[str, Any] = {"relation": "replace", "delta": DELTA, "confidence": level}
+    # Such a delta as is published for heads: above 1/n, it forgives whole images.
+    published = {"delta": recipe.images**-1.1}
+    for some in (found, published):
+        some["epsilon_proved"] = proved(some["delta"])
+        if recipe.noise_multiplier >= LEAST_NOISE:
+            some["epsilon"] = price(recipe.mechanisms(), some["delta"], "replace")
+    found["at_published_delta"] = published
     if recipe.noise_multiplier >= LEAST_NOISE:
-        found["epsilon"] = price(recipe.mechanisms(), delta, "replace")
-        found["epsilon_add_or_remove"] = price(recipe.mechanisms(), delta, "add-or-remove")
-        found["epsilon_at_delta_1e-5"] = price(recipe.mechanisms(), 1e-5, "replace")
+        found["epsilon_add_or_remove"] = price(recipe.mechanisms(), DELTA, "add-or-remove")
         found["tpr_bound_at_1_percent_fpr"] = float(bound_at(recipe, 0.01))
         found["reconstruction_bound_if_best_picture_is_kappa"] = float(bound_at(recipe, kappa))
     return found
@@ -150,6 +156,15 @@ def public_numbers(scene: Scene) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def headline(scores: dict[str, Any]) -> str:
+    """One line for the screen; nothing else may keep it."""
+    low, high = scores["tpr_at_1_percent_fpr_interval"]
+    return (
+        f"the attack, for your eyes: AUC {scores['auc']:.3f}, TPR "
+        f"{scores['tpr_at_1_percent_fpr']:.3f} ({low:.3f} to {high:.3f}) at 1 % FPR"
+    )
+
+
 def tell(scene: Scene, scores: dict[str, Any]) -> str:
     """For people: what was attacked, and where to look."""
     from sfumato.report.words import up
@@ -166,11 +181,20 @@ def tell(scene: Scene, scores: dict[str, Any]) -> str:
     ]
     promised = "none: epsilon is infinite"
     if "epsilon" in privacy:
-        bound = privacy["tpr_bound_at_1_percent_fpr"]
+        published = privacy["at_published_delta"]
         promised = (
-            f"epsilon {up(privacy['epsilon'])} at delta {privacy['delta']:.2g}, "
-            f"{up(privacy['epsilon_at_delta_1e-5'])} at 1e-5 (one image replaced); at 1 % FPR no "
-            f"attack has a TPR above {bound:.3g}"
+            f"epsilon {up(privacy['epsilon'])} at delta {privacy['delta']:.2g}, one image replaced "
+            f"({up(published['epsilon'])} at {published['delta']:.2g}, as published); at 1 % FPR "
+            f"no attack has a TPR above {at_most(privacy['tpr_bound_at_1_percent_fpr'])}"
         )
     lines.insert(1, f"  promise   {promised}")
     return "\n".join(lines)
+
+
+def at_most(tpr: float) -> str:
+    """A bound, rounded up: to three decimals, or as many as tell it from 1, which is none."""
+    for digits in range(3, 10):
+        rounded = math.ceil(round(tpr * 10**digits, 3)) / 10**digits
+        if rounded < 1:
+            return f"{rounded:.{digits}f}"
+    return "1"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sfumato.errors import ConfigError
 from sfumato.files import read_json
 from sfumato.recipes.reconstruct.decoder import game_of, trained_decoder
+from sfumato.recipes.reconstruct.evaluate import DELTA, at_most
 from sfumato.recipes.reconstruct.heads import statistics_of
 from sfumato.recipes.reconstruct.scene import LEARNT, Scene, fleet_of
 from sfumato.recipes.reconstruct.stages import take
@@ -74,8 +75,12 @@ def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
     """The study for people."""
     from sfumato.report.words import down, up
 
-    titles = (name, "accuracy of heads", "epsilon (replace)", "AUC", "TPR at 1 % FPR", "bound")
-    lines = [" | ".join((*titles, "epsilon proved")), " | ".join(["---"] * 7)]
+    at = f"at delta {DELTA:.2g}"
+    titles = (
+        name, "accuracy of heads", f"epsilon {at}, one image replaced", "AUC", "TPR at 1 % FPR",
+        "bound", f"epsilon proved {at}",
+    )  # fmt: skip
+    lines = [" | ".join(titles), " | ".join(["---"] * len(titles))]
     for value, scores in rows.items():
         privacy = scores["privacy"]
         low, high = scores["tpr_at_1_percent_fpr_interval"]
@@ -85,7 +90,7 @@ def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
             up(privacy.get("epsilon", float("inf"))),
             f"{scores['auc']:.3f}",
             f"{scores['tpr_at_1_percent_fpr']:.3f} ({low:.3f} to {high:.3f})",
-            f"{privacy.get('tpr_bound_at_1_percent_fpr', 1.0):.3f}",
+            at_most(privacy.get("tpr_bound_at_1_percent_fpr", 1.0)),
             down(privacy["epsilon_proved"]),
         )
         lines.append(" | ".join(cells))
@@ -104,16 +109,38 @@ def look_at(scene: Scene, path: Path) -> dict[str, Any]:
     z = statistics_of(scene).standardise(heads)
     far = float(z.square().mean().sqrt())
     guesses = reconstruct(trained_decoder(scene, fleet), z, game_of(scene, scene.own))[0].cpu()
-    picture = scene.run.private / f"target-{path.stem}.png"
+    # Heads of one name are different heads, and one head has one picture.
+    picture = scene.run.private / f"target-{path.stem}-{digest_of(weights)}.png"
     names = scene.own.classes if scene.config.conditional else ["any"]
     save_image_rows(picture, [("attacker", guesses / 2 + 0.5)], names)
     lines = [f"What can be seen in {path}: {picture}"]
+    learnt = images_learnt(path)
+    if learnt not in (None, scene.recipe.images):
+        lines.append(
+            f"  It learnt {learnt} examples, and heads of this recipe {scene.recipe.images}, so "
+            f"little can be expected. Attack it by a run with --images {learnt}."
+        )
     if far > UNLIKE:
         lines.append(
             f"  Its weights are {far:.1f} times as far from the mean as those of this recipe: it "
             "was made by another one, or on another base, and little can be expected."
         )
     return {"text": "\n".join(lines), "run": str(scene.run.path), "distance": far}
+
+
+def digest_of(weights: "Tensor") -> str:
+    """A short name for these very weights."""
+    from hashlib import sha256
+
+    return sha256(weights.numpy().tobytes()).hexdigest()[:8]
+
+
+def images_learnt(path: Path) -> int | None:
+    """How many examples a run of sfumato train learnt; None of a file, which does not say."""
+    if not (path / "plan.json").exists():
+        return None
+    plan = read_json(path / "plan.json")
+    return round(plan["expected_batch"] / plan["rate"])
 
 
 UNLIKE = 2.0

@@ -8,7 +8,7 @@ from sfumato.errors import ConfigError, PrivacyError
 from sfumato.recipes import train
 from sfumato.recipes.release.budget import Shares, share_budget
 from sfumato.recipes.release.settings import Config
-from sfumato.recipes.stages import given_run, require_heeded
+from sfumato.recipes.stages import given_run, require_heeded, say_unheeded
 from sfumato.recipes.train.learner import group_by_person
 from sfumato.recipes.train.promise import draw_secret, header_of
 from sfumato.runs import Run
@@ -90,7 +90,7 @@ def set_scene(config: Config, run: Run) -> Scene:
     )
     from sfumato.train.setup import pick_device
 
-    settings, book = given_teacher(config) if config.teacher else (config.training, None)
+    settings, book = given_teacher(config, run) if config.teacher else (config.training, None)
     if book is not None:  # one promise: the one that the teacher was trained under
         config = replace(
             config, relation=book.header.relation, unit=settings.unit, people=settings.people,
@@ -121,7 +121,7 @@ def set_scene(config: Config, run: Run) -> Scene:
     return scene
 
 
-def given_teacher(config: Config) -> "tuple[train.Config, Ledger]":
+def given_teacher(config: Config, run: Run) -> "tuple[train.Config, Ledger]":
     """Settings and ledger of a finished run of `sfumato train`."""
     from sfumato.files import read_json, read_lines
     from sfumato.privacy.ledger import Ledger
@@ -129,6 +129,9 @@ def given_teacher(config: Config) -> "tuple[train.Config, Ledger]":
     assert config.teacher is not None
     settings, _ = given_run(config.teacher, config)
     require_heeded(config.teacher, config, settings)
+    # Public images are framed as is said here, and the promise for all has its own delta.
+    heeded = {*config.loading, "delta", "secure"}
+    say_unheeded(config.teacher, config, settings, run, heeded)
     if not (config.teacher / "ledger.jsonl").exists():
         raise PrivacyError(
             f"{config.teacher} has no ledger.jsonl, so nobody knows what its model gives away. A "
