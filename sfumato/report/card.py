@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.config import from_json, to_json
-from sfumato.errors import ConfigError, PrivacyError, RunError, SfumatoError
-from sfumato.files import read_json, read_lines
+from sfumato.errors import ConfigError, PrivacyError, RunError
+from sfumato.files import read_json
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.events import Event
@@ -21,30 +21,12 @@ from sfumato.privacy.ledger import Ledger
 from sfumato.report.findings import find
 from sfumato.report.found import Findings
 from sfumato.report.generator import Generator, read_generator
+from sfumato.report.promise import Promise, ledger_of, promise_of
+from sfumato.report.subject import Subject, flat, lies_in_private, read_subject
 from sfumato.runs import REPORT
 
-LEDGERS = ("ledger.jsonl", "stages/*/ledger.jsonl", "bundle/ledger.jsonl")
 PICTURES = ("*.png", "bundle/*.png")
 POINTS = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Promise:
-    """What the ledger proves so far, and what it is about."""
-
-    epsilon: float
-    """Of all events so far, by the PLD accountant; infinite if one was exact."""
-    planned: float
-    """Of the whole plan: the same when the run is finished."""
-    delta: float
-    relation: str
-    unit: str
-    data: str
-    public: str
-    """What the promise treats as public, in words."""
-    noise: str
-    not_for_release: tuple[str, ...]
-    """Why nobody else may have what this pays for; empty if they may."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +56,13 @@ class Card:
     verb: str
     finished: bool
     settings: dict[str, Any]
-    """config.json, flat."""
+    """config.json, flat; of a target or teacher that was given, what it was made with itself."""
     summary: dict[str, Any]
     """Numbers and words of done.json; empty while the run goes on."""
     promise: Promise | None
     """Without a ledger there is none: nothing in the open part was learnt from private images."""
+    subject: Subject | None
+    """The target of an attack, or the teacher that a release was given."""
     events: tuple[Spent, ...]
     curve: Curve | None
     """None where epsilon is infinite, or nothing was spent."""
@@ -113,18 +97,22 @@ def read_card(path: Path, *, include_private: bool = False, curve: bool = True) 
             "--include-private to see it on a page that says so."
         )
     finished = (path / "done.json").exists()
-    ledger = _ledger_of(path)
+    ledger, verb = ledger_of(path), str(config["verb"])
     plan = _plan_of(path)
     coming = [] if finished else _coming(plan, ledger)
     summary = read_json(path / "done.json") if finished else {}
     generator = read_generator(path)
+    subject, settings = read_subject(
+        path, verb, flat(config["config"]), include_private=include_private
+    )
     return Card(
         name=path.resolve().name,
-        verb=str(config["verb"]),
+        verb=verb,
         finished=finished,
-        settings=_flat(config["config"]),
+        settings=settings,
         summary={k: v for k, v in summary.items() if k not in ("run", "text", "bundle")},
-        promise=None if ledger is None else _promise(ledger, coming),
+        promise=None if ledger is None else promise_of(ledger, coming),
+        subject=subject,
         events=() if ledger is None else _spent(ledger.events),
         curve=_curve(ledger, coming) if ledger is not None and curve else None,
         plan=None if plan is None else to_json(plan),
@@ -140,13 +128,6 @@ def read_card(path: Path, *, include_private: bool = False, curve: bool = True) 
     )
 
 
-def lies_in_private(path: Path) -> bool:
-    """Whether a directory is inside the `private/` of a run."""
-    real = path.resolve()
-    folders = (real, *real.parents)
-    return any(f.name == "private" and (f.parent / "config.json").exists() for f in folders)
-
-
 def _config_of(path: Path) -> Mapping[str, Any]:
     if not path.is_dir():
         there = "is a file" if path.exists() else "does not exist"
@@ -159,28 +140,6 @@ def _config_of(path: Path) -> Mapping[str, Any]:
     if not isinstance(config, dict) or not {"verb", "config"} <= set(config):
         raise RunError(f"{path / 'config.json'} is damaged: it names no verb and no settings.")
     return config
-
-
-def _ledger_of(path: Path) -> Ledger | None:
-    """All that the open part of the run has cost, in one ledger: each line counts once."""
-    whole: Ledger | None = None
-    for found in (file for pattern in LEDGERS for file in sorted(path.glob(pattern))):
-        records = read_lines(found)
-        if not records:
-            continue
-        try:
-            ledger = Ledger.from_records(records)
-            whole = ledger if whole is None else _joined(whole, ledger)
-        except SfumatoError as problem:
-            raise RunError(f"{found} cannot be trusted: {problem}") from problem
-    return whole
-
-
-def _joined(one: Ledger, other: Ledger) -> Ledger:
-    """Both together, under the header of the one that has paid for more."""
-    more, less = (one, other) if len(one.events) >= len(other.events) else (other, one)
-    more.inherit(less)
-    return more
 
 
 def _plan_of(path: Path) -> Plan | None:
@@ -203,17 +162,6 @@ def _coming(plan: Plan | None, ledger: Ledger | None) -> list[Event]:
     if plan is None or ledger is None:
         return []
     return [plan.event("planned", step) for step in range(_taken(ledger), plan.steps)]
-
-
-def _promise(ledger: Ledger, coming: list[Event]) -> Promise:
-    header, spent = ledger.header, ledger.epsilon()
-    everything = [*ledger.events, *coming]
-    planned = epsilon(everything, header.delta, header.relation) if coming else spent
-    return Promise(
-        epsilon=spent, planned=planned, delta=header.delta, relation=header.relation,
-        unit=header.unit, data=header.data, public=header.public, noise=header.noise,
-        not_for_release=tuple(ledger.objections),
-    )  # fmt: skip
 
 
 def _spent(events: tuple[Event, ...]) -> tuple[Spent, ...]:
@@ -253,11 +201,3 @@ def _pictures(path: Path, generator: Generator | None) -> tuple[str, ...]:
     real = [file for file in found if file.resolve().is_relative_to(root)]
     names = [file for file in real if "private" not in file.resolve().relative_to(root).parts]
     return tuple(str(file.relative_to(path)) for file in names)
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without nests: a flag is called by its last name alone."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= _flat(value) if isinstance(value, dict) else {name: value}
-    return flat

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from sfumato.report.card import Card, Promise
+from sfumato.report.card import Card
+from sfumato.report.promise import Promise
 from sfumato.report.words import up
 
 NO_LEDGER = {

@@ -16,8 +16,9 @@ from urllib.parse import quote, unquote
 
 from sfumato.errors import ConfigError, SfumatoError
 from sfumato.report import words
-from sfumato.report.card import Card, lies_in_private, read_card
+from sfumato.report.card import Card, read_card
 from sfumato.report.page import render_list, render_page
+from sfumato.report.subject import lies_in_private
 
 REFRESH = 4
 """Seconds after which a page looks again."""

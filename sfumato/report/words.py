@@ -7,9 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sfumato.report.card import Card, Promise, Spent
+from sfumato.report.card import Card, Spent
 from sfumato.report.found import Findings, Limits, Proved
 from sfumato.report.generator import generator_facts
+from sfumato.report.promise import Promise
+from sfumato.report.subject import Subject
 
 PRIVATE = (
     "This page holds what was computed from private images without any noise: scores, pictures, "
@@ -46,6 +48,8 @@ def model_of(card: Card) -> str:
     """The model that the run is about."""
     if is_generator(card):
         return "a generator"
+    if card.subject is not None:
+        return card.subject.model
     return str(card.summary.get("model") or card.settings.get("model") or "")
 
 
@@ -79,6 +83,8 @@ def promise_words(card: Card) -> tuple[str, str]:
             "not shown",
             "What was promised and what is proved is private: --include-private shows it.",
         )
+    if card.verb == "invert" and card.subject is not None:
+        return _attacked_words(card.subject)
     if promise is None:
         return "none", "There is no ledger: this run promises nothing about private images."
     if math.isinf(promise.epsilon):
@@ -89,6 +95,15 @@ def promise_words(card: Card) -> tuple[str, str]:
         more = "" if promise.planned == promise.epsilon else f"; {up(promise.planned)} planned"
         return now, f"so far{more}, {about}"
     return now, about
+
+
+def _attacked_words(subject: Subject) -> tuple[str, str]:
+    """The promise of a model under attack: the attack has none."""
+    promise, nothing = subject.promise, "The attack itself promises nothing."
+    if promise is None:
+        return subject.instead[0], f"{subject.instead[1]} {nothing}"
+    about = f"promised by the target, at δ = {promise.delta:g}, {_neighbours(promise)}"
+    return f"ε ≤ {up(promise.epsilon)}", f"{about}. {nothing}"
 
 
 def _audited_words(found: Findings) -> tuple[str, str]:
