@@ -14,7 +14,7 @@ from typing import Any
 
 from sfumato.files import read_json, read_lines
 from sfumato.privacy.checks import Check
-from sfumato.report.found import Attack, Findings, Limits, Proved, Rate
+from sfumato.report.found import Attack, Findings, Limits, Promised, Proved, Rate
 
 
 def find(path: Path) -> Findings:
@@ -66,8 +66,18 @@ def read_audit(audit: Mapping[str, Any], *, own: bool = True) -> Findings:
         ),
         allowed=_curve(audit.get("curve")),
         audited=None if "target" not in audit else str(audit["target"]),
-        promised=_value(promise.get("epsilon")),
+        promised=_promised(promise),
     )  # fmt: skip
+
+
+def _promised(promise: Mapping[str, Any]) -> Promised | None:
+    """A promise that says something; none is without its delta."""
+    epsilon, delta = _value(promise.get("epsilon")), _value(promise.get("delta"))
+    if epsilon is None or math.isinf(epsilon) or delta is None:
+        return None
+    relation = str(promise.get("relation", "add-or-remove"))
+    unit = str(promise.get("unit", "example"))
+    return Promised(epsilon=epsilon, delta=delta, relation=relation, unit=unit)
 
 
 def is_kept(bound: Mapping[str, Any], promise: Mapping[str, Any]) -> bool | None:

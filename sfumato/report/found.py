@@ -52,6 +52,16 @@ class Proved:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Promised:
+    """What was promised of a model that was audited."""
+
+    epsilon: float
+    delta: float
+    relation: str
+    unit: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Findings:
     """All that `private/` says."""
 
@@ -63,8 +73,8 @@ class Findings:
     """The ROC that no attack exceeds, by the ledger: false- and true-positive rates."""
     audited: str | None = None
     """What an audit was about."""
-    promised: float | None = None
-    """The epsilon of what was audited; None if it promises nothing."""
+    promised: Promised | None = None
+    """By what was audited; None if that is nothing."""
     seconds_per_step: float | None = None
     """The median time of a training step."""
     pictures: tuple[str, ...] = ()

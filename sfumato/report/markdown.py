@@ -88,13 +88,13 @@ def _private(card: Card, level: str) -> Iterator[str]:
     if found.bounds:
         yield f"{level} What is proved"
         yield _table(
-            ("method", "epsilon at least", "promised", "confidence", "assumes"),
+            ("method", "epsilon at least", "promised", "delta", "confidence", "assumes"),
             [
                 (
                     b.name,
                     (
                         words.down(b.epsilon), "-" if b.promised is None else words.up(b.promised),
-                        words.confidence(b), b.assumes,
+                        words.short(b.delta), words.confidence(b), b.assumes,
                     ),
                 )
                 for b in found.bounds

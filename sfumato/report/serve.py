@@ -7,6 +7,7 @@ host name than this machine's own is refused: a page from the net could otherwis
 reader's browser.
 """
 
+import math
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -96,12 +97,13 @@ def _row(name: str, card: Card | str) -> dict[str, Any]:
 
 
 def _epsilon(card: Card) -> str:
-    if card.promise is None:
+    promise = card.promise
+    if promise is None:
         return "-"
-    now = words.up(card.promise.epsilon)
-    if card.promise.planned == card.promise.epsilon:
-        return now
-    return f"{now} of {words.up(card.promise.planned)}"
+    if math.isinf(promise.epsilon):
+        return words.up(promise.epsilon)
+    more = "" if promise.planned == promise.epsilon else f" of {words.up(promise.planned)}"
+    return f"{words.up(promise.epsilon)}{more} {words.terms(promise)}"
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sfumato.report.card import Card, Spent
-from sfumato.report.found import Findings, Limits, Proved
+from sfumato.report.found import Findings, Limits, Promised, Proved
 from sfumato.report.generator import generator_facts
 from sfumato.report.promise import Promise
 from sfumato.report.subject import Subject
@@ -90,7 +90,7 @@ def promise_words(card: Card) -> tuple[str, str]:
     if math.isinf(promise.epsilon):
         return "ε = ∞", f"No promise: images of {promise.data} were used without noise."
     now = f"ε ≤ {up(promise.epsilon)}"
-    about = f"at δ = {promise.delta:g}, {_neighbours(promise)}"
+    about = terms(promise)
     if not card.finished:
         more = "" if promise.planned == promise.epsilon else f"; {up(promise.planned)} planned"
         return now, f"so far{more}, {about}"
@@ -102,15 +102,16 @@ def _attacked_words(subject: Subject) -> tuple[str, str]:
     promise, nothing = subject.promise, "The attack itself promises nothing."
     if promise is None:
         return subject.instead[0], f"{subject.instead[1]} {nothing}"
-    about = f"promised by the target, at δ = {promise.delta:g}, {_neighbours(promise)}"
+    about = f"promised by the target, {terms(promise)}"
     return f"ε ≤ {up(promise.epsilon)}", f"{about}. {nothing}"
 
 
 def _audited_words(found: Findings) -> tuple[str, str]:
     """The promise that an audit put to the test."""
-    if found.promised is None or math.isinf(found.promised):
+    if found.promised is None:
         return "none", f"{found.audited} promises nothing: it was made without noise."
-    return f"ε ≤ {up(found.promised)}", f"by the ledger of {found.audited}"
+    about = f"by the ledger of {found.audited}, {terms(found.promised)}"
+    return f"ε ≤ {up(found.promised.epsilon)}", about
 
 
 def proof_words(card: Card) -> tuple[str, str]:
@@ -266,7 +267,12 @@ def down(epsilon: float) -> str:
     return "∞" if math.isinf(epsilon) else f"{math.floor(epsilon * 100) / 100:.2f}"
 
 
-def _neighbours(promise: Promise) -> str:
+def terms(promise: Promise | Promised) -> str:
+    """What an epsilon means nothing without: its delta, and whom it hides from whom."""
+    return f"at δ = {promise.delta:g}, {_neighbours(promise)}"
+
+
+def _neighbours(promise: Promise | Promised) -> str:
     whom = "image" if promise.unit == "example" else "person"
     how = {"add-or-remove": "added or removed", "replace": "replaced by another"}
     return f"for one {whom} {how.get(promise.relation, promise.relation)}"

@@ -149,7 +149,10 @@ def test_a_run_inside_private_needs_to_be_asked_for(tmp_path):
 
 def test_an_audit_stands_beside_its_promise(tmp_path):
     card = read_card(make_audit(tmp_path / "audit"), include_private=True)
-    assert words.promise_words(card)[0] == "ε ≤ 3.00"
+    assert words.promise_words(card) == (
+        "ε ≤ 3.00",
+        "by the ledger of runs/dp, at δ = 1e-05, for one image added or removed",
+    )
     number, about = words.proof_words(card)
     assert number == "ε ≥ 1.73"
     assert "95 %" in about
