@@ -101,6 +101,7 @@ def write_report(
         "report": str(place / "report.html"), "markdown": str(place / "report.md"),
         "card": str(place / "card.json"), "runs": [str(folder) for folder in folders],
         "includes_private": include_private, "hidden": any(c.has_private for c in cards),
+        "damaged": {str(f): c.damage for f, c in zip(folders, cards, strict=True) if c.damage},
     }  # fmt: skip
 
 
@@ -127,6 +128,8 @@ def show(summary: Mapping[str, Any]) -> str:
         f"  markdown  {summary['markdown']}",
         f"  card      {summary['card']}: for programs",
     ]
+    for folder, problems in summary["damaged"].items():
+        lines += [f"  DAMAGED   the ledger of {folder}: {problem}" for problem in problems]
     if summary["includes_private"]:
         lines.append("  PRIVATE   all three hold what no ledger covers: do not share them")
     elif summary["hidden"]:

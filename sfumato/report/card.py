@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato.config import from_json, to_json
-from sfumato.errors import ConfigError, PrivacyError, RunError
+from sfumato.config import to_json
+from sfumato.errors import PrivacyError, RunError
 from sfumato.files import read_json
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Ledger
+from sfumato.report.damage import damage, plan_of, steps_of
 from sfumato.report.findings import find
 from sfumato.report.found import Findings
 from sfumato.report.generator import Generator, read_generator
@@ -61,11 +62,13 @@ class Card:
     """Numbers and words of done.json; empty while the run goes on."""
     promise: Promise | None
     """Without a ledger there is none: nothing in the open part was learnt from private images."""
+    damage: tuple[str, ...]
+    """Why the ledger cannot be believed: what is missing or changed in it; empty if it is whole."""
     subject: Subject | None
     """The target of an attack, or the teacher that a release was given."""
     events: tuple[Spent, ...]
     curve: Curve | None
-    """None where epsilon is infinite, or nothing was spent."""
+    """None where epsilon is infinite, nothing was spent, or the ledger is damaged."""
     plan: dict[str, Any] | None
     """plan.json: rate, noise multiplier, norm bound and so on."""
     steps: tuple[int, int] | None
@@ -98,10 +101,12 @@ def read_card(path: Path, *, include_private: bool = False, curve: bool = True) 
         )
     finished = (path / "done.json").exists()
     ledger, verb = ledger_of(path), str(config["verb"])
-    plan = _plan_of(path)
+    plan = plan_of(path)
     coming = [] if finished else _coming(plan, ledger)
     summary = read_json(path / "done.json") if finished else {}
     generator = read_generator(path)
+    promise = None if ledger is None else promise_of(ledger, coming)
+    problems = damage(path, ledger, promise and promise.epsilon)
     subject, settings = read_subject(
         path, verb, flat(config["config"]), include_private=include_private
     )
@@ -111,12 +116,13 @@ def read_card(path: Path, *, include_private: bool = False, curve: bool = True) 
         finished=finished,
         settings=settings,
         summary={k: v for k, v in summary.items() if k not in ("run", "text", "bundle")},
-        promise=None if ledger is None else promise_of(ledger, coming),
+        promise=promise,
+        damage=problems,
         subject=subject,
         events=() if ledger is None else _spent(ledger.events),
-        curve=_curve(ledger, coming) if ledger is not None and curve else None,
+        curve=_curve(ledger, coming) if ledger is not None and curve and not problems else None,
         plan=None if plan is None else to_json(plan),
-        steps=None if plan is None or ledger is None else (_taken(ledger), plan.steps),
+        steps=None if plan is None or ledger is None else (len(steps_of(ledger)), plan.steps),
         stages=_stages(path),
         pictures=_pictures(path, generator),
         generator=generator,
@@ -142,26 +148,11 @@ def _config_of(path: Path) -> Mapping[str, Any]:
     return config
 
 
-def _plan_of(path: Path) -> Plan | None:
-    if not (path / "plan.json").exists():
-        return None
-    try:
-        return from_json(Plan, read_json(path / "plan.json"))
-    except ConfigError:  # of another version: what was done stands in the ledger
-        return None
-
-
-def _taken(ledger: Ledger) -> int:
-    """Steps of this run: those of the weights that it began with are not of its plan."""
-    own = (event for event in ledger.events if event.ledger == ledger.header.id)
-    return len({event.step for event in own if event.stage == "train"})
-
-
 def _coming(plan: Plan | None, ledger: Ledger | None) -> list[Event]:
     """What is planned and not done yet."""
     if plan is None or ledger is None:
         return []
-    return [plan.event("planned", step) for step in range(_taken(ledger), plan.steps)]
+    return [plan.event("planned", step) for step in range(len(steps_of(ledger)), plan.steps)]
 
 
 def _spent(events: tuple[Event, ...]) -> tuple[Spent, ...]:

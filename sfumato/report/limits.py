@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from sfumato.report.card import Card
 from sfumato.report.promise import Promise
-from sfumato.report.words import up
+from sfumato.report.words import DAMAGED, up
 
 NO_LEDGER = {
     "account": "A plan is arithmetic: it promises something when it is carried out.",
@@ -26,7 +26,9 @@ NO_LEDGER = {
 def limits(card: Card) -> Iterator[str]:
     """What is not promised."""
     promise = card.promise
-    if promise is None:
+    if card.damage:
+        yield f"{DAMAGED} {'; '.join(card.damage)}."
+    elif promise is None:
         yield NO_LEDGER.get(card.verb, "There is no ledger, so nothing is promised.")
     elif math.isinf(promise.epsilon):
         yield (

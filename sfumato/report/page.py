@@ -70,6 +70,7 @@ def _run(card: Card, folder: Path, cost: str) -> dict[str, Any]:
         "facts": words.facts(card),
         "broken": found is not None and words.broken(found),
         "reasons": words.warnings(card),
+        "damaged": "; ".join(card.damage),
         "cost": cost,
         "limits": list(limits(card)),
         "settings": [(k.replace("_", " "), words.short(v)) for k, v in card.settings.items()],

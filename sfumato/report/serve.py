@@ -98,6 +98,8 @@ def _row(name: str, card: Card | str) -> dict[str, Any]:
 
 def _epsilon(card: Card) -> str:
     promise = card.promise
+    if card.damage:
+        return "DAMAGED ledger"
     if promise is None:
         return "-"
     if math.isinf(promise.epsilon):

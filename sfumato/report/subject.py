@@ -12,6 +12,7 @@ from typing import Any
 
 from sfumato.errors import RunError
 from sfumato.files import read_json
+from sfumato.report.damage import damage
 from sfumato.report.promise import Promise, ledger_of, promise_of
 
 ROLES = {"invert": "target", "release": "teacher"}
@@ -93,6 +94,9 @@ def _subject(role: str, place: Path, model: str) -> Subject:
         instead = "not known", f"The {role} has no ledger: nobody knows what it promised."
         return Subject(role=role, model=model, instead=instead)
     promise = promise_of(ledger)
+    if problems := damage(place, ledger, promise.epsilon):
+        instead = "not known", f"The ledger of the {role} is damaged: {'; '.join(problems)}."
+        return Subject(role=role, model=model, instead=instead)
     if math.isinf(promise.epsilon):
         return Subject(role=role, model=model, instead=PLAIN)
     return Subject(role=role, model=model, promise=promise)

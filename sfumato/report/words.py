@@ -21,6 +21,7 @@ HIDDEN = (
     "What was measured on private images (accuracy, attacks, audits) is not here. "
     "--include-private puts it on a page of its own, which must not be shared."
 )
+DAMAGED = "The ledger is damaged: what is left of it is no promise. Do not rely on this run."
 ABOUT = {
     "account": "A plan and its price",
     "audit": "An audit of {data}",
@@ -76,6 +77,8 @@ def data_of(card: Card) -> str:
 def promise_words(card: Card) -> tuple[str, str]:
     """The promise: a number for the headline, and what it is about."""
     promise = card.promise
+    if card.damage:
+        return "not known", DAMAGED
     if card.verb == "audit" and card.private is not None:
         return _audited_words(card.private)
     if promise is None and card.verb == "audit":
@@ -164,6 +167,8 @@ def warnings(card: Card) -> tuple[str, ...]:
 def may_be_shared(card: Card) -> bool:
     """Whether a promise covers what lies open in the run."""
     promise = card.promise
+    if card.damage:
+        return False
     if promise is None:
         return card.verb not in ("train", "reconstruct", "warmup")
     return math.isfinite(promise.epsilon) and not promise.not_for_release

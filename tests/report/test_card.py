@@ -32,6 +32,11 @@ def test_epsilon_is_derived_from_the_ledger_and_not_taken_from_the_summary(tmp_p
     (path / "done.json").write_text(json.dumps({"epsilon": 0.01}))
     card = read_card(path)
     assert card.promise.epsilon == ledger_of(path).epsilon() > 0.5
+    assert card.damage == (
+        f"it adds up to epsilon {card.promise.epsilon:.4g}, and done.json says 0.01",
+    )
+    assert words.promise_words(card)[0] == "not known"
+    card = read_card(make_run(tmp_path / "whole"))
     assert words.promise_words(card)[0] == f"ε ≤ {words.up(card.promise.epsilon)}"
     assert card.curve.epsilon[-1] == pytest.approx(card.promise.epsilon, rel=2e-3)
     assert list(card.curve.epsilon) == sorted(card.curve.epsilon)
@@ -84,8 +89,10 @@ def test_plain_training_promises_nothing(tmp_path):
 
 def test_what_is_not_promised_follows_from_the_ledgers_first_line(tmp_path):
     path = make_run(tmp_path / "run")
-    lines = (path / "ledger.jsonl").read_text().splitlines()[1:]
+    before, *lines = (path / "ledger.jsonl").read_text().splitlines()
     first = header(unit="person", relation="replace", fixed_seed=True, public="only the weather")
+    first["header"]["id"] = json.loads(before)["header"]["id"]
+    write(path / "done.json", {})
     (path / "ledger.jsonl").write_text("\n".join([json.dumps(first), *lines]) + "\n")
     text = " ".join(limits(read_card(path)))
     assert "one person, with all of their images" in text
