@@ -128,7 +128,8 @@ def read_card(path: Path, *, include_private: bool = False, curve: bool = True) 
         generator=generator,
         has_private=any(
             file.suffix in (".json", ".png") and file.name not in REPORT
-            for file in (path / "private").glob("*")
+            for pattern in ("*", "*/private/*")
+            for file in (path / "private").glob(pattern)
         ),
         private=find(path) if include_private else None,
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from sfumato.files import read_json, read_lines
 from sfumato.privacy.checks import Check
@@ -20,8 +20,14 @@ from sfumato.report.found import Attack, Findings, Limits, Promised, Proved, Rat
 def find(path: Path) -> Findings:
     """What `private/` of the run holds, and that of its stages and of the attackers in it."""
     scores = _json(path / "private" / "scores.json")
-    places = [(name, place) for name, place in _places(path) if CONTROLS.get(name) not in scores]
-    parts = [_own(path, ""), *(_own(place, name) for name, place in places)]
+    places = [(name, at) for name, at in _places(path) if CONTROLS.get(at.name) not in scores]
+    places.sort(key=lambda place: _json(place[1] / "config.json").get("verb") == "audit")
+    parts, seen = [_own(path, "", own=True)], [_json(path / "private" / "audit.json")]
+    for name, place in places:
+        audit = _json(place / "private" / "audit.json")
+        # An auditor leaves a copy with the run it audited, which came first: there it is told.
+        parts.append(_own(place, name, own=_is_whole(path, place), told=audit in seen))
+        seen.append(audit)
     own = parts[0]
     return Findings(
         rates=tuple(rate for part in parts for rate in part.rates),
@@ -40,14 +46,21 @@ def find(path: Path) -> Findings:
 
 
 def _places(path: Path) -> Iterator[tuple[str, Path]]:
-    """Attackers' runs in `private/`, and the stages of a study; each may have stages again."""
-    for folder in (path / "private", path / "stages"):
+    """Whole runs and studies among the stages, and runs in `private/`; each may have stages."""
+    for folder in (path / "stages", path / "private"):
         for place in sorted(folder.glob("*")):
             if place.name not in ("judges", "repeats") and (place / "private").is_dir():
                 # The numbers of a stage of training stand in the run's own scores.
-                if folder.name == "private" or "=" in place.name:
+                named = folder.name == "private" or "=" in place.name or _is_whole(path, place)
+                if named:
                     yield place.name, place
-                yield from _places(place)
+                for name, inner in _places(place):
+                    yield f"{place.name}: {name}" if named else name, inner
+
+
+def _is_whole(path: Path, place: Path) -> bool:
+    """Whether a stage of this run is a run of its own, which this run's ledger covers."""
+    return place.parent == path / "stages" and (place / "config.json").exists()
 
 
 def read_audit(audit: Mapping[str, Any], *, own: bool = True) -> Findings:
@@ -92,20 +105,27 @@ def is_kept(bound: Mapping[str, Any], promise: Mapping[str, Any]) -> bool | None
     return (_value(bound.get("epsilon")) or 0.0) <= promised
 
 
-def _own(path: Path, name: str) -> Findings:
-    """What one `private/` folder says, with the name of its stage before it."""
+def _own(path: Path, name: str, *, own: bool, told: bool = False) -> Findings:
+    """What one `private/` folder says, with the name of its stage before it; an audit once."""
     scores = _json(path / "private" / "scores.json")
-    audit = read_audit(_json(path / "private" / "audit.json"), own=not name)
+    audit = read_audit({} if told else _json(path / "private" / "audit.json"), own=own)
     prefix = f"{name.replace('_', ' ')}: " if name else ""
     warning = str(scores.get("warning", "")).strip()
     return replace(
         audit,
         rates=tuple(_rates(scores, prefix)),
-        attacks=(*_attacks_in(scores, prefix), *audit.attacks),
-        bounds=(*_bounds_in(scores, prefix), *audit.bounds),
+        attacks=(*_attacks_in(scores, prefix), *(_named(prefix, a) for a in audit.attacks)),
+        bounds=(*_bounds_in(scores, prefix), *(_named(prefix, b) for b in audit.bounds)),
         seconds_per_step=_seconds(path),
         notes=(prefix + warning,) if warning else (),
     )
+
+
+Named = TypeVar("Named", Attack, Proved)
+
+
+def _named(prefix: str, found: Named) -> Named:
+    return replace(found, name=prefix + found.name)
 
 
 def _json(path: Path) -> Mapping[str, Any]:

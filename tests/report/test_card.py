@@ -216,6 +216,37 @@ def test_what_an_attacker_proves_of_other_models_is_no_headline(tmp_path):
     assert card.private.bounds[0].epsilon == 2.9
 
 
+def test_a_run_of_runs_names_each_and_counts_its_own_among_the_proofs(tmp_path):
+    """As sfumato demo leaves them: the auditor's findings lie with the audited run too."""
+    path = make_run(tmp_path / "run")
+    for name in ("done.json", "plan.json", "private/scores.json"):
+        (path / name).unlink()
+    write(path / "config.json", {"verb": "demo", "config": {}})
+    trained = make_run(path / "stages" / "train")
+    (path / "ledger.jsonl").write_text((trained / "ledger.jsonl").read_text())
+    plain = make_run(path / "private" / "plain", private=False)
+    loss = {"name": "loss", "auc": [0.5, 0.4, 0.6]}
+    for place, target in (("audited", trained), ("a_plain", plain)):
+        found = {"attacks": [loss], "target": str(target), "bounds": []}
+        if target is trained:
+            found["bounds"] = [{"name": "coins", "epsilon": 0.5, "delta": 1e-5}]
+        audit = make_audit(path / "private" / place, **found, checks=[])
+        (target / "private" / "audit.json").write_text((audit / "private/audit.json").read_text())
+    inner = make_run(path / "private" / "stolen") / "stages" / "noise=0" / "private"
+    inner.mkdir(parents=True)
+    write(inner / "scores.json", {"accuracy_of_heads": 0.5})
+    found = read_card(path, include_private=True).private
+    assert [attack.name for attack in found.attacks] == ["train: loss", "plain: loss"]
+    assert [rate.name for rate in found.rates] == [
+        "train: test accuracy", "plain: test accuracy", "stolen: test accuracy",
+        "stolen: noise=0: accuracy of the heads under attack",
+    ]  # fmt: skip
+    assert [(bound.name, bound.own) for bound in found.bounds] == [("train: coins", True)]
+    card = read_card(path, include_private=True)
+    assert words.proof_words(card)[0] == "ε ≥ 0.50"
+    assert words.proof_words(read_card(path))[0] == "not shown"
+
+
 def test_what_reconstruct_learnt_is_not_said_to_be_for_sharing(tmp_path):
     (tmp_path / "run").mkdir()
     write(tmp_path / "run" / "config.json", {"verb": "reconstruct", "config": {"data": "digits"}})
