@@ -272,14 +272,16 @@ def _attack(found: Mapping[str, Any]) -> Attack:
         name=str(found.get("name", "an attack")), auc=_limits(found.get("auc")),
         tpr_at_1_percent_fpr=_limits(found.get("tpr_at_1_percent_fpr")),
         tpr_at_0_1_percent_fpr=_limits(found.get("tpr_at_0.1_percent_fpr")),
-        roc=_curve(found.get("roc")),
+        roc=_curve(found.get("roc")), band=_curve(found.get("roc"), "low", "high"),
     )  # fmt: skip
 
 
-def _curve(found: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    if not isinstance(found, dict) or not found.get("fpr") or not found.get("tpr"):
+def _curve(
+    found: Any, one: str = "fpr", other: str = "tpr"
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    if not isinstance(found, dict) or not found.get(one) or not found.get(other):
         return None
-    return tuple(map(float, found["fpr"])), tuple(map(float, found["tpr"]))
+    return tuple(map(float, found[one])), tuple(map(float, found[other]))
 
 
 def _seconds(path: Path) -> float | None:

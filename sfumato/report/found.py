@@ -28,6 +28,8 @@ class Attack:
     tpr_at_0_1_percent_fpr: Limits | None
     roc: tuple[tuple[float, ...], tuple[float, ...]] | None
     """False-positive rates and true-positive rates."""
+    band: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """The interval of these, point by point: lower ends, and upper ones."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -172,6 +172,15 @@ def test_an_audit_stands_beside_its_promise(tmp_path):
     assert read_card(tmp_path / "audit").private is None
 
 
+def test_curves_of_attacks_have_their_intervals(tmp_path):
+    points = {"fpr": [0.0, 0.5, 1.0], "tpr": [0.0, 0.6, 1.0]}
+    for band in ({}, {"low": [0.0, 0.4, 1.0], "high": [0.1, 0.8, 1.0]}):
+        attack = {"name": "loss", "auc": [0.6, 0.5, 0.7], "roc": {**points, **band}}
+        path = make_audit(tmp_path / f"audit{len(band)}", attacks=[attack])
+        page = render_page([read_card(path, include_private=True)], [path])
+        assert ('class="band attack-0"' in page) == bool(band)
+
+
 def test_a_broken_promise_and_a_failed_check_are_headlines(tmp_path):
     bound = {"name": "x", "epsilon": 3.5, "delta": 1e-5, "relation": "add-or-remove"}
     card = read_card(make_audit(tmp_path / "a", bounds=[bound]), include_private=True)
