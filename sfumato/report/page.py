@@ -84,6 +84,7 @@ def _run(card: Card, folder: Path, cost: str) -> dict[str, Any]:
         and found
         and safe(chart.roc_chart(curves, found.allowed, _roc_says(card), bands)),
         "has_bands": bool(bands),
+        "unproved": words.unproved(card),
         "roc_names": list(curves),
         "bars": bounds and safe(_bars(card)),
         "any_promised": any(bound.promised is not None for bound in bounds),

@@ -121,7 +121,7 @@ def proof_words(card: Card) -> tuple[str, str]:
     """What was proved against the promise: a number for the headline, and what it rests on."""
     found = card.private
     if found is None:
-        return ("not shown", HIDDEN) if card.has_private else ("not measured", _hint(card))
+        return ("not shown", HIDDEN) if card.has_private else ("not measured", unproved(card))
     failed = [check for check in found.checks if check.passed is False]
     if failed:
         names = "; ".join(check.question or check.name for check in failed)
@@ -133,7 +133,7 @@ def proof_words(card: Card) -> tuple[str, str]:
     if not bounds and found.bounds:
         return "see below", "What is proved is about other models than this run's own."
     if not bounds:
-        return "not measured", _hint(card)
+        return "not measured", unproved(card)
     best, measured = best_of(bounds), [bound for bound in bounds if not bound.by_attack]
     at = "" if best.delta is None else f"at δ = {best.delta:.3g}, "
     words = f"{at}{confidence(best)}: {best.name}"
@@ -146,9 +146,17 @@ def best_of(bounds: Sequence[Proved]) -> Proved:
     return max(bounds, key=lambda bound: (bound.by_attack, bound.epsilon))
 
 
-def _hint(card: Card) -> str:
-    can = ": sfumato audit --run ... measures one" if card.verb == "train" else ""
-    return f"There is no lower bound on epsilon here{can}."
+def unproved(card: Card) -> str:
+    """That nothing is proved, and what that would take."""
+    found = "There is no lower bound on epsilon here"
+    if card.verb != "train":
+        return f"{found}."
+    if card.settings.get("canaries"):
+        return f"{found}: sfumato audit --run asks the canaries for one."
+    return (
+        f"{found}: attacks alone prove none. It takes canaries: train with --canaries 1000, then "
+        "sfumato audit --run."
+    )
 
 
 def broken(found: Findings) -> bool:

@@ -172,6 +172,19 @@ def test_an_audit_stands_beside_its_promise(tmp_path):
     assert read_card(tmp_path / "audit").private is None
 
 
+@pytest.mark.parametrize("canaries", [0, 100])
+def test_what_a_proof_would_take_is_said_beside_attacks_that_prove_nothing(tmp_path, canaries):
+    path = make_run(tmp_path / "run", canaries=canaries)
+    loss = {"name": "loss", "auc": [0.5, 0.4, 0.6]}
+    write(path / "private" / "audit.json", {"target": str(path), "attacks": [loss]})
+    runs = [path, make_audit(tmp_path / "audit")]
+    cards = [read_card(run, include_private=True) for run in runs]
+    page = render_page(cards, runs)
+    assert "not audited" not in page
+    assert ("--canaries 1000" in page) == (not canaries)
+    assert ("asks the canaries" in words.proof_words(cards[0])[1]) == bool(canaries)
+
+
 def test_curves_of_attacks_have_their_intervals(tmp_path):
     points = {"fpr": [0.0, 0.5, 1.0], "tpr": [0.0, 0.6, 1.0]}
     for band in ({}, {"low": [0.0, 0.4, 1.0], "high": [0.1, 0.8, 1.0]}):
