@@ -38,6 +38,7 @@ def find(path: Path) -> Findings:
         audited=own.audited,
         promised=own.promised,
         seconds_per_step=own.seconds_per_step,
+        seconds_per_example=own.seconds_per_example,
         pictures=tuple(
             str(found.relative_to(path)) for found in sorted((path / "private").glob("*.png"))
         ),
@@ -111,12 +112,14 @@ def _own(path: Path, name: str, *, own: bool, told: bool = False) -> Findings:
     audit = read_audit({} if told else _json(path / "private" / "audit.json"), own=own)
     prefix = f"{name.replace('_', ' ')}: " if name else ""
     warning = str(scores.get("warning", "")).strip()
+    times = _times(path)
     return replace(
         audit,
         rates=tuple(_rates(scores, prefix)),
         attacks=(*_attacks_in(scores, prefix), *(_named(prefix, a) for a in audit.attacks)),
         bounds=(*_bounds_in(scores, prefix), *(_named(prefix, b) for b in audit.bounds)),
-        seconds_per_step=_seconds(path),
+        seconds_per_step=_median([seconds for seconds, _ in times]),
+        seconds_per_example=_median([seconds / size for seconds, size in times if size]),
         notes=(prefix + warning,) if warning else (),
     )
 
@@ -284,8 +287,13 @@ def _curve(
     return tuple(map(float, found[one])), tuple(map(float, found[other]))
 
 
-def _seconds(path: Path) -> float | None:
+def _times(path: Path) -> list[tuple[float, float | None]]:
+    """Seconds of each training step, and how many examples it had, where that is known."""
     lines = read_lines(path / "private" / "metrics.jsonl")
-    times = [found for line in lines if (found := _value(line.get("seconds"))) is not None]
-    # The first steps are slower: they compile, allocate and test.
-    return median(times[len(times) // 10 :]) if times else None
+    found = [(_value(line.get("seconds")), _value(line.get("batch"))) for line in lines]
+    times = [(seconds, size) for seconds, size in found if seconds is not None]
+    return times[len(times) // 10 :]  # the first are slower: they compile, allocate and test
+
+
+def _median(values: list[float]) -> float | None:
+    return median(values) if values else None

@@ -79,6 +79,8 @@ class Findings:
     """By what was audited; None if that is nothing."""
     seconds_per_step: float | None = None
     """The median time of a training step."""
+    seconds_per_example: float | None = None
+    """The same over the size of its batch: runs have batches of several sizes."""
     pictures: tuple[str, ...] = ()
     """Paths in the run."""
     notes: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from sfumato.errors import PrivacyError, RunError
 from sfumato.recipes import recipe_of, report
 from sfumato.report import words
 from sfumato.report.card import read_card
-from sfumato.report.costs import costs
+from sfumato.report.costs import costs, per_example
 from sfumato.report.limits import limits
 from sfumato.report.markdown import render_markdown
 from sfumato.report.page import render_page
@@ -284,6 +284,12 @@ def test_cost_is_told_against_plain_training_of_the_same(tmp_path):
         "200 ms a step (median), 2.00 times that of plain, which has no privacy",
         "100 ms a step (median)",
     ]
+    sized = [{"step": i, "seconds": 0.2, "batch": 80.0} for i in range(30)]
+    (runs[0] / "private" / "metrics.jsonl").write_text("\n".join(map(json.dumps, sized)) + "\n")
+    card = read_card(runs[0], include_private=True)
+    assert costs([card]) == ["200 ms a step, 2.5 ms an example (median)"]
+    assert per_example(card) == "2.5 ms"
+    assert per_example(cards[1]) == "", "it does not say how large its batches were"
     other = read_card(make_run(tmp_path / "other", augmult=4), include_private=True)
     assert costs([other, cards[1]])[0] == "200 ms a step (median)"
     assert costs([read_card(run) for run in runs]) == ["", ""], "times are private"

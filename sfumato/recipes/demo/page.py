@@ -82,7 +82,7 @@ def tell(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Story":
 
 def twice(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Chapter":
     """The same network, with and without."""
-    from sfumato.report.costs import costs
+    from sfumato.report.costs import per_example
     from sfumato.report.story import Chapter
     from sfumato.report.words import best_of, down, interval, short, up
 
@@ -98,7 +98,8 @@ def twice(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Chapter":
         ("who was in? AUC of an attack by losses", *(interval(a.auc) for a in attacks)),
         ("the same, caught at 1 % false alarms",
          *(interval(a.tpr_at_1_percent_fpr) for a in attacks)),
-        ("a training step", *(cost or "not measured" for cost in costs([private, plain]))),
+        ("training, for each example",
+         *(f"{per_example(card) or 'not measured'} (median)" for card in (private, plain))),
     ]  # fmt: skip
     return Chapter(
         title="One network, trained twice",
