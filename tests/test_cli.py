@@ -5,11 +5,12 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from urllib.error import URLError
 
 import pytest
 
-from sfumato.cli import VERBS, main
+from sfumato.cli import VERBS, main, read_order
 from sfumato.recipes import recipe_of
 
 
@@ -253,3 +254,9 @@ def test_replace_one_has_no_renyi_price_and_says_so(capsys):
     assert "no formula" in out
     _, out, _ = call(capsys, "account", *words, "--json")
     assert json.loads(out)["rdp_epsilon"] == "nan"
+
+
+def test_a_preset_of_a_verb_with_words_is_read_without_a_warning(recwarn):
+    order = read_order("report", ["runs/one", "--preset", "digits-cpu"])
+    assert order.config.runs == (Path("runs/one"),)
+    assert not recwarn.list
