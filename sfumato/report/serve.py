@@ -8,6 +8,7 @@ reader's browser.
 """
 
 import math
+import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,6 +45,8 @@ def serve(folder: Path, say: Callable[[str], None], port: int) -> None:
 def make_server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
     """A server of this folder on 127.0.0.1; port 0 takes any that is free."""
     shelf = _Shelf(folder)
+    # Ledgers take seconds to price the first time: the reader need not wait for all of it.
+    threading.Thread(target=shelf.rows, daemon=True).start()
 
     class Handler(_Handler):
         """Answers for this folder."""
@@ -58,6 +61,7 @@ class _Shelf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._known: dict[tuple[Path, bool], tuple[Any, Card | str]] = {}
+        self._reading = threading.Lock()
 
     def runs(self) -> dict[str, Path]:
         """Runs by name, newest first."""
@@ -74,12 +78,13 @@ class _Shelf:
             for file in sorted(path.glob(pattern))
         )
         key = (path, curve)
-        if self._known.get(key, (None,))[0] != mark:
-            try:
-                self._known[key] = (mark, read_card(path, curve=curve))
-            except (SfumatoError, OSError) as problem:
-                self._known[key] = (mark, str(problem))
-        return self._known[key][1]
+        with self._reading:  # who asks twice does not have it read twice
+            if self._known.get(key, (None,))[0] != mark:
+                try:
+                    self._known[key] = (mark, read_card(path, curve=curve))
+                except (SfumatoError, OSError) as problem:
+                    self._known[key] = (mark, str(problem))
+            return self._known[key][1]
 
     def rows(self) -> list[dict[str, Any]]:
         """What the list says of each run."""
