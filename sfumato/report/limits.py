@@ -45,7 +45,7 @@ def limits(card: Card) -> Iterator[str]:
         )
     for reason in () if promise is None else promise.not_for_release:
         yield f"Not for release: {reason}."
-    if not card.finished:
+    if not card.finished and promise is not None and math.isfinite(promise.epsilon):
         yield "The run is not finished: what it will have spent at its end is more than this."
     if card.private is not None:
         yield "Scores, attacks and pictures from private/ are covered by no promise at all."

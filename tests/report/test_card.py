@@ -356,6 +356,17 @@ def test_bad_input_is_answered_with_what_to_do(tmp_path):
         read_card(path)
 
 
+def test_a_page_without_a_ledger_does_not_speak_of_one(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    write(path / "config.json", {"verb": "invert", "config": {"mode": "non-private"}})
+    card = read_card(path)
+    assert "computed again" not in render_page([card], [path])
+    assert not any("spent" in limit for limit in limits(card)), "nothing is"
+    other = make_run(tmp_path / "other")
+    assert "computed again" in render_page([read_card(other)], [other])
+
+
 def test_a_ledger_that_lost_its_header_is_not_shown_as_a_cheaper_one(tmp_path):
     path = make_run(tmp_path / "run")
     lines = (path / "ledger.jsonl").read_text().splitlines(keepends=True)
