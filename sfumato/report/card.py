@@ -23,7 +23,7 @@ from sfumato.report.findings import find
 from sfumato.report.found import Findings
 from sfumato.report.generator import Generator, read_generator
 from sfumato.report.promise import Promise, ledger_of, promise_of
-from sfumato.report.subject import Subject, flat, lies_in_private, read_subject
+from sfumato.report.subject import Subject, brief, flat, lies_in_private, read_subject
 from sfumato.runs import REPORT
 
 PICTURES = ("*.png", "bundle/*.png")
@@ -114,8 +114,8 @@ def read_card(path: Path, *, include_private: bool = False, curve: bool = True) 
         name=path.resolve().name,
         verb=verb,
         finished=finished,
-        settings=settings,
-        summary={k: v for k, v in summary.items() if k not in ("run", "text", "bundle")},
+        settings={k: brief(v) for k, v in settings.items()},
+        summary={k: brief(v) for k, v in summary.items() if k not in ("run", "text", "bundle")},
         promise=promise,
         damage=problems,
         subject=subject,

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from sfumato.files import read_json, read_lines
 from sfumato.privacy.checks import Check
 from sfumato.report.found import Attack, Findings, Limits, Promised, Proved, Rate
+from sfumato.report.subject import brief
 
 
 def find(path: Path) -> Findings:
@@ -35,7 +36,7 @@ def find(path: Path) -> Findings:
         bounds=tuple(bound for part in parts for bound in part.bounds),
         checks=tuple(check for part in parts for check in part.checks),
         allowed=own.allowed,
-        audited=own.audited,
+        audited=brief(own.audited),
         promised=own.promised,
         seconds_per_step=own.seconds_per_step,
         seconds_per_example=own.seconds_per_example,

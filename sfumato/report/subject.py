@@ -58,7 +58,7 @@ def read_subject(
     if given is None:
         here = _trained_here(path, settings, include_private) if verb == "invert" else None
         return here, dict(settings)
-    place, name = Path(given), shown(given)
+    place, name = Path(given), brief(given)
     heeded = {key: value for key, value in settings.items() if key not in TRAINING}
     if not (place / "config.json").is_file():
         instead = "not known", f"{name} is no run of sfumato here: nobody knows what it promised."
@@ -88,8 +88,9 @@ def _trained_here(path: Path, settings: Mapping[str, Any], include_private: bool
 def _subject(role: str, place: Path, model: str) -> Subject:
     try:
         ledger = ledger_of(place)
-    except RunError as problem:
-        return Subject(role=role, model=model, instead=("not known", str(problem)))
+    except RunError:
+        instead = "not known", f"The ledger of the {role} cannot be trusted."
+        return Subject(role=role, model=model, instead=instead)
     if ledger is None:
         instead = "not known", f"The {role} has no ledger: nobody knows what it promised."
         return Subject(role=role, model=model, instead=instead)
@@ -112,10 +113,13 @@ def lies_in_private(path: Path) -> bool:
     return any(f.name == "private" and (f.parent / "config.json").exists() for f in folders)
 
 
-def shown(name: str) -> str:
-    """A path by its last two names, for pages that leave this machine; other names as they are."""
-    parts = Path(name).parts
-    return "/".join(parts[-2:]) if Path(name).is_absolute() else name
+def brief(value: Any) -> Any:
+    """What a page shows that leaves this machine: whole paths by their last two names."""
+    if isinstance(value, list):
+        return [brief(one) for one in value]
+    if not isinstance(value, str) or not value.startswith("/"):
+        return value
+    return "/".join(Path(value).parts[1:][-2:])
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -356,6 +356,25 @@ def test_bad_input_is_answered_with_what_to_do(tmp_path):
         read_card(path)
 
 
+def test_a_file_is_told_to_be_no_run(tmp_path):
+    (tmp_path / "images.npz").touch()
+    with pytest.raises(RunError, match="Give the directory of a run"):
+        report.write_file(report.Config(runs=(tmp_path / "images.npz",)), None, print)
+
+
+def test_pages_name_places_by_their_last_folders(tmp_path):
+    path = make_run(tmp_path / "run", data=str(tmp_path / "mine" / "faces.npz"))
+    write(path / "done.json", {"model": str(tmp_path / "net.py"), "weights": str(tmp_path)})
+    audit = make_audit(tmp_path / "audit", target=str(path))
+    write(audit / "done.json", {"target": str(path)})
+    for runs in ([path], [audit], [path, audit]):
+        report.write_report(runs, tmp_path / "out", include_private=True)
+        for name, text in outputs(tmp_path / "out" / "private").items():
+            assert str(tmp_path) not in text, name
+    assert "mine/faces.npz" in (tmp_path / "out" / "private" / "report.html").read_text()
+    assert words.title([read_card(audit)]) == f"An audit of {tmp_path.name}/run"
+
+
 def test_a_page_without_a_ledger_does_not_speak_of_one(tmp_path):
     path = tmp_path / "run"
     path.mkdir()
