@@ -89,7 +89,7 @@ def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
 
     recipe, words = recipe_of(verb), list(words)
     presets = ", ".join(recipe.presets)
-    default = None
+    kind, default = _with_words(recipe), None
     shorthand = recipe.first_words
     if words and words[0] in shorthand:
         words = [*shorthand[words[0]], *words[1:]]
@@ -102,14 +102,14 @@ def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
         if name not in recipe.presets:
             raise ConfigError(f'sfumato {verb} has no preset "{name}". There are: {presets}.')
         _require_own_preset(recipe, name, words)
-        default = Order(config=recipe.presets[name](), preset=name)
+        default = Order(config=kind(**vars(recipe.presets[name]())), preset=name)
         words = [*_displacing(recipe, words), *words]
     elif (known := _remembered(recipe, verb, _value(words, "--out"))) is not None:
         default = Order(config=known)
         words = [*_passing(recipe, words), *words]
     about = cleandoc(recipe.config.__doc__ or "")
     order: Any = tyro.cli(
-        Order[tyro.conf.OmitArgPrefixes[_with_words(recipe)]],
+        Order[tyro.conf.OmitArgPrefixes[kind]],
         args=words,
         default=default,
         prog=f"sfumato {verb}",

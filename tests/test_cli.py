@@ -6,11 +6,12 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 from urllib.error import URLError
 
 import pytest
 
-from sfumato.cli import VERBS, main
+from sfumato.cli import VERBS, main, read_order
 from sfumato.errors import SfumatoWarning
 from sfumato.files import append_line
 from sfumato.privacy.ledger import Header, Ledger
@@ -285,3 +286,9 @@ def test_replace_one_has_no_renyi_price_and_says_so(capsys):
     assert "no formula" in out
     _, out, _ = call(capsys, "account", *words, "--json")
     assert json.loads(out)["rdp_epsilon"] == "nan"
+
+
+def test_a_preset_of_a_verb_with_words_is_read_without_a_warning(recwarn):
+    order = read_order("report", ["runs/one", "--preset", "digits-cpu"])
+    assert order.config.runs == (Path("runs/one"),)
+    assert not recwarn.list

@@ -27,6 +27,7 @@ from sfumato.privacy.budget import (
 from sfumato.privacy.events import Relation
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import Recipe
+from sfumato.report.damage import damage
 from sfumato.runs import Run
 
 
@@ -105,6 +106,8 @@ def show(summary: Mapping[str, Any]) -> str:
         lines.append((f'stage "{stage}"', f"{count} event{'s' if count != 1 else ''}"))
     if summary.get("stages") == {}:
         lines.append(("events", "none: nothing has been spent"))
+    for problem in summary.get("damage", []):
+        lines.append(("DAMAGED LEDGER", problem))
     for objection in summary.get("not_for_release", []):
         lines.append(("NOT FOR RELEASE", objection))
     if summary.get("plot"):
@@ -194,6 +197,7 @@ def _price_ledger(config: Config) -> dict[str, Any]:
         **ledger.promise(delta),
         "rdp_epsilon": ledger.epsilon(delta, "rdp"),
         "stages": dict(Counter(event.stage for event in ledger.events)),
+        "damage": list(damage(path.parent, ledger)),
     }
 
 

@@ -82,12 +82,12 @@ def write_report(
     from sfumato.report.page import made_by, render_page
     from sfumato.report.words import PRIVATE
 
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file. Give a directory with --out.")
     cards = [
         replace(read_card(folder, include_private=include_private), command=command_of(folder))
         for folder in folders
     ]
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file. Give a directory with --out.")
     card: dict[str, Any] = {"made_by": made_by(), "includes_private": include_private}
     card |= {"warning": PRIVATE} if include_private else {}
     card["runs"] = cards
@@ -101,6 +101,7 @@ def write_report(
         "report": str(place / "report.html"), "markdown": str(place / "report.md"),
         "card": str(place / "card.json"), "runs": [str(folder) for folder in folders],
         "includes_private": include_private, "hidden": any(c.has_private for c in cards),
+        "damaged": {str(f): c.damage for f, c in zip(folders, cards, strict=True) if c.damage},
     }  # fmt: skip
 
 
@@ -127,6 +128,8 @@ def show(summary: Mapping[str, Any]) -> str:
         f"  markdown  {summary['markdown']}",
         f"  card      {summary['card']}: for programs",
     ]
+    for folder, problems in summary["damaged"].items():
+        lines += [f"  DAMAGED   the ledger of {folder}: {problem}" for problem in problems]
     if summary["includes_private"]:
         lines.append("  PRIVATE   all three hold what no ledger covers: do not share them")
     elif summary["hidden"]:
@@ -152,8 +155,10 @@ def newest(root: Path) -> Path:
 def command_of(folder: Path) -> str | None:
     """What to type for the same run again; None if this version has no such settings.
 
-    A preset that is near, and flags for the rest.
+    A preset that is near, and flags for the rest. Paths are as a page shows them.
     """
+    from sfumato.report.subject import brief
+
     record = read_json(folder / "config.json")
     try:
         recipe = recipe_of(record["verb"])
@@ -167,7 +172,8 @@ def command_of(folder: Path) -> str | None:
         # A preset is worth its name if little is left of it to change.
         if 2 * len(flags) < len(plain):
             plain = ["--preset", name, *flags]
-    return " ".join(map(shlex.quote, ["sfumato", record["verb"], *plain]))
+    words = [brief(word) for word in plain]
+    return " ".join(map(shlex.quote, ["sfumato", record["verb"], *words]))
 
 
 def _defaults(config: Any) -> Any:

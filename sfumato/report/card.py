@@ -11,40 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato.config import from_json, to_json
-from sfumato.errors import ConfigError, PrivacyError, RunError, SfumatoError
-from sfumato.files import read_json, read_lines
+from sfumato.config import to_json
+from sfumato.errors import PrivacyError, RunError
+from sfumato.files import read_json
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Ledger
+from sfumato.report.damage import damage, plan_of, steps_of
 from sfumato.report.findings import find
 from sfumato.report.found import Findings
 from sfumato.report.generator import Generator, read_generator
+from sfumato.report.promise import Promise, ledger_of, promise_of
+from sfumato.report.subject import Subject, brief, flat, lies_in_private, read_subject
 from sfumato.settled import DATA, REPORT
 
-LEDGERS = ("ledger.jsonl", "stages/*/ledger.jsonl", "bundle/ledger.jsonl")
 PICTURES = ("*.png", "bundle/*.png")
 POINTS = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Promise:
-    """What the ledger proves so far, and what it is about."""
-
-    epsilon: float
-    """Of all events so far, by the PLD accountant; infinite if one was exact."""
-    planned: float
-    """Of the whole plan: the same when the run is finished."""
-    delta: float
-    relation: str
-    unit: str
-    data: str
-    public: str
-    """What the promise treats as public, in words."""
-    noise: str
-    not_for_release: tuple[str, ...]
-    """Why nobody else may have what this pays for; empty if they may."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +57,18 @@ class Card:
     verb: str
     finished: bool
     settings: dict[str, Any]
-    """config.json, flat."""
+    """config.json, flat; of a target or teacher that was given, what it was made with itself."""
     summary: dict[str, Any]
     """Numbers and words of done.json; empty while the run goes on."""
     promise: Promise | None
     """Without a ledger there is none: nothing in the open part was learnt from private images."""
+    damage: tuple[str, ...]
+    """Why the ledger cannot be believed: what is missing or changed in it; empty if it is whole."""
+    subject: Subject | None
+    """The target of an attack, or the teacher that a release was given."""
     events: tuple[Spent, ...]
     curve: Curve | None
-    """None where epsilon is infinite, or nothing was spent."""
+    """None where epsilon is infinite, nothing was spent, or the ledger is damaged."""
     plan: dict[str, Any] | None
     """plan.json: rate, noise multiplier, norm bound and so on."""
     steps: tuple[int, int] | None
@@ -113,38 +100,39 @@ def read_card(path: Path, *, include_private: bool = False, curve: bool = True) 
             "--include-private to see it on a page that says so."
         )
     finished = (path / "done.json").exists()
-    ledger = _ledger_of(path)
-    plan = _plan_of(path)
+    ledger, verb = ledger_of(path), str(config["verb"])
+    plan = plan_of(path)
     coming = [] if finished else _coming(plan, ledger)
     summary = read_json(path / "done.json") if finished else {}
     generator = read_generator(path)
+    promise = None if ledger is None else promise_of(ledger, coming)
+    problems = damage(path, ledger, promise and promise.epsilon)
+    subject, settings = read_subject(
+        path, verb, flat(config["config"]), include_private=include_private
+    )
     return Card(
         name=path.resolve().name,
-        verb=str(config["verb"]),
+        verb=verb,
         finished=finished,
-        settings=_flat(config["config"]),
-        summary={k: v for k, v in summary.items() if k not in ("run", "text", "bundle")},
-        promise=None if ledger is None else _promise(ledger, coming),
+        settings={k: brief(v) for k, v in settings.items()},
+        summary={k: brief(v) for k, v in summary.items() if k not in ("run", "text", "bundle")},
+        promise=promise,
+        damage=problems,
+        subject=subject,
         events=() if ledger is None else _spent(ledger.events),
-        curve=_curve(ledger, coming) if ledger is not None and curve else None,
+        curve=_curve(ledger, coming) if ledger is not None and curve and not problems else None,
         plan=None if plan is None else to_json(plan),
-        steps=None if plan is None or ledger is None else (_taken(ledger), plan.steps),
+        steps=None if plan is None or ledger is None else (len(steps_of(ledger)), plan.steps),
         stages=_stages(path),
         pictures=_pictures(path, generator),
         generator=generator,
         has_private=any(
             file.suffix in (".json", ".png") and file.name not in (DATA, *REPORT)
-            for file in (path / "private").glob("*")
+            for pattern in ("*", "*/private/*")
+            for file in (path / "private").glob(pattern)
         ),
         private=find(path) if include_private else None,
     )
-
-
-def lies_in_private(path: Path) -> bool:
-    """Whether a directory is inside the `private/` of a run."""
-    real = path.resolve()
-    folders = (real, *real.parents)
-    return any(f.name == "private" and (f.parent / "config.json").exists() for f in folders)
 
 
 def _config_of(path: Path) -> Mapping[str, Any]:
@@ -161,59 +149,11 @@ def _config_of(path: Path) -> Mapping[str, Any]:
     return config
 
 
-def _ledger_of(path: Path) -> Ledger | None:
-    """All that the open part of the run has cost, in one ledger: each line counts once."""
-    whole: Ledger | None = None
-    for found in (file for pattern in LEDGERS for file in sorted(path.glob(pattern))):
-        records = read_lines(found)
-        if not records:
-            continue
-        try:
-            ledger = Ledger.from_records(records)
-            whole = ledger if whole is None else _joined(whole, ledger)
-        except SfumatoError as problem:
-            raise RunError(f"{found} cannot be trusted: {problem}") from problem
-    return whole
-
-
-def _joined(one: Ledger, other: Ledger) -> Ledger:
-    """Both together, under the header of the one that has paid for more."""
-    more, less = (one, other) if len(one.events) >= len(other.events) else (other, one)
-    more.inherit(less)
-    return more
-
-
-def _plan_of(path: Path) -> Plan | None:
-    if not (path / "plan.json").exists():
-        return None
-    try:
-        return from_json(Plan, read_json(path / "plan.json"))
-    except ConfigError:  # of another version: what was done stands in the ledger
-        return None
-
-
-def _taken(ledger: Ledger) -> int:
-    """Steps of this run: those of the weights that it began with are not of its plan."""
-    own = (event for event in ledger.events if event.ledger == ledger.header.id)
-    return len({event.step for event in own if event.stage == "train"})
-
-
 def _coming(plan: Plan | None, ledger: Ledger | None) -> list[Event]:
     """What is planned and not done yet."""
     if plan is None or ledger is None:
         return []
-    return [plan.event("planned", step) for step in range(_taken(ledger), plan.steps)]
-
-
-def _promise(ledger: Ledger, coming: list[Event]) -> Promise:
-    header, spent = ledger.header, ledger.epsilon()
-    everything = [*ledger.events, *coming]
-    planned = epsilon(everything, header.delta, header.relation) if coming else spent
-    return Promise(
-        epsilon=spent, planned=planned, delta=header.delta, relation=header.relation,
-        unit=header.unit, data=header.data, public=header.public, noise=header.noise,
-        not_for_release=tuple(ledger.objections),
-    )  # fmt: skip
+    return [plan.event("planned", step) for step in range(len(steps_of(ledger)), plan.steps)]
 
 
 def _spent(events: tuple[Event, ...]) -> tuple[Spent, ...]:
@@ -253,11 +193,3 @@ def _pictures(path: Path, generator: Generator | None) -> tuple[str, ...]:
     real = [file for file in found if file.resolve().is_relative_to(root)]
     names = [file for file in real if "private" not in file.resolve().relative_to(root).parts]
     return tuple(str(file.relative_to(path)) for file in names)
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without nests: a flag is called by its last name alone."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= _flat(value) if isinstance(value, dict) else {name: value}
-    return flat

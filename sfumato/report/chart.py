@@ -32,8 +32,13 @@ def epsilon_curve(steps: Sequence[float], epsilon: Sequence[float], done: float,
     return _svg(parts, "Epsilon as it was spent", says)
 
 
-def roc_chart(curves: Mapping[str, Line], bound: Line | None, says: str) -> str:
-    """ROC curves with a logarithmic false-positive rate; nothing can be in the shaded part."""
+def roc_chart(
+    curves: Mapping[str, Line], bound: Line | None, says: str, bands: Mapping[str, Line]
+) -> str:
+    """ROC curves with a logarithmic false-positive rate; nothing can be in the shaded part.
+
+    A band is the interval of a curve, point by point: lower ends, and upper ones.
+    """
     finest = min((x for fpr, _ in curves.values() for x in fpr if x > 0), default=1e-3)
     low = max(1e-4, min(finest, 1e-2))
     across, up = _log_scale(low, 1, LEFT, WIDTH - RIGHT), _scale(0, 1, HEIGHT - BOTTOM, TOP)
@@ -53,7 +58,10 @@ def roc_chart(curves: Mapping[str, Line], bound: Line | None, says: str) -> str:
         parts.append(_area([*edge, (across(1), up(1))], up(1), "forbidden"))
         parts.append(_path(edge, "line bound"))
     parts.append(_path(points((chance, chance)), "line chance"))
-    for number, line in enumerate(curves.values()):
+    for number, (name, line) in enumerate(curves.items()):
+        if name in bands:
+            under, over = (points((line[0], ends)) for ends in bands[name])
+            parts.append(_path([*under, *reversed(over)], f"band attack-{number % 6}"))
         parts.append(_path(points(line), f"line attack-{number % 6}"))
     parts.append(_axis("false-positive rate", "true-positive rate"))
     return _svg(parts, "What attacks reach", says)

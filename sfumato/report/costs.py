@@ -18,7 +18,7 @@ def costs(cards: Sequence[Card]) -> list[str]:
     found = []
     for card in cards:
         own = _seconds(card)
-        words = "" if own is None else f"{_duration(own)} a step (median)"
+        words = "" if own is None else f"{_duration(own)} a step{_each(card)} (median)"
         if own is not None and not _is_plain(card):
             alike = [other for other in plain if _work(other) == _work(card)]
             if alike:
@@ -26,6 +26,17 @@ def costs(cards: Sequence[Card]) -> list[str]:
                 words += f", {times:.2f} times that of {alike[0].name}, which has no privacy"
         found.append(words)
     return found
+
+
+def per_example(card: Card) -> str:
+    """Time of a step over its examples, which can be compared where batches cannot."""
+    seconds = None if card.private is None else card.private.seconds_per_example
+    return "" if seconds is None else _duration(seconds)
+
+
+def _each(card: Card) -> str:
+    each = per_example(card)
+    return f", {each} an example" if each else ""
 
 
 def _is_plain(card: Card) -> bool:

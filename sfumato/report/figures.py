@@ -55,12 +55,14 @@ def save_roc(
     curves: Mapping[str, Curve],
     *,
     others: str,
+    bands: Mapping[str, Curve] | None = None,
     bound: tuple[str, Curve] | None = None,
     title: str = "",
 ) -> Path:
     """ROC curves on a logarithmic axis, with chance and, if given, what no attack should exceed.
 
-    Curves and bound stand under their names; `others` says who makes a false positive.
+    Curves and bound stand under their names; `others` says who makes a false positive. A band is
+    the interval of a curve, point by point: lower ends, and upper ones.
     """
     figure, axes = new_figure(1, 1, cell=(5.4, 4.2))
     axis = axes[0][0]
@@ -68,6 +70,9 @@ def save_roc(
         style = ROC_STYLES[number % len(ROC_STYLES)]
         faint = 1 - 0.15 * (number // len(ROC_STYLES))
         axis.plot(*curve, style, color=ACCENT, linewidth=1.8, alpha=faint, label=name)
+        if bands is not None:
+            label = "" if number else "interval of each, point by point"
+            axis.fill_between(curve[0], *bands[name], color=ACCENT, alpha=0.14, lw=0, label=label)
     if bound is not None:
         name, (fpr, tpr) = bound
         axis.plot(fpr, tpr, color=INK, linewidth=1.5, label=name)

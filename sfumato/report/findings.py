@@ -10,18 +10,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from sfumato.files import read_json, read_lines
 from sfumato.privacy.proof.checks import Check
-from sfumato.report.found import Attack, Findings, Limits, Proved, Rate
+from sfumato.report.found import Attack, Findings, Limits, Promised, Proved, Rate
+from sfumato.report.subject import brief
 
 
 def find(path: Path) -> Findings:
     """What `private/` of the run holds, and that of its stages and of the attackers in it."""
     scores = _json(path / "private" / "scores.json")
-    places = [(name, place) for name, place in _places(path) if CONTROLS.get(name) not in scores]
-    parts = [_own(path, ""), *(_own(place, name) for name, place in places)]
+    places = [(name, at) for name, at in _places(path) if CONTROLS.get(at.name) not in scores]
+    places.sort(key=lambda place: _json(place[1] / "config.json").get("verb") == "audit")
+    parts, seen = [_own(path, "", own=True)], [_json(path / "private" / "audit.json")]
+    for name, place in places:
+        audit = _json(place / "private" / "audit.json")
+        # An auditor leaves a copy with the run it audited, which came first: there it is told.
+        parts.append(_own(place, name, own=_is_whole(path, place), told=audit in seen))
+        seen.append(audit)
     own = parts[0]
     return Findings(
         rates=tuple(rate for part in parts for rate in part.rates),
@@ -29,9 +36,10 @@ def find(path: Path) -> Findings:
         bounds=tuple(bound for part in parts for bound in part.bounds),
         checks=tuple(check for part in parts for check in part.checks),
         allowed=own.allowed,
-        audited=own.audited,
+        audited=brief(own.audited),
         promised=own.promised,
         seconds_per_step=own.seconds_per_step,
+        seconds_per_example=own.seconds_per_example,
         pictures=tuple(
             str(found.relative_to(path)) for found in sorted((path / "private").glob("*.png"))
         ),
@@ -40,14 +48,21 @@ def find(path: Path) -> Findings:
 
 
 def _places(path: Path) -> Iterator[tuple[str, Path]]:
-    """Attackers' runs in `private/`, and the stages of a study; each may have stages again."""
-    for folder in (path / "private", path / "stages"):
+    """Whole runs and studies among the stages, and runs in `private/`; each may have stages."""
+    for folder in (path / "stages", path / "private"):
         for place in sorted(folder.glob("*")):
             if place.name not in ("judges", "repeats") and (place / "private").is_dir():
                 # The numbers of a stage of training stand in the run's own scores.
-                if folder.name == "private" or "=" in place.name:
+                named = folder.name == "private" or "=" in place.name or _is_whole(path, place)
+                if named:
                     yield place.name, place
-                yield from _places(place)
+                for name, inner in _places(place):
+                    yield f"{place.name}: {name}" if named else name, inner
+
+
+def _is_whole(path: Path, place: Path) -> bool:
+    """Whether a stage of this run is a run of its own, which this run's ledger covers."""
+    return place.parent == path / "stages" and (place / "config.json").exists()
 
 
 def read_audit(audit: Mapping[str, Any], *, own: bool = True) -> Findings:
@@ -66,8 +81,18 @@ def read_audit(audit: Mapping[str, Any], *, own: bool = True) -> Findings:
         ),
         allowed=_curve(audit.get("curve")),
         audited=None if "target" not in audit else str(audit["target"]),
-        promised=_value(promise.get("epsilon")),
+        promised=_promised(promise),
     )  # fmt: skip
+
+
+def _promised(promise: Mapping[str, Any]) -> Promised | None:
+    """A promise that says something; none is without its delta."""
+    epsilon, delta = _value(promise.get("epsilon")), _value(promise.get("delta"))
+    if epsilon is None or math.isinf(epsilon) or delta is None:
+        return None
+    relation = str(promise.get("relation", "add-or-remove"))
+    unit = str(promise.get("unit", "example"))
+    return Promised(epsilon=epsilon, delta=delta, relation=relation, unit=unit)
 
 
 def is_kept(bound: Mapping[str, Any], promise: Mapping[str, Any]) -> bool | None:
@@ -82,20 +107,29 @@ def is_kept(bound: Mapping[str, Any], promise: Mapping[str, Any]) -> bool | None
     return (_value(bound.get("epsilon")) or 0.0) <= promised
 
 
-def _own(path: Path, name: str) -> Findings:
-    """What one `private/` folder says, with the name of its stage before it."""
+def _own(path: Path, name: str, *, own: bool, told: bool = False) -> Findings:
+    """What one `private/` folder says, with the name of its stage before it; an audit once."""
     scores = _json(path / "private" / "scores.json")
-    audit = read_audit(_json(path / "private" / "audit.json"), own=not name)
+    audit = read_audit({} if told else _json(path / "private" / "audit.json"), own=own)
     prefix = f"{name.replace('_', ' ')}: " if name else ""
     warning = str(scores.get("warning", "")).strip()
+    times = _times(path)
     return replace(
         audit,
         rates=tuple(_rates(scores, prefix)),
-        attacks=(*_attacks_in(scores, prefix), *audit.attacks),
-        bounds=(*_bounds_in(scores, prefix), *audit.bounds),
-        seconds_per_step=_seconds(path),
+        attacks=(*_attacks_in(scores, prefix), *(_named(prefix, a) for a in audit.attacks)),
+        bounds=(*_bounds_in(scores, prefix), *(_named(prefix, b) for b in audit.bounds)),
+        seconds_per_step=_median([seconds for seconds, _ in times]),
+        seconds_per_example=_median([seconds / size for seconds, size in times if size]),
         notes=(prefix + warning,) if warning else (),
     )
+
+
+Named = TypeVar("Named", Attack, Proved)
+
+
+def _named(prefix: str, found: Named) -> Named:
+    return replace(found, name=prefix + found.name)
 
 
 def _json(path: Path) -> Mapping[str, Any]:
@@ -242,18 +276,25 @@ def _attack(found: Mapping[str, Any]) -> Attack:
         name=str(found.get("name", "an attack")), auc=_limits(found.get("auc")),
         tpr_at_1_percent_fpr=_limits(found.get("tpr_at_1_percent_fpr")),
         tpr_at_0_1_percent_fpr=_limits(found.get("tpr_at_0.1_percent_fpr")),
-        roc=_curve(found.get("roc")),
+        roc=_curve(found.get("roc")), band=_curve(found.get("roc"), "low", "high"),
     )  # fmt: skip
 
 
-def _curve(found: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    if not isinstance(found, dict) or not found.get("fpr") or not found.get("tpr"):
+def _curve(
+    found: Any, one: str = "fpr", other: str = "tpr"
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    if not isinstance(found, dict) or not found.get(one) or not found.get(other):
         return None
-    return tuple(map(float, found["fpr"])), tuple(map(float, found["tpr"]))
+    return tuple(map(float, found[one])), tuple(map(float, found[other]))
 
 
-def _seconds(path: Path) -> float | None:
+def _times(path: Path) -> list[tuple[float, float | None]]:
+    """Seconds of each training step, and how many examples it had, where that is known."""
     lines = read_lines(path / "private" / "metrics.jsonl")
-    times = [found for line in lines if (found := _value(line.get("seconds"))) is not None]
-    # The first steps are slower: they compile, allocate and test.
-    return median(times[len(times) // 10 :]) if times else None
+    found = [(_value(line.get("seconds")), _value(line.get("batch"))) for line in lines]
+    times = [(seconds, size) for seconds, size in found if seconds is not None]
+    return times[len(times) // 10 :]  # the first are slower: they compile, allocate and test
+
+
+def _median(values: list[float]) -> float | None:
+    return median(values) if values else None

@@ -28,6 +28,8 @@ class Attack:
     tpr_at_0_1_percent_fpr: Limits | None
     roc: tuple[tuple[float, ...], tuple[float, ...]] | None
     """False-positive rates and true-positive rates."""
+    band: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """The interval of these, point by point: lower ends, and upper ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,16 @@ class Proved:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Promised:
+    """What was promised of a model that was audited."""
+
+    epsilon: float
+    delta: float
+    relation: str
+    unit: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Findings:
     """All that `private/` says."""
 
@@ -63,10 +75,12 @@ class Findings:
     """The ROC that no attack exceeds, by the ledger: false- and true-positive rates."""
     audited: str | None = None
     """What an audit was about."""
-    promised: float | None = None
-    """The epsilon of what was audited; None if it promises nothing."""
+    promised: Promised | None = None
+    """By what was audited; None if that is nothing."""
     seconds_per_step: float | None = None
     """The median time of a training step."""
+    seconds_per_example: float | None = None
+    """The same over the size of its batch: runs have batches of several sizes."""
     pictures: tuple[str, ...] = ()
     """Paths in the run."""
     notes: tuple[str, ...] = ()

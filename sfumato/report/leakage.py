@@ -126,6 +126,25 @@ def clustered_interval(
     one. Percentile limits: right for many images (100 or more), not exact. The same seed gives the
     same limits. Draws with no true or no null trial at all are left out.
     """
+    low, high = clustered_limits(
+        lambda curve: np.array([statistic(curve)]), true_errors, null_errors, true_images,
+        null_images, level=level, resamples=resamples, seed=seed,
+    )  # fmt: skip
+    return float(low[0]), float(high[0])
+
+
+def clustered_limits(
+    statistics: Callable[[Roc], np.ndarray],
+    true_errors: TrueErrors,
+    null_errors: NullErrors,
+    true_images: Int[np.ndarray, " true_images"],
+    null_images: Int[np.ndarray, " null_images"],
+    *,
+    level: float = 0.95,
+    resamples: int = 500,
+    seed: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same for several statistics at once, each by itself: lower limits, and upper ones."""
     check_confidence(level, "level")
     if true_images.shape != true_errors.shape or null_images.shape != null_errors.shape:
         raise DataError("each trial needs the number of its image: the lengths differ.")
@@ -141,9 +160,9 @@ def clustered_interval(
         times = np.bincount(generator.integers(len(names), size=len(names)), minlength=len(names))
         true_counts, null_counts = times[true_numbers], times[null_numbers]
         if true_counts.any() and null_counts.any():
-            found.append(statistic(curve(true_counts, null_counts)))
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+            found.append(statistics(curve(true_counts, null_counts)))
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return low, high
 
 
 def _curves(

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from sfumato.report.card import Card, Promise
-from sfumato.report.words import up
+from sfumato.report.card import Card
+from sfumato.report.promise import Promise
+from sfumato.report.words import DAMAGED, up
 
 NO_LEDGER = {
     "account": "A plan is arithmetic: it promises something when it is carried out.",
@@ -25,7 +26,9 @@ NO_LEDGER = {
 def limits(card: Card) -> Iterator[str]:
     """What is not promised."""
     promise = card.promise
-    if promise is None:
+    if card.damage:
+        yield f"{DAMAGED} {'; '.join(card.damage)}."
+    elif promise is None:
         yield NO_LEDGER.get(card.verb, "There is no ledger, so nothing is promised.")
     elif math.isinf(promise.epsilon):
         yield (
@@ -42,7 +45,7 @@ def limits(card: Card) -> Iterator[str]:
         )
     for reason in () if promise is None else promise.not_for_release:
         yield f"Not for release: {reason}."
-    if not card.finished:
+    if not card.finished and promise is not None and math.isfinite(promise.epsilon):
         yield "The run is not finished: what it will have spent at its end is more than this."
     if card.private is not None:
         yield "Scores, attacks and pictures from private/ are covered by no promise at all."

@@ -20,6 +20,12 @@ def render_markdown(cards: Sequence[Card]) -> str:
     if any(card.private is not None for card in cards):
         parts.append(f"> **PRIVATE. DO NOT SHARE THIS FILE.** {words.PRIVATE}")
     parts += [
+        f"> **DAMAGED LEDGER of {_plain(card.name)}.** {words.DAMAGED} "
+        f"Found: {_plain('; '.join(card.damage))}."
+        for card in cards
+        if card.damage
+    ]
+    parts += [
         "## The promise beside the proof",
         _columns(cards, _headlines(cards)),
         "## What was trained on what",
@@ -88,13 +94,13 @@ def _private(card: Card, level: str) -> Iterator[str]:
     if found.bounds:
         yield f"{level} What is proved"
         yield _table(
-            ("method", "epsilon at least", "promised", "confidence", "assumes"),
+            ("method", "epsilon at least", "promised", "delta", "confidence", "assumes"),
             [
                 (
                     b.name,
                     (
                         words.down(b.epsilon), "-" if b.promised is None else words.up(b.promised),
-                        words.confidence(b), b.assumes,
+                        words.short(b.delta), words.confidence(b), b.assumes,
                     ),
                 )
                 for b in found.bounds

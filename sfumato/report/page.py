@@ -60,6 +60,7 @@ def _run(card: Card, folder: Path, cost: str) -> dict[str, Any]:
     found = card.private
     curve = card.curve
     curves = {} if found is None else {a.name: a.roc for a in found.attacks if a.roc is not None}
+    bands = {} if found is None else {a.name: a.band for a in found.attacks if a.band is not None}
     bounds = () if found is None else found.bounds
     private_pictures = pictures_of(folder, () if found is None else found.pictures)
     return {
@@ -70,6 +71,7 @@ def _run(card: Card, folder: Path, cost: str) -> dict[str, Any]:
         "facts": words.facts(card),
         "broken": found is not None and words.broken(found),
         "reasons": words.warnings(card),
+        "damaged": "; ".join(card.damage),
         "cost": cost,
         "limits": list(limits(card)),
         "settings": [(k.replace("_", " "), words.short(v)) for k, v in card.settings.items()],
@@ -78,7 +80,11 @@ def _run(card: Card, folder: Path, cost: str) -> dict[str, Any]:
         "private_pictures": private_pictures,
         "curve": curve and safe(_curve(card)),
         "curve_says": curve and curve_says(card),
-        "roc": curves and found and safe(chart.roc_chart(curves, found.allowed, _roc_says(card))),
+        "roc": curves
+        and found
+        and safe(chart.roc_chart(curves, found.allowed, _roc_says(card), bands)),
+        "has_bands": bool(bands),
+        "unproved": words.unproved(card),
         "roc_names": list(curves),
         "bars": bounds and safe(_bars(card)),
         "any_promised": any(bound.promised is not None for bound in bounds),

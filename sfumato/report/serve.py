@@ -7,6 +7,8 @@ host name than this machine's own is refused: a page from the net could otherwis
 reader's browser.
 """
 
+import math
+import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,8 +18,9 @@ from urllib.parse import quote, unquote
 
 from sfumato.errors import ConfigError, SfumatoError
 from sfumato.report import words
-from sfumato.report.card import Card, lies_in_private, read_card
+from sfumato.report.card import Card, read_card
 from sfumato.report.page import render_list, render_page
+from sfumato.report.subject import lies_in_private
 
 REFRESH = 4
 """Seconds after which a page looks again."""
@@ -42,6 +45,8 @@ def serve(folder: Path, say: Callable[[str], None], port: int) -> None:
 def make_server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
     """A server of this folder on 127.0.0.1; port 0 takes any that is free."""
     shelf = _Shelf(folder)
+    # Ledgers take seconds to price the first time: the reader need not wait for all of it.
+    threading.Thread(target=shelf.rows, daemon=True).start()
 
     class Handler(_Handler):
         """Answers for this folder."""
@@ -56,6 +61,7 @@ class _Shelf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._known: dict[tuple[Path, bool], tuple[Any, Card | str]] = {}
+        self._reading = threading.Lock()
 
     def runs(self) -> dict[str, Path]:
         """Runs by name, newest first."""
@@ -72,12 +78,13 @@ class _Shelf:
             for file in sorted(path.glob(pattern))
         )
         key = (path, curve)
-        if self._known.get(key, (None,))[0] != mark:
-            try:
-                self._known[key] = (mark, read_card(path, curve=curve))
-            except (SfumatoError, OSError) as problem:
-                self._known[key] = (mark, str(problem))
-        return self._known[key][1]
+        with self._reading:  # who asks twice does not have it read twice
+            if self._known.get(key, (None,))[0] != mark:
+                try:
+                    self._known[key] = (mark, read_card(path, curve=curve))
+                except (SfumatoError, OSError) as problem:
+                    self._known[key] = (mark, str(problem))
+            return self._known[key][1]
 
     def rows(self) -> list[dict[str, Any]]:
         """What the list says of each run."""
@@ -95,12 +102,15 @@ def _row(name: str, card: Card | str) -> dict[str, Any]:
 
 
 def _epsilon(card: Card) -> str:
-    if card.promise is None:
+    promise = card.promise
+    if card.damage:
+        return "DAMAGED ledger"
+    if promise is None:
         return "-"
-    now = words.up(card.promise.epsilon)
-    if card.promise.planned == card.promise.epsilon:
-        return now
-    return f"{now} of {words.up(card.promise.planned)}"
+    if math.isinf(promise.epsilon):
+        return words.up(promise.epsilon)
+    more = "" if promise.planned == promise.epsilon else f" of {words.up(promise.planned)}"
+    return f"{words.up(promise.epsilon)}{more} {words.terms(promise)}"
 
 
 class _Handler(BaseHTTPRequestHandler):

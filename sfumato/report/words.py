@@ -7,9 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sfumato.report.card import Card, Promise, Spent
-from sfumato.report.found import Findings, Limits, Proved
+from sfumato.report.card import Card, Spent
+from sfumato.report.found import Findings, Limits, Promised, Proved
 from sfumato.report.generator import generator_facts
+from sfumato.report.promise import Promise
+from sfumato.report.subject import Subject
 
 PRIVATE = (
     "This page holds what was computed from private images without any noise: scores, pictures, "
@@ -19,6 +21,7 @@ HIDDEN = (
     "What was measured on private images (accuracy, attacks, audits) is not here. "
     "--include-private puts it on a page of its own, which must not be shared."
 )
+DAMAGED = "The ledger is damaged: what is left of it is no promise. Do not rely on this run."
 ABOUT = {
     "account": "A plan and its price",
     "audit": "An audit of {data}",
@@ -46,6 +49,8 @@ def model_of(card: Card) -> str:
     """The model that the run is about."""
     if is_generator(card):
         return "a generator"
+    if card.subject is not None:
+        return card.subject.model
     return str(card.summary.get("model") or card.settings.get("model") or "")
 
 
@@ -72,6 +77,8 @@ def data_of(card: Card) -> str:
 def promise_words(card: Card) -> tuple[str, str]:
     """The promise: a number for the headline, and what it is about."""
     promise = card.promise
+    if card.damage:
+        return "not known", DAMAGED
     if card.verb == "audit" and card.private is not None:
         return _audited_words(card.private)
     if promise is None and card.verb == "audit":
@@ -79,30 +86,42 @@ def promise_words(card: Card) -> tuple[str, str]:
             "not shown",
             "What was promised and what is proved is private: --include-private shows it.",
         )
+    if card.verb == "invert" and card.subject is not None:
+        return _attacked_words(card.subject)
     if promise is None:
         return "none", "There is no ledger: this run promises nothing about private images."
     if math.isinf(promise.epsilon):
         return "ε = ∞", f"No promise: images of {promise.data} were used without noise."
     now = f"ε ≤ {up(promise.epsilon)}"
-    about = f"at δ = {promise.delta:g}, {_neighbours(promise)}"
+    about = terms(promise)
     if not card.finished:
         more = "" if promise.planned == promise.epsilon else f"; {up(promise.planned)} planned"
         return now, f"so far{more}, {about}"
     return now, about
 
 
+def _attacked_words(subject: Subject) -> tuple[str, str]:
+    """The promise of a model under attack: the attack has none."""
+    promise, nothing = subject.promise, "The attack itself promises nothing."
+    if promise is None:
+        return subject.instead[0], f"{subject.instead[1]} {nothing}"
+    about = f"promised by the target, {terms(promise)}"
+    return f"ε ≤ {up(promise.epsilon)}", f"{about}. {nothing}"
+
+
 def _audited_words(found: Findings) -> tuple[str, str]:
     """The promise that an audit put to the test."""
-    if found.promised is None or math.isinf(found.promised):
+    if found.promised is None:
         return "none", f"{found.audited} promises nothing: it was made without noise."
-    return f"ε ≤ {up(found.promised)}", f"by the ledger of {found.audited}"
+    about = f"by the ledger of {found.audited}, {terms(found.promised)}"
+    return f"ε ≤ {up(found.promised.epsilon)}", about
 
 
 def proof_words(card: Card) -> tuple[str, str]:
     """What was proved against the promise: a number for the headline, and what it rests on."""
     found = card.private
     if found is None:
-        return ("not shown", HIDDEN) if card.has_private else ("not measured", _hint(card))
+        return ("not shown", HIDDEN) if card.has_private else ("not measured", unproved(card))
     failed = [check for check in found.checks if check.passed is False]
     if failed:
         names = "; ".join(check.question or check.name for check in failed)
@@ -114,7 +133,7 @@ def proof_words(card: Card) -> tuple[str, str]:
     if not bounds and found.bounds:
         return "see below", "What is proved is about other models than this run's own."
     if not bounds:
-        return "not measured", _hint(card)
+        return "not measured", unproved(card)
     best, measured = best_of(bounds), [bound for bound in bounds if not bound.by_attack]
     at = "" if best.delta is None else f"at δ = {best.delta:.3g}, "
     words = f"{at}{confidence(best)}: {best.name}"
@@ -127,9 +146,17 @@ def best_of(bounds: Sequence[Proved]) -> Proved:
     return max(bounds, key=lambda bound: (bound.by_attack, bound.epsilon))
 
 
-def _hint(card: Card) -> str:
-    can = ": sfumato audit --run ... measures one" if card.verb == "train" else ""
-    return f"There is no lower bound on epsilon here{can}."
+def unproved(card: Card) -> str:
+    """That nothing is proved, and what that would take."""
+    found = "There is no lower bound on epsilon here"
+    if card.verb != "train":
+        return f"{found}."
+    if card.settings.get("canaries"):
+        return f"{found}: sfumato audit --run asks the canaries for one."
+    return (
+        f"{found}: attacks alone prove none. It takes canaries: train with --canaries 1000, then "
+        "sfumato audit --run."
+    )
 
 
 def broken(found: Findings) -> bool:
@@ -148,6 +175,8 @@ def warnings(card: Card) -> tuple[str, ...]:
 def may_be_shared(card: Card) -> bool:
     """Whether a promise covers what lies open in the run."""
     promise = card.promise
+    if card.damage:
+        return False
     if promise is None:
         return card.verb not in ("train", "reconstruct", "warmup")
     return math.isfinite(promise.epsilon) and not promise.not_for_release
@@ -254,7 +283,12 @@ def down(epsilon: float) -> str:
     return "∞" if math.isinf(epsilon) else f"{math.floor(epsilon * 100) / 100:.2f}"
 
 
-def _neighbours(promise: Promise) -> str:
+def terms(promise: Promise | Promised) -> str:
+    """What an epsilon means nothing without: its delta, and whom it hides from whom."""
+    return f"at δ = {promise.delta:g}, {_neighbours(promise)}"
+
+
+def _neighbours(promise: Promise | Promised) -> str:
     whom = "image" if promise.unit == "example" else "person"
     how = {"add-or-remove": "added or removed", "replace": "replaced by another"}
     return f"for one {whom} {how.get(promise.relation, promise.relation)}"

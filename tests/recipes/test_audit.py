@@ -320,6 +320,38 @@ def test_the_same_scores_on_both_sides_are_no_attack():
     found = describe_attack("none", scores, scores, 0.95)
     assert found["auc"][0] == 0.5
     assert found["auc"][1] < 0.5 < found["auc"][2]
+    points = {name: np.array(values) for name, values in found["roc"].items()}
+    assert (points["low"] <= points["high"]).all()
+    inner = (points["fpr"] > 0.1) & (points["fpr"] < 0.9)
+    assert (points["low"] < points["tpr"])[inner].all()
+    assert (points["tpr"] < points["high"])[inner].all()
+
+
+@pytest.mark.parametrize(("allowed", "within"), [(0.08, False), (0.05, True), (0.001, False)])
+def test_a_rate_above_what_is_allowed_is_said_to_be_within_its_interval_or_not(allowed, within):
+    attack = {"name": "loss", "auc": [0.6, 0.5, 0.7], "tpr_at_1_percent_fpr": [0.078, 0.004, 0.137]}
+    curve = {"fpr": [0.01, 1.0], "tpr": [allowed, 1.0]}
+    record = AuditRecord(target="run", promise=None, attacks=[attack], curve=curve).record()
+    told = "".join(tell(read_audit(record), None))
+    assert f"the ledger allows {allowed:.3f}" in told
+    assert ("within its interval" in told) == within
+
+
+def test_the_picture_has_the_interval_of_every_curve(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(
+        "sfumato.report.figures.save_roc", lambda path, curves, **others: drawn.update(others)
+    )
+    scores = np.random.default_rng(0).normal(size=100)
+    record = AuditRecord(
+        target="x", promise=None, attacks=[describe_attack("a", scores, scores, 0.9)]
+    )
+    audit.draw(record, tmp_path / "x.png")
+    low, high = drawn["bands"]["a: AUC 0.500"]
+    assert len(low) == len(high) > 10
+    monkeypatch.undo()
+    audit.draw(record, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
 def test_a_failed_check_is_spelt_out():

@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from folders import save_folder
 from PIL import Image
 
 from sfumato.data.load import load_images
@@ -17,7 +18,8 @@ from sfumato.runs import open_run
 def scans(tmp_path):
     """Sixty digits of two classes, as files."""
     digits = load_images("digits@0,1", image_size=8)
-    return digits.split(60 / len(digits))[0].save_folder(tmp_path / "scans")
+    save_folder(digits.split(60 / len(digits))[0], tmp_path / "scans")
+    return tmp_path / "scans"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from sfumato.errors import PrivacyError, RunError
 from sfumato.recipes import recipe_of, report
 from sfumato.report import words
 from sfumato.report.card import read_card
-from sfumato.report.costs import costs
+from sfumato.report.costs import costs, per_example
 from sfumato.report.limits import limits
 from sfumato.report.markdown import render_markdown
 from sfumato.report.page import render_page
@@ -32,6 +32,11 @@ def test_epsilon_is_derived_from_the_ledger_and_not_taken_from_the_summary(tmp_p
     (path / "done.json").write_text(json.dumps({"epsilon": 0.01}))
     card = read_card(path)
     assert card.promise.epsilon == ledger_of(path).epsilon() > 0.5
+    assert card.damage == (
+        f"it adds up to epsilon {card.promise.epsilon:.4g}, and done.json says 0.01",
+    )
+    assert words.promise_words(card)[0] == "not known"
+    card = read_card(make_run(tmp_path / "whole"))
     assert words.promise_words(card)[0] == f"ε ≤ {words.up(card.promise.epsilon)}"
     assert card.curve.epsilon[-1] == pytest.approx(card.promise.epsilon, rel=2e-3)
     assert list(card.curve.epsilon) == sorted(card.curve.epsilon)
@@ -84,8 +89,10 @@ def test_plain_training_promises_nothing(tmp_path):
 
 def test_what_is_not_promised_follows_from_the_ledgers_first_line(tmp_path):
     path = make_run(tmp_path / "run")
-    lines = (path / "ledger.jsonl").read_text().splitlines()[1:]
+    before, *lines = (path / "ledger.jsonl").read_text().splitlines()
     first = header(unit="person", relation="replace", fixed_seed=True, public="only the weather")
+    first["header"]["id"] = json.loads(before)["header"]["id"]
+    write(path / "done.json", {})
     (path / "ledger.jsonl").write_text("\n".join([json.dumps(first), *lines]) + "\n")
     text = " ".join(limits(read_card(path)))
     assert "one person, with all of their images" in text
@@ -154,7 +161,10 @@ def test_a_run_inside_private_needs_to_be_asked_for(tmp_path):
 
 def test_an_audit_stands_beside_its_promise(tmp_path):
     card = read_card(make_audit(tmp_path / "audit"), include_private=True)
-    assert words.promise_words(card)[0] == "ε ≤ 3.00"
+    assert words.promise_words(card) == (
+        "ε ≤ 3.00",
+        "by the ledger of runs/dp, at δ = 1e-05, for one image added or removed",
+    )
     number, about = words.proof_words(card)
     assert number == "ε ≥ 1.73"
     assert "95 %" in about
@@ -165,6 +175,28 @@ def test_an_audit_stands_beside_its_promise(tmp_path):
     assert "0.510 (0.490 to 0.530)" in page
     assert "p = 0.4" in page
     assert read_card(tmp_path / "audit").private is None
+
+
+@pytest.mark.parametrize("canaries", [0, 100])
+def test_what_a_proof_would_take_is_said_beside_attacks_that_prove_nothing(tmp_path, canaries):
+    path = make_run(tmp_path / "run", canaries=canaries)
+    loss = {"name": "loss", "auc": [0.5, 0.4, 0.6]}
+    write(path / "private" / "audit.json", {"target": str(path), "attacks": [loss]})
+    runs = [path, make_audit(tmp_path / "audit")]
+    cards = [read_card(run, include_private=True) for run in runs]
+    page = render_page(cards, runs)
+    assert "not audited" not in page
+    assert ("--canaries 1000" in page) == (not canaries)
+    assert ("asks the canaries" in words.proof_words(cards[0])[1]) == bool(canaries)
+
+
+def test_curves_of_attacks_have_their_intervals(tmp_path):
+    points = {"fpr": [0.0, 0.5, 1.0], "tpr": [0.0, 0.6, 1.0]}
+    for band in ({}, {"low": [0.0, 0.4, 1.0], "high": [0.1, 0.8, 1.0]}):
+        attack = {"name": "loss", "auc": [0.6, 0.5, 0.7], "roc": {**points, **band}}
+        path = make_audit(tmp_path / f"audit{len(band)}", attacks=[attack])
+        page = render_page([read_card(path, include_private=True)], [path])
+        assert ('class="band attack-0"' in page) == bool(band)
 
 
 def test_a_broken_promise_and_a_failed_check_are_headlines(tmp_path):
@@ -211,6 +243,37 @@ def test_what_an_attacker_proves_of_other_models_is_no_headline(tmp_path):
     assert card.private.bounds[0].epsilon == 2.9
 
 
+def test_a_run_of_runs_names_each_and_counts_its_own_among_the_proofs(tmp_path):
+    """As sfumato demo leaves them: the auditor's findings lie with the audited run too."""
+    path = make_run(tmp_path / "run")
+    for name in ("done.json", "plan.json", "private/scores.json"):
+        (path / name).unlink()
+    write(path / "config.json", {"verb": "demo", "config": {}})
+    trained = make_run(path / "stages" / "train")
+    (path / "ledger.jsonl").write_text((trained / "ledger.jsonl").read_text())
+    plain = make_run(path / "private" / "plain", private=False)
+    loss = {"name": "loss", "auc": [0.5, 0.4, 0.6]}
+    for place, target in (("audited", trained), ("a_plain", plain)):
+        found = {"attacks": [loss], "target": str(target), "bounds": []}
+        if target is trained:
+            found["bounds"] = [{"name": "coins", "epsilon": 0.5, "delta": 1e-5}]
+        audit = make_audit(path / "private" / place, **found, checks=[])
+        (target / "private" / "audit.json").write_text((audit / "private/audit.json").read_text())
+    inner = make_run(path / "private" / "stolen") / "stages" / "noise=0" / "private"
+    inner.mkdir(parents=True)
+    write(inner / "scores.json", {"accuracy_of_heads": 0.5})
+    found = read_card(path, include_private=True).private
+    assert [attack.name for attack in found.attacks] == ["train: loss", "plain: loss"]
+    assert [rate.name for rate in found.rates] == [
+        "train: test accuracy", "plain: test accuracy", "stolen: test accuracy",
+        "stolen: noise=0: accuracy of the heads under attack",
+    ]  # fmt: skip
+    assert [(bound.name, bound.own) for bound in found.bounds] == [("train: coins", True)]
+    card = read_card(path, include_private=True)
+    assert words.proof_words(card)[0] == "ε ≥ 0.50"
+    assert words.proof_words(read_card(path))[0] == "not shown"
+
+
 def test_what_reconstruct_learnt_is_not_said_to_be_for_sharing(tmp_path):
     (tmp_path / "run").mkdir()
     write(tmp_path / "run" / "config.json", {"verb": "reconstruct", "config": {"data": "digits"}})
@@ -226,6 +289,12 @@ def test_cost_is_told_against_plain_training_of_the_same(tmp_path):
         "200 ms a step (median), 2.00 times that of plain, which has no privacy",
         "100 ms a step (median)",
     ]
+    sized = [{"step": i, "seconds": 0.2, "batch": 80.0} for i in range(30)]
+    (runs[0] / "private" / "metrics.jsonl").write_text("\n".join(map(json.dumps, sized)) + "\n")
+    card = read_card(runs[0], include_private=True)
+    assert costs([card]) == ["200 ms a step, 2.5 ms an example (median)"]
+    assert per_example(card) == "2.5 ms"
+    assert per_example(cards[1]) == "", "it does not say how large its batches were"
     other = read_card(make_run(tmp_path / "other", augmult=4), include_private=True)
     assert costs([other, cards[1]])[0] == "200 ms a step (median)"
     assert costs([read_card(run) for run in runs]) == ["", ""], "times are private"
@@ -290,6 +359,36 @@ def test_bad_input_is_answered_with_what_to_do(tmp_path):
     (path / "config.json").write_text("[]")
     with pytest.raises(RunError, match="names no verb"):
         read_card(path)
+
+
+def test_a_file_is_told_to_be_no_run(tmp_path):
+    (tmp_path / "images.npz").touch()
+    with pytest.raises(RunError, match="Give the directory of a run"):
+        report.write_file(report.Config(runs=(tmp_path / "images.npz",)), None, print)
+
+
+def test_pages_name_places_by_their_last_folders(tmp_path):
+    path = make_run(tmp_path / "run", data=str(tmp_path / "mine" / "faces.npz"))
+    write(path / "done.json", {"model": str(tmp_path / "net.py"), "weights": str(tmp_path)})
+    audit = make_audit(tmp_path / "audit", target=str(path))
+    write(audit / "done.json", {"target": str(path)})
+    for runs in ([path], [audit], [path, audit]):
+        report.write_report(runs, tmp_path / "out", include_private=True)
+        for name, text in outputs(tmp_path / "out" / "private").items():
+            assert str(tmp_path) not in text, name
+    assert "mine/faces.npz" in (tmp_path / "out" / "private" / "report.html").read_text()
+    assert words.title([read_card(audit)]) == f"An audit of {tmp_path.name}/run"
+
+
+def test_a_page_without_a_ledger_does_not_speak_of_one(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    write(path / "config.json", {"verb": "invert", "config": {"mode": "non-private"}})
+    card = read_card(path)
+    assert "computed again" not in render_page([card], [path])
+    assert not any("spent" in limit for limit in limits(card)), "nothing is"
+    other = make_run(tmp_path / "other")
+    assert "computed again" in render_page([read_card(other)], [other])
 
 
 def test_a_ledger_that_lost_its_header_is_not_shown_as_a_cheaper_one(tmp_path):

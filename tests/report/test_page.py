@@ -98,6 +98,21 @@ def test_the_page_renders_alone_and_without_errors(browser, written, tmp_path, s
     page.close()
 
 
+def test_runs_are_read_before_anybody_asks_and_once(folder, monkeypatch):
+    read, known = [], threading.Event()
+
+    def slowly(path, *, curve):
+        read.append(path)
+        known.set()
+        raise ConfigError("damaged")
+
+    monkeypatch.setattr("sfumato.report.serve.read_card", slowly)
+    with make_server(folder) as server:
+        assert known.wait(10), "nobody has asked yet"
+        shelf = server.RequestHandlerClass.shelf
+        assert len(shelf.rows()) == len(shelf.rows()) == len(read) == 3
+
+
 def test_who_cannot_see_is_told_the_same(browser, written):
     page, troubles = watched(browser)
     page.goto(written.as_uri())

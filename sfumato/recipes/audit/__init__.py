@@ -63,14 +63,14 @@ def draw(found: AuditRecord, path: Path) -> None:
     """The curves of all attacks, and what the ledger allows."""
     from sfumato.report.figures import save_roc
 
-    curves, allowed = {}, None
+    curves, bands, allowed = {}, {}, None
     for attack in found.attacks:
-        name = f"{attack['name']}: AUC {attack['auc'][0]:.3f}"
-        curves[name] = (attack["roc"]["fpr"], attack["roc"]["tpr"])
+        name, points = f"{attack['name']}: AUC {attack['auc'][0]:.3f}", attack["roc"]
+        curves[name], bands[name] = (points["fpr"], points["tpr"]), (points["low"], points["high"])
     if found.curve is not None:
         allowed = ("the ledger allows no more", (found.curve["fpr"], found.curve["tpr"]))
     others = "others taken for members"
-    save_roc(path, curves, bound=allowed, others=others, title=found.target)
+    save_roc(path, curves, bands=bands, bound=allowed, others=others, title=found.target)
 
 
 def show(summary: Mapping[str, Any]) -> str:

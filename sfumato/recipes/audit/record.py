@@ -62,21 +62,25 @@ def describe_attack(
     """An attack by its scores of members and of others: rates with intervals, and the ROC."""
     import numpy as np
 
-    from sfumato.report.leakage import Roc, clustered_interval, roc
+    from sfumato.report.leakage import Roc, clustered_limits, roc
 
     # A score that is large speaks for membership, and an error that is small does.
     errors = -np.asarray(inside, dtype=np.float64), -np.asarray(outside, dtype=np.float64)
     images = np.arange(len(errors[0])), len(errors[0]) + np.arange(len(errors[1]))
-    curve = roc(*errors)
+    whole = roc(*errors)
+    points = thin(whole.fpr, whole.tpr)
+    rates = [0.01, 0.001, *points["fpr"]]
 
-    def limits(statistic: Any) -> list[float]:
-        interval = clustered_interval(statistic, *errors, *images, level=confidence, resamples=200)
-        return [statistic(curve), *interval]
+    def numbers(curve: Roc) -> np.ndarray:
+        return np.array([curve.auc, *map(curve.tpr_at, rates)])
 
-    found = {"name": name, "auc": limits(lambda c: c.auc)}
-    for text, fpr in (("1", 0.01), ("0.1", 0.001)):
-        found[f"tpr_at_{text}_percent_fpr"] = limits(lambda c, fpr=fpr: Roc.tpr_at(c, fpr))
-    return {**found, "roc": thin(curve.fpr, curve.tpr)}
+    limits = clustered_limits(numbers, *errors, *images, level=confidence, resamples=200)
+    low, high = (limit.tolist() for limit in limits)
+    auc, one, tenth = zip(numbers(whole).tolist()[:3], low[:3], high[:3], strict=True)
+    return {
+        "name": name, "auc": list(auc), "tpr_at_1_percent_fpr": list(one),
+        "tpr_at_0.1_percent_fpr": list(tenth), "roc": {**points, "low": low[3:], "high": high[3:]},
+    }  # fmt: skip
 
 
 def thin(fpr: "np.ndarray", tpr: "np.ndarray") -> dict[str, list[float]]:

@@ -25,7 +25,7 @@ def tell(found: "Findings", promise: Mapping[str, Any] | None) -> list[str]:
         best = max(found.attacks, key=_auc)
         lines.append(
             f"  best of {len(found.attacks)} attacks: {best.name}, AUC {interval(best.auc)}, "
-            f"TPR {interval(best.tpr_at_1_percent_fpr)} at 1 % FPR{_allowed(found)}"
+            f"TPR {interval(best.tpr_at_1_percent_fpr)} at 1 % FPR{_allowed(found, best)}"
         )
     failed = [check for check in found.checks if check.passed is False]
     lines += [f"  FAILED  {check.name}: {check.says}" for check in failed]
@@ -74,9 +74,12 @@ def _auc(attack: "Attack") -> float:
     return 0.0 if attack.auc is None else attack.auc[0]
 
 
-def _allowed(found: "Findings") -> str:
+def _allowed(found: "Findings", attack: "Attack") -> str:
     if found.allowed is None:
         return ""
     import numpy as np
 
-    return f"; the ledger allows {float(np.interp(0.01, *found.allowed)):.3f}"
+    allowed = float(np.interp(0.01, *found.allowed))
+    value, low, _ = attack.tpr_at_1_percent_fpr or (0.0, None, None)
+    within = ", which is within its interval" if value > allowed >= (low or 0.0) else ""
+    return f"; the ledger allows {allowed:.3f}{within}"

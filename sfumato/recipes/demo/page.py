@@ -63,12 +63,12 @@ def tell(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Story":
     from sfumato.report.story import Story
     from sfumato.report.words import promise_words, proof_words, up
 
-    trained = promised(cards["private"])
-    (promise, neighbours), proof = promise_words(cards["shared"]), proof_words(cards["audited"])
+    number, terms = promise_words(cards["shared"])
+    proof, trained = proof_words(cards["audited"]), up(promised(cards["private"]))
     pair = (
-        ("promised", promise, f"{neighbours}, by all that may be shared: the private network and "
-         f"the images it made. The network alone: {up(trained)}."),
-        ("proved by attack", proof[0], f"of the network's {up(trained)}, {proof[1]}"),
+        ("promised", number, f"{terms}, for all that may be shared: the private network and the "
+         f"images it made. The network alone: {trained} at the same δ."),
+        ("proved by attack", proof[0], f"of the network's {trained}, {proof[1]}"),
     )  # fmt: skip
     return Story(
         title=TITLE, lede=LEDE, pair=pair, limits=tuple(limits(cards["shared"])), commands=COMMANDS,
@@ -82,9 +82,9 @@ def tell(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Story":
 
 def twice(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Chapter":
     """The same network, with and without."""
-    from sfumato.report.costs import costs
+    from sfumato.report.costs import per_example
     from sfumato.report.story import Chapter
-    from sfumato.report.words import best_of, down, interval, up
+    from sfumato.report.words import best_of, down, interval, short, up
 
     private, plain = cards["private"], cards["plain"]
     attacks = [loss_attack(found(cards[name])) for name in ("audited", "audited_plain")]
@@ -92,12 +92,14 @@ def twice(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Chapter":
     rows = [
         ("", "with privacy", "without"),
         ("test accuracy", *(interval(found(c).rates[0].value) for c in (private, plain))),
-        ("epsilon, promised", f"at most {up(promised(private))}", "no promise"),
-        ("epsilon, proved", f"at least {down(proof.epsilon)}", "nobody planted canaries"),
+        ("epsilon, promised", f"at most {up(promised(private))} {delta_of(private)}", "no promise"),
+        ("epsilon, proved", f"at least {down(proof.epsilon)} at δ = {short(proof.delta)}",
+         "nobody planted canaries"),
         ("who was in? AUC of an attack by losses", *(interval(a.auc) for a in attacks)),
         ("the same, caught at 1 % false alarms",
          *(interval(a.tpr_at_1_percent_fpr) for a in attacks)),
-        ("a training step", *(cost or "not measured" for cost in costs([private, plain]))),
+        ("training, for each example",
+         *(f"{per_example(card) or 'not measured'} (median)" for card in (private, plain))),
     ]  # fmt: skip
     return Chapter(
         title="One network, trained twice",
@@ -173,6 +175,7 @@ def audit(card: "Card", parts: Parts, home: Path) -> "Chapter":
     passed = [check for check in findings.checks if check.passed]
     proved = ". ".join(f"{b.name}: at least {down(b.epsilon)}" for b in findings.bounds)
     most = max(bound.promised or 0 for bound in findings.bounds)
+    at = "" if findings.promised is None else f" at δ = {findings.promised.delta:g}"
     return Chapter(
         title="Is the promise kept?",
         words=(
@@ -187,7 +190,7 @@ def audit(card: "Card", parts: Parts, home: Path) -> "Chapter":
         ),
         chart=chart.bars(bars, proved),
         chart_says=f"Epsilon that is proved (bars), beside the {up(most)} that was promised "
-        "(marks), each at its own assumptions. A bar beyond its mark would break the promise.",
+        f"(marks){at}, each at its own assumptions. A bar beyond its mark would break the promise.",
         links=[("the audit in detail", address(parts.audited, home))],
     )  # fmt: skip
 
@@ -205,7 +208,7 @@ def sharing(card: "Card", parts: Parts, home: Path) -> "Chapter":
             "it saw in them what, with noise, it had seen in the digits. A new network that learns "
             "from them and the private one's answers alone names "
             f"{100 * rates['test accuracy']:.0f} % of real digits rightly, and all of it costs "
-            f"epsilon {up(promised(card))}.",
+            f"epsilon {up(promised(card))} {delta_of(card)}.",
         ),
         pictures=[(parts.shared / "pictures.png", "Public pieces before, and as they are shared.")],
         links=[("the release in detail", address(parts.shared, home))],
@@ -221,6 +224,11 @@ def found(card: "Card") -> "Findings":
 def promised(card: "Card") -> float:
     """The epsilon that a run's ledger adds up to."""
     return math.inf if card.promise is None else card.promise.epsilon
+
+
+def delta_of(card: "Card") -> str:
+    """And its delta, without which that means nothing."""
+    return "" if card.promise is None else f"at δ = {card.promise.delta:g}"
 
 
 def loss_attack(findings: "Findings") -> "Attack":
