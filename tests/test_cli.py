@@ -117,7 +117,10 @@ def test_every_public_name_can_be_loaded():
         (["train", "--epsilon", "3", "--mode", "non-private"], "leave --epsilon out"),
         (["train", "--model", "resnet18"], "neither of --epsilon"),
         (["train", "--epsilon", "3", "--model", "resnet81"], "Did you mean"),
-        (["train", "--epsilon", "3", "--model", "./my/net.py:make"], "stand in: my.net:make, say"),
+        (
+            ["train", "--epsilon", "3", "--model", "./my/net.py:make"],
+            "found in this folder or on PYTHONPATH",
+        ),
         (["train", "--epsilon", "3", "--device", "cuda:7"], "no GPU"),
         (["train", "--epsilon", "3", "--batch-size", "9000"], "at most 4000"),
         (["train", "--epsilon", "3", "--delta", "0.1"], "not below 1/4000"),
@@ -188,6 +191,7 @@ def test_warnings_of_ours_are_a_sentence(capsys, monkeypatch):
     def warns(*_):
         warnings.simplefilter("default")
         warnings.warn("your images are dark.", SfumatoWarning, stacklevel=1)
+        return 0
 
     monkeypatch.setattr("sfumato.cli._call", warns)
     assert call(capsys, "train") == (0, "", "Warning: your images are dark.\n")

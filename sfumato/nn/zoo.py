@@ -142,7 +142,8 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
             f"{path} does not fit this model: {len(fits)} of its {len(own)} tensors match. The "
             f'first that does not is "{lost[0]}".'
         )
-    unused = [key for key in found if key not in own]
+    counters = ".num_batches_tracked"  # of BatchNorm: whoever keeps its statistics may do without
+    unused = [key for key in found if key not in own and not key.endswith(counters)]
     if unused:
         warn(
             f"{path} has {len(unused)} tensors that this model does not use, such as "

@@ -160,7 +160,7 @@ def test_a_model_that_mixes_the_examples_of_larger_batches_is_refused_at_the_fir
     secret = Secret.draw()
     book = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
     plan = Plan(noise_multiplier=1.0, expected_batch=12.0, steps=4)
-    step = private_step(ghost, read, plan, book, secret)
+    step = private_step(ghost, read, Paid(plan, book, secret))
     admit(ghost, read.losses, read.trial(), 3)
     with pytest.raises(PrivacyError, match="depends on what the model says of another"):
         step(Batch(0, (Chunk(torch.arange(12), torch.ones(12, dtype=torch.bool)),)))
