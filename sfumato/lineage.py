@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.config import dumps, from_json
+from sfumato.errors import DataError, SfumatoError
 from sfumato.files import read_json, read_lines
 
 NOTE = "sfumato"
@@ -76,7 +77,17 @@ def read_note(file: Path) -> Origin | None:
             note = (opened.metadata() or {}).get(NOTE)
     except SafetensorError:
         return None  # it is of another kind, or damaged: whoever reads its tensors says so
-    return None if note is None else from_json(Origin, json.loads(note))
+    if note is None:
+        return None
+    try:
+        found = from_json(Origin, json.loads(note))
+        for one in found.all:
+            _ = one.lines  # to the end, or it is damaged
+    except (ValueError, zlib.error, RecursionError, SfumatoError) as problem:
+        raise DataError(
+            f"{file}: its note of where it comes from is damaged ({problem}). Copy it anew."
+        ) from problem
+    return found
 
 
 def origin_in_place(file: Path) -> Origin | None:

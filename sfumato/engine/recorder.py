@@ -44,6 +44,8 @@ class Recorder:
         self._calls = 0
         self._clipped: Counter[Any] = Counter()
         """Batches of each kind so far, of two examples or more."""
+        self._batches: dict[Any, set[int]] = {}
+        """Of each kind, which arguments have the examples along their first axis."""
         self._kind: Any = None
         self._leaves: list[Tensor] | None = None
         """Inputs of the last pass, if it is to be asked whether it mixes examples."""
@@ -134,11 +136,17 @@ class Recorder:
         key = (tuple(kind_of(value) for value in values), tuple(names), modes)
         if key not in self.ghost.layouts:
             self._examine(values, names, examples, key)
+        # What has as many rows as there are examples now, and had so before, is of the examples.
+        places = {i for i, value in enumerate(values) if _is_batch(value, examples)}
+        self._batches[key] = places & self._batches.get(key, places)
         self._kind, self._leaves = key, None
+        is_asked = examples > 1 and is_due(self._clipped[key])
+        if is_asked:
+            self._buffers.remember(parameters=True)
         with self.ghost.recording(examples, key) as tape:
             marked = tape.mark(values)
-            if examples > 1 and is_due(self._clipped[key]):
-                self._leaves = _differentiate(marked, values, examples)
+            if is_asked:
+                self._leaves = _differentiate(marked, values, self._batches[key])
             out = call(self._forward, marked, names)
         self.tape, self._calls = tape, self._calls + 1
         return out
@@ -217,14 +225,12 @@ def _is_batch(value: Any, examples: int) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == examples
 
 
-def _differentiate(marked: list[Any], values: Sequence[Any], examples: int) -> list[Tensor]:
+def _differentiate(marked: list[Any], values: Sequence[Any], places: set[int]) -> list[Tensor]:
     """Put leaves in the place of the batch, by which its gradient can be had."""
-    leaves = []
-    for place, value in enumerate(values):
-        if _is_batch(value, examples) and value.is_floating_point():
-            marked[place] = value.detach().requires_grad_()
-            leaves.append(marked[place])
-    return leaves
+    floating = [place for place in sorted(places) if values[place].is_floating_point()]
+    for place in floating:
+        marked[place] = values[place].detach().requires_grad_()
+    return [marked[place] for place in floating]
 
 
 def _noise_like(batch: Tensor) -> Tensor:

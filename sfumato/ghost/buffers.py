@@ -1,15 +1,17 @@
-"""Buffers stay as they are while a private batch goes through a model.
+"""Buffers and parameters stay as they are while a private batch goes through a model.
 
 They are saved with the weights, and noise covers the weights alone: a running mean that a layer
 keeps of its inputs would be released as it is. A trial on noise cannot promise that no pass writes
 to one, for a model may do so only with gradients on, or from some call on. So every pass is looked
-at: it costs a glance at identities and versions, and on a GPU no wait.
+at: it costs a glance at identities and versions, and on a GPU no wait. Parameters, which are many
+and can be written to behind the back of their versions (`.data`), are looked at now and then.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from sfumato.errors import UnsupportedLayer
@@ -45,7 +47,7 @@ class Seen(NamedTuple):
 
 
 class Buffers:
-    """The buffers of a model, watched: what a pass writes there is an error.
+    """The buffers and parameters of a model, watched: what a pass writes there is an error.
 
     What is written between passes is the caller's own (weights that are loaded, statistics of
     public images), and so is a table that a layer writes anew each time with what it held before.
@@ -54,6 +56,7 @@ class Buffers:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._seen: dict[str, Seen] = {}
+        self._parameters: dict[str, Tensor] = {}
         self.remember()
 
     @contextmanager
@@ -63,8 +66,9 @@ class Buffers:
         yield
         self.check()
 
-    def remember(self) -> None:
-        """Take them as they are: a pass begins."""
+    def remember(self, *, parameters: bool = False) -> None:
+        """Take them as they are: a pass begins. Parameters too, if they are to be looked at."""
+        self._parameters = _sums_of_bits(self.model) if parameters else {}
         before, self._seen = self._seen, {}
         for name, buffer in self.model.named_buffers():
             known = before.get(name)
@@ -89,3 +93,20 @@ class Buffers:
                     "layer into evaluation mode."
                 )
             self._seen[name] = Seen(buffer, buffer._version, known.values)
+        now = _sums_of_bits(self.model) if self._parameters else {}
+        for name, before in self._parameters.items():
+            if name not in now or not torch.equal(before, now[name]):
+                raise UnsupportedLayer(
+                    f'the forward pass writes to the parameter "{name}": it would keep numbers of '
+                    "private images that no noise covers. Let the optimizer alone change weights."
+                )
+
+
+@torch.no_grad()
+def _sums_of_bits(model: nn.Module) -> dict[str, Tensor]:
+    """One number for each parameter, that another content hardly has."""
+    sums = {}
+    for name, parameter in model.named_parameters():
+        words = torch.int16 if parameter.element_size() == 2 else torch.int32
+        sums[name] = parameter.contiguous().reshape(-1).view(words).sum(dtype=torch.int64)
+    return sums

@@ -21,6 +21,7 @@ from sfumato.ghost.arithmetic import (
     rounding_of_sums,
     sum_from_above,
     sum_of_squares,
+    sum_type,
     widened,
 )
 from sfumato.ghost.geometry import Geometry
@@ -74,15 +75,18 @@ def measured(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples:
     if on_gpu.takes(x, geometry) and several:
         squares, lengths = on_gpu.measured(x, g, weight, geometry, examples)
         return Measured(squares, lengths, torch.finfo(torch.float32).eps * sum(depths))
+    slid = slides(x, g, weight, geometry, examples)
     if geometry.is_linear:
         grams = [_gram_of_rows(t.reshape(examples, -1, t.shape[-1])) for t in (x, g)]
-    elif slides(x, g, weight, geometry, examples):
+    elif slid:
         grams = [_slid_gram(x, g, weight, geometry), _gram(_by_group(g, geometry))]
     else:
         grams = [_gram(t) for t in contract.columns(x, g, weight, geometry, examples)]
     products = grams[0].mul_(grams[1])
     lengths = products.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().flatten(1).sum(dim=1)
     doubt = sum(rounding_of_sums(depth, x) for depth in depths) if several else 0.0
+    if several and slid:  # shifts along each axis are added one after the other
+        doubt += torch.finfo(sum_type(x)).eps * sum(weight.shape[2:])
     return Measured(sum_from_above(products), lengths, doubt)
 
 

@@ -52,8 +52,9 @@ class Contraction(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """The gradient of the input, and what the dummies keep."""
         (g,) = gradients
+        # Checkpointing runs the forward pass again for these, and must find it as it was.
+        x, weight, *of_standardised = ctx.saved_tensors
         with plain():
-            x, weight, *of_standardised = ctx.saved_tensors
             plan, geometry, examples = ctx.plan, ctx.plan.geometry, ctx.plan.examples
             g = contract.packed(g, x, g.dtype)
             grad_x = None

@@ -62,15 +62,19 @@ def ghost_norm(
     )
     along_1 = _per_example((g * sums).flatten(2).sum(dim=2), examples)
     along_w = (g * y).flatten(2).sum(dim=2)
+    unsure = torch.zeros_like(along_w)
     if bias is not None:
         along_w = along_w - bias * g.flatten(2).sum(dim=2)
-    along_w = _per_example(along_w, examples)
+        # An output is rounded by a part of its bias too, which may be larger than all the rest.
+        unsure = torch.finfo(g.dtype).eps * bias.abs() * g.abs().flatten(2).sum(dim=2)
+    along_w, unsure = _per_example(along_w, examples), _per_example(unsure, examples)
     length = weight.flatten(1).square().sum(dim=1)
     lost = along_1.square() / size + along_w.square() * (2 - length)
     # The difference of large numbers: never below what rounding could hide. The output is a long
     # sum itself, in any order, and squares are wrong by twice as much.
     eps = torch.finfo(g.dtype).eps
-    left = (found.squares - lost.sum(dim=1)).clamp(min=0) + 8 * eps * found.squares
+    unsure = (2 * along_w.abs() * unsure + unsure.square()).sum(dim=1)
+    left = (found.squares - lost.sum(dim=1)).clamp(min=0) + 8 * eps * found.squares + unsure
     doubt = found.doubt + eps * size
     return grams.with_room(grams.Measured(left, found.lengths, doubt), rounding)
 

@@ -14,12 +14,17 @@ PLACES = ("", "stages/train", "stages/student")
 VERBS = ("train", "warmup", "release")
 
 
-def load_model(run: Run | str | Path, device: str = "cpu") -> "TrainedModel":
+def load_model(
+    run: Run | str | Path, device: str = "cpu", *, trust_code: bool = False
+) -> "TrainedModel":
     """The classifier that a run has left, with its weights: those averaged, if there are such.
 
     `run` is the directory of a run of `sfumato train`, `warmup` or `release`, one of its stages, or
     any folder with model.json and model.safetensors. Where a ledger lies beside them, the promise
     comes with it. Raises `RunError` where there is no such model, or it cannot be built again.
+
+    A network of somebody's own is built by code whose name the folder gives. It is imported and run
+    with `trust_code` alone: a folder from elsewhere may name anything.
     """
     from sfumato.nn.zoo import load_exactly
     from sfumato.recipes.origin import ledger_beside
@@ -29,6 +34,11 @@ def load_model(run: Run | str | Path, device: str = "cpu") -> "TrainedModel":
     folder = find_model(run.path if isinstance(run, Run) else Path(run).expanduser())
     description = read_description(folder)
     name, own = description.model, _is_own(description.model)
+    if own and not trust_code:
+        raise RunError(
+            f'the network of {folder} is built by "{name}", code that would be imported and run. '
+            "If you know it: load_model(..., trust_code=True)."
+        )
     try:
         network = description.new_network()
     except ConfigError as problem:

@@ -164,9 +164,12 @@ def _ledgers(weights: Path, images: "Images | None" = None) -> "list[Ledger]":
     from sfumato.privacy.ledger import Ledger
 
     books = [Ledger.from_records(origin.lines) for origin in _origins(weights) if origin.ledger]
-    if images is None or _has_learnt(weights, images):
+    if images is None:
         return books
-    return [book for book in books if _same(images.name, *_names(book))]
+    names = {images.name}
+    if _has_learnt(weights, images) and (own := origin_of(weights)) is not None and own.ledger:
+        names |= _names(Ledger.from_records(own.lines))  # the same images, by another name
+    return [book for book in books if any(_same(name, *_names(book)) for name in names)]
 
 
 def _has_learnt(weights: Path, images: "Images") -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sfumato.data.dice import seed_of
 from sfumato.ghost.buffers import Buffers
 from sfumato.ghost.clip import Clipped, Ghost
+from sfumato.ghost.mixing import is_due
 from sfumato.ghost.plain_group_norm import QuickGroupNorm, has_group_norm
 from sfumato.nn.observe import evaluating
 from sfumato.privacy.budget import Plan
@@ -80,7 +81,8 @@ def private_step(
     buffers = Buffers(ghost.model)
 
     def step(batch: Batch) -> dict[str, float]:
-        buffers.remember()
+        is_last = batch.step == plan.steps - 1
+        buffers.remember(parameters=is_last or is_due(batch.step))
         max_norm = plan.at(batch.step).max_norm
         if ghost.clipping.max_norm != max_norm:
             ghost.clipping = replace(ghost.clipping, max_norm=max_norm)
@@ -91,7 +93,7 @@ def private_step(
             # An example that is not finite has spoilt the sums, which is rare: again, without it.
             total = gather.with_care(batch)
         # What replays write moves no version: before the weights are done, values are looked at.
-        buffers.check(values=batch.step == plan.steps - 1)
+        buffers.check(values=is_last)
         if world.agree(world.leads and is_lost(total, ledger, secret, batch.step)):
             for parameter in ghost.parameters.values():
                 parameter.grad = None

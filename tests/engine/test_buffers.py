@@ -7,7 +7,7 @@ import torch
 from loops import attached, dataset, losses
 from torch import nn
 
-from sfumato.errors import UnsupportedLayer
+from sfumato.errors import PrivacyError, UnsupportedLayer
 from sfumato.ghost.admit import admit
 from sfumato.ghost.buffers import Buffers
 from sfumato.ghost.clip import Ghost
@@ -126,3 +126,22 @@ def test_values_are_looked_at_where_versions_cannot_tell(monkeypatch):
     monkeypatch.setattr("sfumato.ghost.buffers.Seen.equals", lambda *_: False)
     with pytest.raises(UnsupportedLayer, match='buffer "mean"'):
         buffers.check(values=True)
+
+
+WRITTEN = {
+    "frozen": lambda self, new: self.kept.data.copy_(new),
+    "another tensor": lambda self, new: setattr(self, "kept", nn.Parameter(new, False)),
+    "trained, by .data": lambda self, new: self.layer.weight.data[0].copy_(new),
+}
+
+
+@pytest.mark.parametrize("write", WRITTEN)
+def test_what_a_pass_writes_to_a_parameter_is_refused(write):
+    model = Keeping(lambda self: self.calls > 60, WRITTEN[write])
+    model.kept = nn.Parameter(torch.zeros(64), requires_grad=False)
+    model, optimizer, engine = attached(model)
+    model.calls = 100
+    x, y = dataset()[:12]
+    with pytest.raises((UnsupportedLayer, PrivacyError), match="parameter"):
+        optimizer.step(loss=losses(model, x, y))
+    assert not engine.ledger.events

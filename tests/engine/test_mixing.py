@@ -145,3 +145,21 @@ def test_the_question_comes_at_first_and_then_ever_more_rarely():
     later = sum(mixing.is_due(10_000) for _ in range(5_000))
     assert 50 < later < 170  # one in fifty, give or take seven deviations
     assert not any(mixing.is_due(10**12, rarely=None) for _ in range(20))
+
+
+def test_what_belongs_to_no_example_may_have_as_many_rows_as_a_batch(always):
+    class Near(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 5)
+
+        def forward(self, x, prototypes):
+            return self.layer(x.flatten(1)) @ prototypes.T
+
+    model, optimizer, engine = attached(Near())
+    prototypes = torch.randn(8, 5)
+    for count in (4, 8, 8, 6):
+        x, y = dataset()[:count]
+        out = model(x, prototypes)
+        optimizer.step(loss=F.cross_entropy(out, y, reduction="none"))
+    assert len(engine.ledger.events) == 4

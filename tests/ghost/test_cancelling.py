@@ -81,6 +81,34 @@ def test_positions_that_nearly_cancel_stay_within_the_bound(kind, left, position
     assert worst <= 1
 
 
+@pytest.mark.parametrize("mode", ["ghost_mixed", "ghost"])
+def test_a_bias_far_above_the_inputs_of_standardised_weights(mode):
+    """An output is rounded by a part of its bias, and what the inputs add is hardly more."""
+    torch.manual_seed(5)
+    layer = StandardisedConv2d(64, 64, 3, padding=1)
+    assert layer.bias is not None
+    nn.init.ones_(layer.bias)
+    x, rows, size = 1e-6 * torch.randn(1, 64, 2, 2), torch.zeros(1, 64, 2, 2), torch.randn(64)
+    rows[0, :, 0, 1], rows[0, :, 1, 0] = 1e12 * size, -1e12 * size
+
+    def loss(layer, x):
+        return (layer(x) * rows).flatten(1).sum(dim=1)
+
+    assert added(layer, loss, (x,), 1, bound=1.0, mode=mode) <= 1
+
+
+def test_long_kernels_along_one_axis():
+    """The Gram matrix is slid along thousands of shifts: each adds what one float32 loses."""
+    layer = nn.Conv1d(1, 1, 2001, padding=1000, bias=False)
+    x, rows = torch.full((1, 1, 1000), (0.98 * 2.0**-24) ** 0.5), torch.zeros(1, 1, 1000)
+    x[..., 0], rows[..., 0] = 1.0, 1e3
+
+    def loss(layer, x):
+        return (layer(x) * rows).flatten(1).sum(dim=1)
+
+    assert added(layer, loss, (x,), 1, bound=1.0) <= 1
+
+
 def test_rows_of_a_table_that_cancel():
     torch.manual_seed(0)
     g = 1.3 + 1e-4 * torch.randn(1, 2, 50_000)

@@ -110,6 +110,18 @@ class Checkpointed(nn.Module):
         return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False)
 
 
+class CheckpointedLinear(nn.Module):
+    """The block ends in a layer with a rule, which asks for what is computed again."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 5)
+
+    def forward(self, x):
+        block = nn.Sequential(self.first, nn.Tanh(), self.last)
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+
+
 def frozen(module, *names):
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name not in names)
@@ -244,6 +256,7 @@ CASES = {
     "module called twice": (Twice, IMAGE),
     "windows": (Windows, (48,)),
     "activation checkpointing": (Checkpointed, IMAGE),
+    "checkpointing of linear layers": (CheckpointedLinear, SEQUENCE),
     "in-place activation": (inplace_net, IMAGE),
     "channels last": (channels_last, IMAGE),
 }  # fmt: skip

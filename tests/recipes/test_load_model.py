@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from sfumato.errors import RunError
 from sfumato.nn.zoo import build_model
 from sfumato.recipes import train
 from sfumato.runs import Run, open_run
+
+load_model = partial(sfumato.load_model, trust_code=True)
 
 
 def go(out, data, **options):
@@ -54,7 +57,7 @@ def copy(run, tmp_path):
 
 
 def test_a_loaded_model_says_what_it_was_and_promises(run):
-    trained = sfumato.load_model(run)
+    trained = load_model(run)
     assert trained.classes == tuple("0123456789")
     assert trained.image_size == (8, 8)
     assert not trained.network.training
@@ -65,7 +68,7 @@ def test_a_loaded_model_says_what_it_was_and_promises(run):
 
 
 def test_predictions_are_by_name_and_those_of_the_network(run, digits, tmp_path):
-    trained = sfumato.load_model(run)
+    trained = load_model(run)
     test = sfumato.load_images(digits, "test")
     inputs = trained.preprocess(test)
     assert inputs.equal((test.pixels.float() / 255 - 0.5) / 0.5)
@@ -100,7 +103,7 @@ def test_what_train_scored_is_what_a_loaded_model_reaches(options, digits, tmp_p
         digits = in_colour(digits, tmp_path / "colour.npz")
     out = go(tmp_path / "run", digits, **options)
     test = sfumato.load_images(digits, "test", image_size=options.get("image_size"))
-    trained = sfumato.load_model(out)
+    trained = load_model(out)
     assert accuracy(trained, test) == scored(out)
     assert (trained.promise is None) == (options.get("mode") == "non-private")
     saved = load_file(out / "model.safetensors")
@@ -124,18 +127,18 @@ def test_a_head_on_frozen_features_needs_the_weights_that_it_began_with_no_more(
         weights=tmp_path / "began.safetensors",
     )  # fmt: skip
     (tmp_path / "began.safetensors").unlink()
-    trained = sfumato.load_model(out)
+    trained = load_model(out)
     assert trained.description.norm == "frozen"
     assert any(isinstance(m, torch.nn.BatchNorm2d) for m in trained.network.modules())
     assert accuracy(trained, sfumato.load_images(digits, "test", image_size=32)) == scored(out)
 
 
 def test_a_run_its_path_its_weights_or_two_files_of_it_will_do(run, tmp_path):
-    whole = sfumato.load_model(run)
+    whole = load_model(run)
     for name in ("model.json", "model.safetensors"):
         shutil.copy(run / name, tmp_path)
     for given in (Run(run), str(run), run / "model.safetensors", tmp_path):
-        trained = sfumato.load_model(given)
+        trained = load_model(given)
         assert trained.description == whole.description
         assert (trained.promise is None) == (given == tmp_path)
 
@@ -203,13 +206,13 @@ def described(**changes):
 def test_what_is_no_model_is_refused_in_words(change, message, copy):
     change(copy)
     with pytest.raises(RunError, match=message):
-        sfumato.load_model(copy)
+        load_model(copy)
 
 
 def test_a_stage_that_is_no_classifier_says_so(tmp_path):
     (tmp_path / "stages/sample").mkdir(parents=True)
     with pytest.raises(RunError, match="a stage without a classifier"):
-        sfumato.load_model(tmp_path / "stages/sample")
+        load_model(tmp_path / "stages/sample")
 
 
 def test_own_code_is_found_where_one_is(run, digits, tmp_path, monkeypatch):
@@ -218,4 +221,15 @@ def test_own_code_is_found_where_one_is(run, digits, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = go(tmp_path / "run", digits, model="my_networks:network", steps=1)
     monkeypatch.delitem(sys.modules, "my_networks")
-    assert sfumato.load_model(out).description.model == "my_networks:network"
+    assert load_model(out).description.model == "my_networks:network"
+
+
+def test_code_that_a_folder_names_is_run_for_those_who_trust_it_alone(run, tmp_path, monkeypatch):
+    copied = tmp_path / "got_by_mail"
+    shutil.copytree(run, copied)
+    described(model="got_by_mail.evil:network")(copied)
+    (copied / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match=r"code that would be imported and run.*trust_code=True"):
+        sfumato.load_model(copied)
+    assert not (tmp_path / "ran").exists()

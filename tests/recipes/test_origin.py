@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from warmups import tiny as tiny_warmup
 from warmups import warm
 
-from sfumato.errors import PrivacyError
+from sfumato.errors import DataError, PrivacyError
 from sfumato.files import read_lines
 from sfumato.lineage import read_note
 from sfumato.privacy.ledger import Ledger
@@ -302,3 +302,26 @@ def test_every_verb_that_takes_public_images_asks_who_paid(settings, paid, tmp_p
         config = tiny_warmup(tmp_path, **{"data": settings.data, **changes})
         with pytest.raises(PrivacyError, match=r"made from own-train under epsilon 9\.5"):
             warm(config, tmp_path / "warmup")
+
+
+def test_public_weights_before_a_private_run_are_no_reason_to_refuse_what_comes_after(
+    settings, tmp_path
+):
+    others = replace(
+        settings, data=save(tmp_path / "others.npz", "3-5"), mode="non-private", epsilon=None
+    )
+    go(others, tmp_path / "public")
+    private = replace(settings, weights=tmp_path / "public/model.safetensors")
+    go(private, tmp_path / "private")
+    again = replace(settings, weights=tmp_path / "private/model.safetensors", epsilon=3.0)
+    summary = go(again, tmp_path / "again")
+    assert summary["epsilon"] <= 3
+    assert len(book(tmp_path / "again").events) == 6
+
+
+def test_a_note_that_is_damaged_is_said_in_words(first, tmp_path):
+    state = load_file(first / "model.safetensors")
+    for number, note in enumerate(["{", '{"verb": 3}']):
+        save_file(state, tmp_path / f"{number}.safetensors", {"sfumato": note})
+        with pytest.raises(DataError, match="its note of where it comes from is damaged"):
+            read_note(tmp_path / f"{number}.safetensors")

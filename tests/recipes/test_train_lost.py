@@ -16,7 +16,7 @@ SETTINGS = train.Config(
 
 
 def go(config, out):
-    with open_run(config, verb="train", out=out) as run:
+    with open_run(config, verb="train", out=out, say=print) as run:
         return train.run(config, run)
 
 
@@ -38,20 +38,20 @@ def killed(tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-def test_steps_that_were_paid_and_lost_are_counted_and_told(killed):
-    summary = go(replace(SETTINGS, physical_batch_size=7), killed)
-    assert summary["steps_left_out"] == 4
-    assert read_json(killed / "done.json")["steps_left_out"] == 4
-    assert "left out  4 steps were paid and had no effect" in train.show(summary)
+def test_steps_that_were_paid_and_lost_are_counted_and_told(killed, capsys):
+    go(replace(SETTINGS, physical_batch_size=7), killed)
+    assert "4 steps, for your eyes, were paid and had no effect" in capsys.readouterr().out
+    assert read_json(killed / "private/scores.json")["steps_left_out"] == 4
     said = (killed / "log.txt").read_text()
+    assert "for your eyes" not in said + (killed / "done.json").read_text()
     assert "without a checkpoint yet: what was paid is not paid again. 4 steps from here on" in said
     assert len(read_lines(killed / "ledger.jsonl")) == 6
 
 
-def test_steps_that_come_out_the_same_are_not_lost(killed):
-    summary = go(SETTINGS, killed)
-    assert summary["steps_left_out"] == 0
-    assert "left out" not in train.show(summary)
+def test_steps_that_come_out_the_same_are_not_lost(killed, capsys):
+    go(SETTINGS, killed)
+    assert read_json(killed / "private/scores.json")["steps_left_out"] == 0
+    assert "for your eyes" not in capsys.readouterr().out
 
 
 def test_the_first_checkpoints_come_early(tmp_path, monkeypatch):

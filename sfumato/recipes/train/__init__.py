@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 from sfumato.recipes import Recipe, as_label
 from sfumato.recipes.train.learner import describe
 from sfumato.recipes.train.learner import prepare as prepare
-from sfumato.recipes.train.promise import open_ledger, promise_summary, tell_going_on
+from sfumato.recipes.train.promise import (
+    open_ledger,
+    promise_summary,
+    steps_left_out,
+    tell_going_on,
+)
 from sfumato.recipes.train.settings import PRESETS as PRESETS
 from sfumato.recipes.train.settings import Config
 from sfumato.runs import Run
@@ -107,8 +112,6 @@ def show(summary: Mapping[str, Any]) -> str:
         f'  use it    sfumato.load_model("{summary["run"]}") in Python',
         f"  private   {summary['run']}/private: do not share; scores.json has the test accuracy",
     ]
-    if summary.get("steps_left_out"):  # runs of earlier versions do not say
-        lines.append(f"  left out  {summary['steps_left_out']} steps were paid and had no effect")
     lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
     return "\n".join(lines)
 
@@ -199,8 +202,11 @@ def conclude(
     run.save_tensors("model.safetensors", learner.best.state_dict(), paid.ledger.promise())
     describe(config, test).keep(run)
     scores = {"test_accuracy": accuracy(learner.best, test), "test_images": len(test.images)}
-    run.write_json("private/scores.json", scores)
-    return run.finish({**promise_summary(paid, run), "model": config.model, "run": str(run.path)})
+    left_out = steps_left_out(run)
+    run.write_json("private/scores.json", {**scores, "steps_left_out": left_out})
+    if left_out:
+        run.say(f"{left_out} steps, for your eyes, were paid and had no effect")
+    return run.finish({**promise_summary(paid), "model": config.model, "run": str(run.path)})
 
 
 RECIPE = Recipe(

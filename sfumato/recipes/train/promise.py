@@ -104,15 +104,18 @@ def header_of(
     )  # fmt: skip
 
 
-def promise_summary(paid: "Paid", run: Run) -> dict[str, Any]:
-    """What was promised, by what noise, and how many steps had no effect."""
+def promise_summary(paid: "Paid") -> dict[str, Any]:
+    """What was promised, and by what noise."""
     names = ("noise_multiplier", "rate", "steps")
     numbers = {name: getattr(paid.plan, name) for name in names}
-    return {**paid.ledger.promise(), **numbers, "steps_left_out": steps_left_out(run)}
+    return {**paid.ledger.promise(), **numbers}
 
 
 def steps_left_out(run: Run) -> int:
-    """How many steps were paid for, lost in a crash, and left out then."""
+    """How many steps were paid for, lost in a crash, and left out then.
+
+    Private: which sums come out otherwise, in other chunks, depends on how long batches are.
+    """
     from sfumato.train.steps import LEFT_OUT
 
     return sum(LEFT_OUT in line for line in read_lines(run.path / "private" / "metrics.jsonl"))

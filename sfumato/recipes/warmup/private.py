@@ -41,7 +41,7 @@ def generator(scene: Scene, stage: Run | None) -> None:
     if stage is None:
         return
     show_learnt(scene, stage, math.ceil(plan.steps * plan.expected_batch), learner.best)
-    state, promise = learner.best.state_dict(), promise_summary(paid, stage)
+    state, promise = learner.best.state_dict(), promise_summary(paid)
     stage.save_tensors("model.safetensors", state, paid.ledger.promise())
     blueprint_of(scene).keep(stage)
     stage.finish({**promise, "model": "a generator", "run": str(stage.path)})
