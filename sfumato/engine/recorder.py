@@ -134,15 +134,15 @@ class Recorder:
             raise ConfigError("the model was given a batch of no examples: leave such batches out.")
         modes = tuple(module.training for module in self.module.modules())
         key = (tuple(kind_of(value) for value in values), tuple(names), modes)
+        is_asked = examples > 1 and is_due(self._clipped[key])
+        if is_asked:
+            self._buffers.remember_parameters()
         if key not in self.ghost.layouts:
             self._examine(values, names, examples, key)
         # What has as many rows as there are examples now, and had so before, is of the examples.
         places = {i for i, value in enumerate(values) if _is_batch(value, examples)}
         self._batches[key] = places & self._batches.get(key, places)
         self._kind, self._leaves = key, None
-        is_asked = examples > 1 and is_due(self._clipped[key])
-        if is_asked:
-            self._buffers.remember(parameters=True)
         with self.ghost.recording(examples, key) as tape:
             marked = tape.mark(values)
             if is_asked:

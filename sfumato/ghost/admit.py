@@ -147,7 +147,7 @@ def _check_buffers(
     """A buffer that the batch writes to would carry private statistics out without noise."""
     buffers = Buffers(model)
     for learning in (False, True):
-        buffers.remember(parameters=True)
+        buffers.remember_parameters()
         with torch.set_grad_enabled(learning):
             loss_fn(model, *inputs)
         buffers.check(values=True)

@@ -66,14 +66,18 @@ class Buffers:
         yield
         self.check()
 
-    def remember(self, *, parameters: bool = False) -> None:
-        """Take them as they are: a pass begins. Parameters too, if they are to be looked at."""
-        self._parameters = _sums_of_bits(self.model) if parameters else {}
+    def remember(self) -> None:
+        """Take the buffers as they are: a pass begins, and its parameters are not looked at."""
+        self._parameters = {}
         before, self._seen = self._seen, {}
         for name, buffer in self.model.named_buffers():
             known = before.get(name)
             kept = known is not None and known.is_of(buffer)
             self._seen[name] = known if known is not None and kept else Seen.of(buffer)
+
+    def remember_parameters(self) -> None:
+        """Take the parameters as they are, too: for this pass they are to be looked at."""
+        self._parameters = _sums_of_bits(self.model)
 
     def check(self, *, values: bool = False) -> None:
         """Raise if one was written to since, and put back what it held.

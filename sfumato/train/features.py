@@ -60,7 +60,7 @@ def with_features(
     if say is not None:
         say("only the head learns: features of each image are found once")
     pieces, buffers = [], Buffers(model)
-    buffers.remember(parameters=True)
+    buffers.remember_parameters()
     for start in range(0, len(reading.images), 256):
         x = reading.normalise(reading.scale(slice(start, start + 256)))
         pieces.append(_run(model, head, reading, x)[0])

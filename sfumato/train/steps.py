@@ -82,7 +82,9 @@ def private_step(
 
     def step(batch: Batch) -> dict[str, float]:
         is_last = batch.step == plan.steps - 1
-        buffers.remember(parameters=is_last or is_due(batch.step))
+        buffers.remember()
+        if is_last or is_due(batch.step):
+            buffers.remember_parameters()
         max_norm = plan.at(batch.step).max_norm
         if ghost.clipping.max_norm != max_norm:
             ghost.clipping = replace(ghost.clipping, max_norm=max_norm)

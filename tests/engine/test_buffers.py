@@ -145,3 +145,19 @@ def test_what_a_pass_writes_to_a_parameter_is_refused(write):
     with pytest.raises((UnsupportedLayer, PrivacyError), match="parameter"):
         optimizer.step(loss=losses(model, x, y))
     assert not engine.ledger.events
+
+
+def test_whichever_call_of_the_first_step_writes_nothing_of_it_is_left():
+    """The model is also run to be surveyed, on some of the same images; trials run copies of it."""
+    x, y = dataset()[:12]
+    model, optimizer, _ = attached(Keeping(lambda _: False))
+    optimizer.step(loss=losses(model, x, y))
+    refused = 0
+    for call in range(1, model.calls + 1):
+        found, optimizer, _ = attached(Keeping(lambda self, call=call: self.calls == call))
+        try:
+            optimizer.step(loss=losses(found, x, y))
+        except UnsupportedLayer:
+            refused += 1
+        assert not found.mean.any(), call
+    assert refused > model.calls // 2
