@@ -7,7 +7,8 @@ from torch import nn
 
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
-from sfumato.recipes import train
+from sfumato.files import read_json
+from sfumato.recipes import audit, train
 from sfumato.runs import open_run
 
 
@@ -60,3 +61,14 @@ def learn_digits(images):
         nn.functional.cross_entropy(model(x), images.labels).backward()
         optimizer.step()
     return model
+
+
+def do(config, out):
+    """An audit, whole."""
+    with open_run(config, verb="audit", out=out) as run:
+        return audit.run(config, run)
+
+
+def findings(out):
+    """What it left in private/."""
+    return read_json(out / "private" / "audit.json")
