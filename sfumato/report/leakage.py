@@ -12,6 +12,7 @@ Errors are mean squared errors of pixels in [-1, 1]. Nothing here knows of model
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from sfumato.privacy.proof.lower import check_confidence
 
 TrueErrors = Float[np.ndarray, " true"]
 NullErrors = Float[np.ndarray, " null"]
+Statistic = TypeVar("Statistic", float, np.ndarray)
 """One error a trial. There need not be as many null trials as true ones."""
 
 
@@ -109,7 +111,7 @@ def roc(true_errors: TrueErrors, null_errors: NullErrors) -> Roc:
 
 
 def clustered_interval(
-    statistic: Callable[[Roc], float],
+    statistic: Callable[[Roc], Statistic],
     true_errors: TrueErrors,
     null_errors: NullErrors,
     true_images: Int[np.ndarray, " true_images"],
@@ -118,33 +120,16 @@ def clustered_interval(
     level: float = 0.95,
     resamples: int = 500,
     seed: int = 0,
-) -> tuple[float, float]:
+) -> tuple[Statistic, Statistic]:
     """Limits of a statistic of the ROC when trials share images: a bootstrap that draws images.
+
+    A statistic of several numbers has limits for each by itself.
 
     `true_images` and `null_images` number the image that each trial was compared with. An image is
     drawn with all of its trials, true and null, so a thousand trials of one easy image count as
     one. Percentile limits: right for many images (100 or more), not exact. The same seed gives the
     same limits. Draws with no true or no null trial at all are left out.
     """
-    low, high = clustered_limits(
-        lambda curve: np.array([statistic(curve)]), true_errors, null_errors, true_images,
-        null_images, level=level, resamples=resamples, seed=seed,
-    )  # fmt: skip
-    return float(low[0]), float(high[0])
-
-
-def clustered_limits(
-    statistics: Callable[[Roc], np.ndarray],
-    true_errors: TrueErrors,
-    null_errors: NullErrors,
-    true_images: Int[np.ndarray, " true_images"],
-    null_images: Int[np.ndarray, " null_images"],
-    *,
-    level: float = 0.95,
-    resamples: int = 500,
-    seed: int = 0,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The same for several statistics at once, each by itself: lower limits, and upper ones."""
     check_confidence(level, "level")
     if true_images.shape != true_errors.shape or null_images.shape != null_errors.shape:
         raise DataError("each trial needs the number of its image: the lengths differ.")
@@ -160,7 +145,7 @@ def clustered_limits(
         times = np.bincount(generator.integers(len(names), size=len(names)), minlength=len(names))
         true_counts, null_counts = times[true_numbers], times[null_numbers]
         if true_counts.any() and null_counts.any():
-            found.append(statistics(curve(true_counts, null_counts)))
+            found.append(statistic(curve(true_counts, null_counts)))
     low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return low, high
 

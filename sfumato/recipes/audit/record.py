@@ -62,7 +62,7 @@ def describe_attack(
     """An attack by its scores of members and of others: rates with intervals, and the ROC."""
     import numpy as np
 
-    from sfumato.report.leakage import Roc, clustered_limits, roc
+    from sfumato.report.leakage import Roc, clustered_interval, roc
 
     # A score that is large speaks for membership, and an error that is small does.
     errors = -np.asarray(inside, dtype=np.float64), -np.asarray(outside, dtype=np.float64)
@@ -74,7 +74,7 @@ def describe_attack(
     def numbers(curve: Roc) -> np.ndarray:
         return np.array([curve.auc, *map(curve.tpr_at, rates)])
 
-    limits = clustered_limits(numbers, *errors, *images, level=confidence, resamples=200)
+    limits = clustered_interval(numbers, *errors, *images, level=confidence, resamples=200)
     low, high = (limit.tolist() for limit in limits)
     auc, one, tenth = zip(numbers(whole).tolist()[:3], low[:3], high[:3], strict=True)
     return {

@@ -23,14 +23,8 @@ def require_all_classes(number: int, classes: Sequence[str]) -> None:
 
 def check_nothing_drawn(config: "Config") -> None:
     """Refuse what needs drawn images, where there are none."""
-    asked = {
-        "--private": config.private, "--extender": config.extender != "none",
-        "--guide-weight": config.guide_weight, "--control-widths": config.control_widths,
-        "--denoiser": config.denoiser, "--warm-repeats": config.warm_repeats > 1,
-        "--vary": config.vary,
-        f"the stage {config.stage}": config.stage not in ("all", *config.stages),
-    }  # fmt: skip
-    if found := [name for name, given in asked.items() if given]:
+    needs = {"--extender": config.extender != "none", "--warm-repeats": config.warm_repeats > 1}
+    if found := _given({**_about_drawing(config), **needs}):
         raise ConfigError(
             f"--number 0 draws no image, and {found[0]} needs some: leave one of them out (after a "
             "preset: --warm-repeats 1)."
@@ -39,17 +33,25 @@ def check_nothing_drawn(config: "Config") -> None:
 
 def check_samples(config: "Config") -> None:
     """Refuse what is about drawing images, where they are brought."""
-    asked = {
-        "--private": config.private, "--number 0": not config.number,
-        "--guide-weight": config.guide_weight, "--control-widths": config.control_widths,
-        "--denoiser": config.denoiser, "--vary": config.vary,
-        f"the stage {config.stage}": config.stage not in ("all", *config.stages),
-    }  # fmt: skip
-    if found := [name for name, given in asked.items() if given]:
+    if found := _given({**_about_drawing(config), "--number 0": not config.number}):
         raise ConfigError(
             f"--samples are there already, and {found[0]} is about drawing some: leave one of them "
             "out."
         )
+
+
+def _about_drawing(config: "Config") -> dict[str, object]:
+    """Settings that say how images are drawn, and what was given."""
+    return {
+        "--private": config.private, "--guide-weight": config.guide_weight,
+        "--control-widths": config.control_widths, "--denoiser": config.denoiser,
+        "--vary": config.vary,
+        f"the stage {config.stage}": config.stage not in ("all", *config.stages),
+    }  # fmt: skip
+
+
+def _given(asked: dict[str, object]) -> list[str]:
+    return [name for name, given in asked.items() if given]
 
 
 def check_controls(config: "Config") -> None:
