@@ -5,7 +5,7 @@ would promise more privacy than there is.
 """
 
 from sfumato.errors import ConfigError
-from sfumato.ghost.factors import Clipping, ClipStyle
+from sfumato.ghost.factors import Clipping
 from sfumato.privacy.accounting import Accountant
 
 ACCOUNTANTS: dict[str, list[Accountant]] = {
@@ -16,7 +16,7 @@ ACCOUNTANTS: dict[str, list[Accountant]] = {
     "all": ["pld", "rdp"],
 }
 
-CLIP_FUNCTIONS: dict[str, ClipStyle] = {
+CLIP_FUNCTIONS: dict[str, str] = {
     "vanilla": "vanilla",
     "autos": "automatic",
     "autov": "auto-v",

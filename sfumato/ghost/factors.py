@@ -1,17 +1,39 @@
 """Clip factors: how much is kept of each example's gradient (Abadi et al. 2016; Bu et al. 2022)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sfumato.errors import ConfigError
 
-ClipStyle = Literal["vanilla", "automatic", "auto-v", "global"]
 MARGIN = 1e-5
 """Factors are this much too small, so that rounding cannot push a contribution over the bound."""
+TINY = 1e-15
+"""The square of a smaller norm vanishes in float32, and with it the norm."""
+
+
+def _vanilla(norms: Tensor, bound: float, stability: float) -> Tensor:
+    return (bound / torch.where(norms > 0, norms, 1.0)).clamp(max=1.0)
+
+
+def _automatic(norms: Tensor, bound: float, stability: float) -> Tensor:
+    length = norms + stability
+    return torch.where(length > TINY, bound / length, 0.0)
+
+
+CLIP_STYLES: dict[str, Callable[[Tensor, float, float], Tensor]] = {
+    "vanilla": _vanilla,
+    "automatic": _automatic,
+    "auto-v": lambda norms, bound, _: _automatic(norms, bound, 0.0),
+    "global": lambda norms, bound, _: (norms <= bound).to(norms.dtype),
+}
+"""Clip functions by name: factors from norms, bound and stability constant. Add your own here.
+
+None can break the bound: `clip_factors` lowers each factor to what the bound allows.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +43,11 @@ class Clipping:
     vanilla: min(1, C / norm), Abadi et al. automatic (AUTO-S): C / (norm + stability); auto-v:
     C / norm. global: 1 where the norm is at most C, else 0. With `per_layer`, each of the L layers
     is clipped on its own to C / sqrt(L), so that the whole stays within C. A norm bound that is not
-    positive and finite is refused, and so is a stability below 0, which would lengthen gradients
-    beyond the bound.
+    positive and finite is refused, and so is a stability below 0.
     """
 
     max_norm: float = 1.0
-    style: ClipStyle = "vanilla"
+    style: str = "vanilla"
     stability: float = 0.01
     per_layer: bool = False
 
@@ -46,22 +67,16 @@ class Clipping:
 def clip_factors(
     norms: Tensor, max_norm: float, style: str, stability: float, margin: float = MARGIN
 ) -> Tensor:
-    """One factor an example.
+    """One factor per example.
 
-    Guarantee: factor times norm is at most `max_norm`. A norm of zero gives a finite factor, a norm
-    that is infinite or NaN gives factor 0.
+    Guarantee, for every style: factor times norm is between 0 and `max_norm`. A norm of zero gives
+    a finite factor, a norm that is infinite or NaN gives factor 0.
     """
+    if style not in CLIP_STYLES:
+        raise ConfigError(f'clip style "{style}": there are {", ".join(CLIP_STYLES)}.')
     bound = max_norm * (1 - margin)
-    safe = torch.where(norms > 0, norms, 1.0)
-    if style == "vanilla":
-        factors = (bound / safe).clamp(max=1.0)
-    elif style in ("automatic", "auto-v"):
-        length = norms + stability if style == "automatic" else norms
-        # The square of a smaller norm vanishes in float32, and with it the norm.
-        factors = torch.where(length > 1e-15, bound / length, 0.0)
-    elif style == "global":
-        factors = (norms <= bound).to(norms.dtype)
-    else:
-        raise ConfigError(f'clip style "{style}": there are vanilla, automatic, auto-v, global.')
+    factors = CLIP_STYLES[style](norms, bound, stability)
+    # Whatever the style wants: no gradient gets longer than the bound.
+    factors = torch.minimum(factors, bound / norms.clamp(min=TINY)).clamp(min=0.0)
     # A factor so large that it overflows would turn a tiny gradient into an infinite one.
     return torch.where(norms.isfinite() & factors.isfinite(), factors, 0.0)

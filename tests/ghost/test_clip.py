@@ -4,7 +4,6 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -15,10 +14,10 @@ from torch import nn
 from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost.admit import one_at_a_time
 from sfumato.ghost.clip import Ghost
-from sfumato.ghost.factors import Clipping, ClipStyle
+from sfumato.ghost.factors import CLIP_STYLES, Clipping
 from sfumato.ghost.layout import MODES
 
-STYLES = get_args(ClipStyle)
+STYLES = list(CLIP_STYLES)
 
 
 def small_net(classes=5):

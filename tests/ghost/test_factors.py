@@ -1,17 +1,26 @@
 """Clip factors keep every contribution within the bound, or are refused."""
 
 import math
-from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from oracle import norm_of
+from torch import nn
 
 from sfumato.errors import ConfigError
-from sfumato.ghost.factors import Clipping, ClipStyle, clip_factors
+from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import CLIP_STYLES, Clipping, clip_factors
 
-STYLES = get_args(ClipStyle)
+STYLES = list(CLIP_STYLES)
+LENGTHENING = {
+    "three bounds": lambda norms, bound, stability: 3 * bound / norms,
+    "a constant": lambda norms, bound, stability: torch.full_like(norms, 100.0),
+    "backwards": lambda norms, bound, stability: -3 * bound / norms,
+    "a power": lambda norms, bound, stability: (bound / norms) ** 2 + 1,
+}
+"""Clip functions of a user that would let an example add more than the bound."""
 
 
 @given(
@@ -65,3 +74,31 @@ def test_the_four_clip_functions_are_the_published_ones():
 def test_an_unknown_style_is_refused():
     with pytest.raises(ConfigError, match="there are vanilla"):
         clip_factors(torch.ones(1), 1.0, "hard", 0.01)
+
+
+@pytest.mark.parametrize("per_layer", [False, True], ids=["together", "per layer"])
+@pytest.mark.parametrize("wanted", LENGTHENING)
+def test_no_clip_function_of_a_user_can_lengthen_a_gradient_beyond_the_bound(
+    wanted, per_layer, monkeypatch
+):
+    monkeypatch.setitem(CLIP_STYLES, "my own", LENGTHENING[wanted])
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    clipping = Clipping(max_norm=0.1, style="my own", per_layer=per_layer)
+    ghost, x = Ghost(model, clipping=clipping), torch.randn(6, 5)
+    x[3] *= 1e-4
+    for i in range(6):
+        found = ghost.clip(
+            lambda m, x: m(x).square().sum(dim=1), (x,), 6, mask=torch.arange(6) == i
+        )
+        assert norm_of(found.total) <= 0.1
+    assert float(found.factors.min()) >= 0.0
+
+
+@given(st.lists(st.floats(0, 1e30), min_size=1, max_size=9), st.floats(1e-6, 1e6))
+def test_a_clip_function_is_obeyed_where_it_keeps_the_bound(norms, max_norm):
+    norms = torch.tensor(norms)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CLIP_STYLES, "half", lambda norms, bound, _: bound / 2 / (norms + 1))
+        found = clip_factors(norms, max_norm, "half", 0.0, margin=0.0)
+    torch.testing.assert_close(found, max_norm / 2 / (norms + 1))
