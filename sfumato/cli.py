@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
 
 from sfumato import __version__
-from sfumato.config import dumps, from_json
+from sfumato.config import dumps, from_json, read_finished
 from sfumato.errors import ConfigError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json
 from sfumato.processes import leads, num_processes
@@ -225,7 +225,8 @@ def _remembered(recipe: Recipe, verb: str, out: str | None) -> Any:
     found = read_json(record)
     if found.get("verb") != verb:
         return None
-    return from_json(recipe.config, found["config"])
+    read = read_finished if (record.parent / "done.json").exists() else from_json
+    return read(recipe.config, found["config"])
 
 
 def _passing(recipe: Recipe, words: list[str]) -> list[str]:

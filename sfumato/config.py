@@ -2,6 +2,7 @@
 
 Reading is the strict direction: a key that is missing, unknown or of the wrong type is an error
 that names it. So a config on disk means what it says, and a run is never resumed by half a config.
+What is finished is read by `read_finished` instead: it stays readable when settings come and go.
 """
 
 import dataclasses
@@ -14,6 +15,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from sfumato.errors import ConfigError
 
 Config = TypeVar("Config")
+
+REMOVED = frozenset({"two_pass", "check_every"})
+"""Settings of earlier versions that no longer exist. Finished runs may still have them."""
 
 
 def to_json(value: Any) -> Any:
@@ -42,6 +46,35 @@ def dumps(value: Any, indent: int | None = None) -> str:
 def from_json(kind: type[Config], data: Any) -> Config:
     """The config of this kind that `to_json` made `data` from."""
     return _read(kind, data, "")
+
+
+def read_finished(kind: type[Config], data: Any) -> Config:
+    """The same of something finished, which an earlier version of sfumato may have made.
+
+    A setting that did not exist then takes its default, so the default of a new setting must be
+    what was done before there was a choice. One that was removed since is left out.
+    """
+    return from_json(kind, completed(kind, data))
+
+
+def completed(kind: Any, data: Any) -> Any:
+    """JSON of a finished config, with the keys that its class has in this version."""
+    if not dataclasses.is_dataclass(kind):
+        nested = [one for one in get_args(kind) if dataclasses.is_dataclass(one)]
+        return completed(nested[0], data) if nested else data
+    if not isinstance(data, dict):
+        return data
+    known = {entry.name: entry for entry in dataclasses.fields(kind)}
+    kept = {name: value for name, value in data.items() if name in known or name not in REMOVED}
+    hints = get_type_hints(kind)
+    for name, entry in known.items():
+        if name in kept:
+            kept[name] = completed(hints[name], kept[name])
+        elif entry.default is not dataclasses.MISSING:
+            kept[name] = to_json(entry.default)
+        elif entry.default_factory is not dataclasses.MISSING:
+            kept[name] = to_json(entry.default_factory())
+    return kept
 
 
 def differences(before: Any, after: Any, name: str = "") -> list[str]:
@@ -105,6 +138,11 @@ def _read_dataclass(kind: Any, data: Any, name: str) -> Any:
     hints = get_type_hints(kind)
     names = [entry.name for entry in dataclasses.fields(kind)]
     unknown, missing = set(data) - set(names), set(names) - set(data)
+    if removed := unknown & REMOVED:
+        raise ConfigError(
+            f'setting "{prefix}{min(removed)}" was removed: an earlier version of sfumato wrote '
+            "these settings. Go on with that version, or begin anew."
+        )
     if unknown:
         known = ", ".join(names)
         raise ConfigError(f'unknown setting "{prefix}{min(unknown)}". There are: {known}.')

@@ -245,7 +245,7 @@ def open_run(
     run._release = weakref.finalize(run, os.close, lock(path, shared=shared))
     try:
         run._tidy()
-        if settle(path, wanted, free, getattr(config, "read_first", {})):
+        if settle(path, wanted, free, getattr(config, "read_first", {}), type(config)):
             if run.has_begun:
                 run._before = (path / "config.json").read_bytes(), run.begun_stages
             run.write_json("config.json", wanted)

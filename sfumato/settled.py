@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sfumato.config import differences
+from sfumato.config import completed, differences
 from sfumato.errors import RunError
 from sfumato.files import read_json, read_lines
 from sfumato.lineage import START
@@ -47,13 +47,22 @@ def contents(folder: Path) -> set[str]:
     return {name for name in names if name != ".lock" and not name.endswith(".draft")}
 
 
-def changes(folder: Path, wanted: Any, free: Sequence[str]) -> list[str]:
-    """What is not as it was in a run, apart from what may change: `config.name: old -> new`."""
-    lines = differences(read_json(folder / "config.json"), wanted)
+def changes(folder: Path, wanted: Any, free: Sequence[str], kind: type | None = None) -> list[str]:
+    """What is not as it was in a run, apart from what may change: `config.name: old -> new`.
+
+    A finished run may be of another version, whose settings were others: `kind` is the class of
+    settings that it is read with.
+    """
+    before = read_json(folder / "config.json")
+    if isinstance(before, dict) and (folder / "done.json").exists():
+        before = {**before, "config": completed(kind, before.get("config"))}
+    lines = differences(before, wanted)
     return [line for line in lines if line.partition(":")[0] not in {f"config.{n}" for n in free}]
 
 
-def settle(folder: Path, wanted: Any, free: Sequence[str], stages: Stages) -> bool:
+def settle(
+    folder: Path, wanted: Any, free: Sequence[str], stages: Stages, kind: type | None = None
+) -> bool:
     """Whether the config of a run is to be written: it is new, or differs where it still may.
 
     Guarantee: with True, nothing in the directory was made with a setting that differs, nor is
@@ -66,7 +75,7 @@ def settle(folder: Path, wanted: Any, free: Sequence[str], stages: Stages) -> bo
     verb = read_json(folder / "config.json").get("verb")
     if verb != wanted.get("verb"):
         raise RunError(f"{folder} is a run of sfumato {verb}. Choose another --out.")
-    found = changes(folder, wanted, free)
+    found = changes(folder, wanted, free, kind)
     used = {name: stage for stage in begun(folder, stages) for name in stages[stage]}
     listed = {name for names in stages.values() for name in names}
     refused = [

@@ -98,12 +98,12 @@ def why_none(folder: Path) -> str:
 
 def read_description(folder: Path) -> "Description":
     """What model.json says."""
-    from sfumato.config import from_json
+    from sfumato.config import read_finished
     from sfumato.files import read_json
     from sfumato.train.trained import NAME, Description
 
     try:
-        return from_json(Description, read_json(folder / NAME))
+        return read_finished(Description, read_json(folder / NAME))
     except ConfigError as problem:
         raise RunError(f"{folder / NAME} cannot be read: {problem}") from problem
 

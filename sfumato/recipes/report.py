@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from sfumato.config import dumps, from_json, to_json
+from sfumato.config import dumps, read_finished, to_json
 from sfumato.errors import ConfigError, RunError, SfumatoError
 from sfumato.files import atomic, read_json
 from sfumato.recipes import Recipe, recipe_of
@@ -162,7 +162,7 @@ def command_of(folder: Path) -> str | None:
     record = read_json(folder / "config.json")
     try:
         recipe = recipe_of(record["verb"])
-        wanted = to_json(from_json(recipe.config, record["config"]))
+        wanted = to_json(read_finished(recipe.config, record["config"]))
     except (ImportError, SfumatoError, AttributeError):
         return None
     passing = getattr(recipe.config, "PASSING", {})

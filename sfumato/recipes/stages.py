@@ -59,7 +59,7 @@ def require_one_process(verb: str, what: str, run: Run | None) -> Run:
 
 def given_run(folder: Path, config: train.Config) -> tuple[train.Config, Path]:
     """Settings and weights of a finished run of `sfumato train`, on the device of `config`."""
-    from sfumato.config import from_json
+    from sfumato.config import read_finished
     from sfumato.files import read_json
 
     record = folder / "config.json"
@@ -69,7 +69,7 @@ def given_run(folder: Path, config: train.Config) -> tuple[train.Config, Path]:
     for name in ("config.json", "done.json", "model.safetensors"):
         if not (folder / name).exists():
             raise RunError(f"{folder} is no finished run of sfumato train: {name} is missing.")
-    settings = from_json(train.Config, read_json(record)["config"])
+    settings = read_finished(train.Config, read_json(record)["config"])
     settings = replace(settings, data_root=config.data_root, device=config.device)
     return settings, folder / "model.safetensors"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sfumato.config import from_json
+from sfumato.config import read_finished
 from sfumato.errors import ConfigError
 from sfumato.files import read_json, read_lines
 from sfumato.privacy.budget import Plan
@@ -34,7 +34,7 @@ def damage(folder: Path, ledger: Ledger | None, spent: float | None = None) -> t
 def plan_of(folder: Path) -> Plan | None:
     """plan.json, where this version can read it: what was done stands in the ledger."""
     try:
-        return from_json(Plan, read_json(folder / "plan.json"))
+        return read_finished(Plan, read_json(folder / "plan.json"))
     except (ConfigError, FileNotFoundError):
         return None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sfumato.config import from_json
+from sfumato.config import read_finished
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
 from sfumato.nn.noisy import NoisyDiscriminator
@@ -97,7 +97,7 @@ def read_stored(folder: Path, guide_folder: Path | None = None) -> Stored:
             f"{folder / NAME} is not there, so nobody knows what the weights beside it are of. "
             "Train the generator anew, with another --out."
         )
-    blueprint = from_json(Blueprint, read_json(folder / NAME))
+    blueprint = read_finished(Blueprint, read_json(folder / NAME))
     weights = read_state(folder / "model.safetensors")
     bend = None if guide_folder is None else guide_folder / "model.safetensors"
     found = None if bend is None or not bend.exists() else read_state(bend)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.config import from_json
+from sfumato.config import read_finished
 from sfumato.errors import RunError
 from sfumato.files import read_json, read_lines
 from sfumato.recipes.audit.record import hold_together, share_error
@@ -145,7 +145,7 @@ def read_seen(path: Path, canaries: "Canaries") -> "Seen":
 def _plan(path: Path) -> "Plan":
     from sfumato.privacy.budget import Plan
 
-    return from_json(Plan, read_json(path / "plan.json"))
+    return read_finished(Plan, read_json(path / "plan.json"))
 
 
 def _delta(path: Path) -> float:

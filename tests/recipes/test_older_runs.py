@@ -1,0 +1,90 @@
+"""A finished run of an earlier version, whose settings were others, is read by every command."""
+
+import json
+import shutil
+
+import pytest
+from finished import COMMANDS
+from finished import runs as runs
+
+from sfumato import config as config_module
+from sfumato.errors import ConfigError, RunError
+from sfumato.files import read_json
+from sfumato.recipes import train
+from sfumato.runs import open_run
+
+NEWER = ("canary_kind", "extender", "norm", "clip", "sharpness", "noise_decay")
+"""Settings that an earlier version did not have, say."""
+
+
+def edit(path, **changes):
+    """Change the settings in a config.json; None takes one out."""
+    record = read_json(path)
+    settings = {**record["config"], **changes}
+    kept = {name: value for name, value in settings.items() if value is not None}
+    path.write_text(json.dumps({**record, "config": kept}))
+
+
+def older(run):
+    """As an earlier version left it: some settings were not there, one has been removed since."""
+    before = read_json(run / "config.json")["config"]
+    edit(run / "config.json", **dict.fromkeys(NEWER), check_every=7)
+    assert len(read_json(run / "config.json")["config"]) < len(before)
+    return run
+
+
+@pytest.fixture
+def run(runs, tmp_path):
+    return older(runs.copy("train", tmp_path / "older"))
+
+
+@pytest.mark.parametrize("reader", COMMANDS)
+def test_a_new_setting_and_a_removed_one_leave_every_finished_run_readable(
+    reader, run, runs, tmp_path
+):
+    code, words = COMMANDS[reader](run, runs.public, tmp_path / "out")
+    assert code == 0, words
+
+
+@pytest.mark.parametrize("reader", ["audit", "release", "invert"])
+def test_a_setting_that_never_was_is_refused(reader, run, runs, tmp_path):
+    edit(run / "config.json", epsilom=3)
+    code, words = COMMANDS[reader](run, runs.public, tmp_path / "out")
+    assert (code, "epsilom" in words) == (2, True)
+
+
+def test_a_finished_run_of_an_earlier_version_is_not_done_again(run, runs):
+    config = runs.settings.training
+    with open_run(config, verb="train", out=run) as opened:
+        assert opened.finished
+    with (
+        pytest.raises(RunError, match="lr"),
+        open_run(train.Config(**{**vars(config), "lr": 9.0}), verb="train", out=run),
+    ):
+        pass
+
+
+def test_an_unfinished_run_goes_on_with_all_of_its_settings_alone(run, runs):
+    (run / "done.json").unlink()
+    with (
+        pytest.raises(RunError, match="extender"),
+        open_run(runs.settings.training, verb="train", out=run),
+    ):
+        pass
+
+
+def test_model_json_of_an_earlier_version_is_read_with_what_it_says(runs, tmp_path):
+    """Only what has a default may be missing: the classes have none."""
+    run = shutil.copytree(runs.made("train"), tmp_path / "run")
+    known = read_json(run / "model.json")
+    (run / "model.json").write_text(json.dumps({k: v for k, v in known.items() if k != "classes"}))
+    code, words = COMMANDS["load_model"](run, None, None)
+    assert (code, "classes" in words) == (2, True)
+
+
+def test_what_is_not_finished_is_read_strictly():
+    whole = config_module.to_json(train.Config(noise_multiplier=1.0))
+    del whole["lr"]
+    assert config_module.read_finished(train.Config, whole).lr == train.Config.lr
+    with pytest.raises(ConfigError, match="lr"):
+        config_module.from_json(train.Config, whole)
