@@ -29,6 +29,8 @@ class Images:
     private: bool
     people: Int[Tensor, " people"] | None = field(default=None, repr=False)
     """The number of the person on each image, where that is known."""
+    drawn_part: bool = False
+    """Whether `split` made this part: one image more may have moved others out of it."""
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4:
@@ -92,6 +94,7 @@ class Images:
             name=name or self.name,
             private=self.private or other.private,
             people=None,
+            drawn_part=self.drawn_part or other.drawn_part,
         )
 
     def only(self, classes: str | Sequence[int]) -> "Images":
@@ -124,10 +127,10 @@ class Images:
         """Two parts: `share` of every class, drawn by `seed`, and the rest.
 
         The same seed gives the same parts of the same images for ever; one image more or less may
-        move others between the parts, so a promise speaks of a part, not of the whole. Each class
-        gives its share rounded to whole images, so that the total is right too. Where people are
-        known, all images of a person go to the same part, and the share is one of people, unless
-        `by_person` is False.
+        move others between the parts, so a guarantee is about a part, not the whole (`drawn_part`).
+        Each class gives its share rounded to whole images, so that the total is right too. Where
+        people are known, all images of a person go to the same part, and the share is one of
+        people, unless `by_person` is False.
         """
         if not 0 < share < 1:
             raise ConfigError(f"share={share:g} must lie between 0 and 1.")
@@ -138,7 +141,8 @@ class Images:
             chosen = _stratified(self.labels.numpy()[one], len(self.classes), share, seed)
             first = np.flatnonzero(np.isin(self.people.numpy(), people[chosen]))
         rest = np.setdiff1d(np.arange(len(self)), first)
-        return self.select(first.tolist()), self.select(rest.tolist())
+        drawn = replace(self, drawn_part=True)
+        return drawn.select(first.tolist()), drawn.select(rest.tolist())
 
     def public_share(self, share: float, seed: int = 0) -> tuple["Images", "Images"]:
         """Declare `share` of every class public. Returns the public part and the private rest.

@@ -31,6 +31,9 @@ class Header:
     relation: Relation = "add-or-remove"
     unit: Literal["example", "person"] = "example"
     """Whose presence is hidden: one image, or all the images of one person."""
+    neighbours: Literal["data sets", "training parts"] = "data sets"
+    """Between what the guarantee holds. Where sfumato split the data, one more image may move
+    others between train and test: it holds between training parts that differ in one image."""
     public: str = "settings, the number of examples, image size and class names"
     """What the promise treats as public, in words."""
     noise: Literal["philox", "chacha20"] = "philox"
@@ -45,6 +48,7 @@ class Header:
         choices = {
             "relation": ("add-or-remove", "replace"),
             "unit": ("example", "person"),
+            "neighbours": ("data sets", "training parts"),
             "noise": ("philox", "chacha20"),
         }
         for name, allowed in choices.items():
@@ -154,7 +158,8 @@ class Ledger:
         header, delta = self.header, self.header.delta if delta is None else delta
         return {
             "epsilon": self.epsilon(delta), "delta": delta, "unit": header.unit,
-            "relation": header.relation, "data": header.data, "not_for_release": self.objections,
+            "relation": header.relation, "neighbours": header.neighbours, "data": header.data,
+            "not_for_release": self.objections,
         }  # fmt: skip
 
     @property
@@ -198,7 +203,10 @@ class Ledger:
         first, *rest = list(records) or [{}]
         if not isinstance(first, Mapping) or set(first) != {"header"}:
             raise RunError("this is no ledger: it does not begin with a header.")
-        ledger = cls(from_json(Header, first["header"]))
+        values = first["header"]
+        if isinstance(values, Mapping):  # older ledgers do not say
+            values = {"neighbours": "data sets", **values}
+        ledger = cls(from_json(Header, values))
         for record in rest:
             match record if isinstance(record, Mapping) else {}:
                 case {"event": values, **others} if not others:

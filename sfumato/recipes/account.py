@@ -98,6 +98,8 @@ def show(summary: Mapping[str, Any]) -> str:
     lines.append(("relation", summary["relation"]))
     if "unit" in summary:
         lines.append(("unit", summary["unit"]))
+    if summary.get("neighbours") == "training parts":
+        lines.append(("neighbours", "training parts, as sfumato split the data"))
     if "noise_multiplier" in summary:
         lines.append(("noise multiplier", f"{summary['noise_multiplier']:.4g}"))
         lines.append(("rate", f"{summary['rate']:.4g}"))

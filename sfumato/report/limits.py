@@ -66,6 +66,11 @@ def _limits_of(promise: Promise) -> Iterator[str]:
         yield (
             "One image replaced by another is two changes: up to twice epsilon, at a larger delta."
         )
+    if promise.neighbours == "training parts":
+        yield (
+            "Neighbours are training parts: sfumato split the data itself, and one more image may "
+            "move others between train and test."
+        )
     yield f"Taken as public: {promise.public}."
     yield f"With a chance of about delta, {promise.delta:g}, more than epsilon says may be told."
     yield (

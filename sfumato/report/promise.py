@@ -23,6 +23,8 @@ class Promise:
     delta: float
     relation: str
     unit: str
+    neighbours: str
+    """Data sets, or training parts where sfumato split the data."""
     data: str
     public: str
     """What the promise treats as public, in words."""
@@ -60,6 +62,7 @@ def promise_of(ledger: Ledger, coming: list[Event] | None = None) -> Promise:
     planned = epsilon(everything, header.delta, header.relation) if coming else spent
     return Promise(
         epsilon=spent, planned=planned, delta=header.delta, relation=header.relation,
-        unit=header.unit, data=header.data, public=header.public, noise=header.noise,
+        unit=header.unit, neighbours=header.neighbours, data=header.data, public=header.public,
+        noise=header.noise,
         not_for_release=tuple(ledger.objections),
     )  # fmt: skip

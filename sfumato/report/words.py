@@ -4,7 +4,7 @@ Numbers are rounded so that they stay true: what is promised goes up, what is pr
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sfumato.report.card import Card, Spent
@@ -211,7 +211,16 @@ def facts(card: Card) -> list[tuple[str, str]]:
         )
         noise = f"{plan['noise_multiplier']:.4g} times the norm bound, {plan['max_norm']:g}"
         rows.append(("noise", noise if plan["noise_multiplier"] else "none"))
-    known = {"model", "data", "epsilon", "delta", "not_for_release", "unit", "relation"}
+    known = {
+        "model",
+        "data",
+        "epsilon",
+        "delta",
+        "not_for_release",
+        "unit",
+        "relation",
+        "neighbours",
+    }
     known |= {"noise_multiplier", "rate", "steps", "student", "controls"} if plan else set()
     made = {} if card.generator is None else dict(generator_facts(card.generator))
     known |= {name.replace(" ", "_") for name in made}
@@ -292,6 +301,16 @@ def _neighbours(promise: Promise | Promised) -> str:
     whom = "image" if promise.unit == "example" else "person"
     how = {"add-or-remove": "added or removed", "replace": "replaced by another"}
     return f"for one {whom} {how.get(promise.relation, promise.relation)}"
+
+
+def told_neighbours(summary: Mapping[str, Any]) -> list[str]:
+    """The line of a summary that says what may differ; none where it is the data set as it is."""
+    if summary.get("neighbours") != "training parts":
+        return []
+    return [
+        f"  about     the training part of {summary['data']}: sfumato split the data, and one more "
+        "image may move others between train and test. Neighbours are training parts."
+    ]
 
 
 def short(value: Any) -> str:

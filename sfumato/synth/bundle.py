@@ -149,7 +149,10 @@ def _require_card(folder: Path) -> None:
 def _read_card(folder: Path) -> Card:
     _require_card(folder)
     try:
-        return from_json(Card, read_json(folder / "card.json"))
+        record = read_json(folder / "card.json")
+        if isinstance(record, dict):  # older cards do not say
+            record = {"neighbours": "data sets", **record}
+        return from_json(Card, record)
     except ConfigError as problem:
         raise RunError(f"{folder / 'card.json'} is no card: {problem}") from problem
 

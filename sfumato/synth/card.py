@@ -47,6 +47,8 @@ class Card:
     delta: float
     relation: Relation
     unit: Literal["example", "person"]
+    neighbours: Literal["data sets", "training parts"]
+    """Between what the promise holds: training parts where sfumato split the private data."""
     accountant: Literal["pld"]
     epsilon_by_rdp: float
     """The same by the second accountant; NaN where that has no formula."""
@@ -93,6 +95,7 @@ def make_card(
         delta=header.delta,
         relation=header.relation,
         unit=header.unit,
+        neighbours=header.neighbours,
         accountant="pld",
         epsilon_by_rdp=ledger.epsilon(accountant="rdp"),
         noise=header.noise,
@@ -157,6 +160,7 @@ def _disagreements(card: Card, ledger: Ledger) -> list[str]:
         ("delta", header.delta),
         ("relation", header.relation),
         ("unit", header.unit),
+        ("neighbours", header.neighbours),
         ("noise", header.noise),
     ):
         if getattr(card, name) != theirs:

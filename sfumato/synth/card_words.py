@@ -65,14 +65,19 @@ def _promise(card: Card) -> list[str]:
         ("epsilon (PLD accountant)", _at_most(card.epsilon)),
         ("epsilon (RDP accountant, a looser bound)", _at_most(card.epsilon_by_rdp)),
         ("delta", f"{card.delta:g}"),
-        ("neighbouring data sets", f"{card.relation}, by {card.unit}"),
+        (f"neighbouring {card.neighbours}", f"{card.relation}, by {card.unit}"),
         ("noise", card.noise),
     ]
+    split = (
+        "The private images were split by sfumato, and one more image may move others between "
+        "train and test: neighbours are training parts."
+    )
     rest = (
         "It covers what was released, and not how settings were chosen: whoever tries many of them "
         "on private images and keeps the best has learnt a little more."
     )
-    return ["## What is promised", promise, _table(("", "value"), rows), rest]
+    told = [split] if card.neighbours == "training parts" else []
+    return ["## What is promised", promise, _table(("", "value"), rows), *told, rest]
 
 
 def _near_copies(card: Card) -> list[str]:

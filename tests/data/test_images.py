@@ -138,3 +138,11 @@ def test_pixels_keep_their_values_in_the_keras_layout(tmp_path):
 
 def test_pixels_do_not_show_themselves():
     assert len(repr(images([0, 1] * 500))) < 200
+
+
+def test_only_parts_that_we_split_are_known_as_drawn_parts():
+    images = load_images("digits@0-1")
+    assert not images.drawn_part
+    for part in (*images.split(0.5), *images.public_share(0.1)):
+        for made in (part, part.select([0]), part.joined(images), part.only("0")):
+            assert made.drawn_part

@@ -9,7 +9,8 @@ from PIL import Image
 
 from sfumato.data.load import load_images
 from sfumato.errors import DataError
-from sfumato.files import read_json
+from sfumato.files import read_json, read_lines
+from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import audit, train
 from sfumato.runs import open_run
 
@@ -50,6 +51,24 @@ def cut(config, out, monkeypatch):
         patch.setattr("sfumato.train.loop.Learner.advance", advance)
         with pytest.raises(KeyboardInterrupt):
             go(config, out)
+
+
+def test_where_sfumato_split_the_folder_summary_and_ledger_say_that_neighbours_are_training_parts(
+    scans, settings, tmp_path
+):
+    for given, word in ((False, "training parts"), (True, "data sets")):
+        if given:
+            for part in ("train", "test"):
+                shutil.copytree(scans, tmp_path / "split" / part)
+        data = tmp_path / "split" if given else scans
+        out = tmp_path / f"run-{given}"
+        summary = go(replace(settings, data=str(data), steps=1), out)
+        assert summary["neighbours"] == word
+        assert ("training part" in train.show(summary)) is not given
+        header, *lines = read_lines(out / "ledger.jsonl")
+        assert header["header"].pop("neighbours") == word
+        older = Ledger.from_records([header, *lines])  # written before this was said
+        assert older.header.neighbours == "data sets"
 
 
 def add(scans):

@@ -1,4 +1,5 @@
 import csv
+import json
 import os
 from dataclasses import replace
 from itertools import count
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bundles import FORMATS, images, paid, write
+from bundles import FORMATS, edit, images, paid, write
 from PIL import Image
 
 from sfumato.data.load import load_images
@@ -107,6 +108,25 @@ def test_a_count_that_noise_alone_would_give_says_so(tmp_path, share, said):
     copies = {"share": share, "threshold": 12.0, "standard_error": 0.01}
     write(tmp_path, near_copies=copies)
     assert ("No more than the noise can explain" in (tmp_path / "card.md").read_text()) == said
+
+
+def test_the_card_says_that_neighbours_are_training_parts_only_where_they_are(tmp_path):
+    parts = paid("train", "moments", "card", neighbours="training parts")
+    for folder, ledger in ((tmp_path / "split", parts), (tmp_path / "given", None)):
+        write(folder, ledger=ledger)
+        assert verify_bundle(folder).ok
+        told = "training parts" in (folder / "card.md").read_text()
+        assert told is (ledger is parts)
+    edit(tmp_path / "split", neighbours="data sets")
+    assert not verify_bundle(tmp_path / "split").ok
+
+
+def test_cards_of_earlier_versions_that_do_not_name_neighbours_verify(tmp_path):
+    write(tmp_path)
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert card.pop("neighbours") == "data sets"
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    assert verify_bundle(tmp_path).ok
 
 
 def test_the_card_says_when_it_must_not_be_released(tmp_path):

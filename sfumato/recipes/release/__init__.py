@@ -85,7 +85,7 @@ def show(summary: Mapping[str, Any]) -> str:
         return train.show(summary)
     if "stage" in summary:
         return tell_stage(summary)
-    from sfumato.report.words import up
+    from sfumato.report.words import told_neighbours, up
 
     promise = "none: epsilon is infinite"
     if summary["epsilon"] != "inf":
@@ -95,6 +95,7 @@ def show(summary: Mapping[str, Any]) -> str:
         f"{summary['images']} images of {summary['public']}, moved by {summary['k']} steps to "
         f"carry {summary['data']}:",
         f"  promise   {promise}",
+        *told_neighbours(summary),
         f"  bundle    {summary['run']}/bundle: images, soft labels, ledger, card.md; to share",
         f"  check it  sfumato release verify {summary['run']}/bundle",
         f"  pictures  {summary['run']}/pictures.png: public before, released after",

@@ -185,7 +185,7 @@ def open_book(scene: Scene) -> "tuple[Ledger, Secret]":
     from sfumato.train.world import World
 
     secret = draw_secret(scene.config, scene.run, World())
-    header = header_of(scene.config, scene.private.name, scene.delta, secret)
+    header = header_of(scene.config, scene.private, scene.delta, secret)
     ledger = Ledger.resume(scene.run.ledger_records(), header, scene.run.write_ledger)
     path = scene.run.stage("teacher").path / "ledger.jsonl"
     ledger.inherit(scene.book or Ledger.from_records(read_lines(path)))

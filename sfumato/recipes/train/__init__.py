@@ -99,7 +99,7 @@ def show(summary: Mapping[str, Any]) -> str:
     """What was promised, and where it is."""
     if "explanation" in summary:
         return summary["explanation"]
-    from sfumato.report.words import up
+    from sfumato.report.words import told_neighbours, up
 
     promise = "no promise: plain training"
     if summary["epsilon"] != "inf":
@@ -108,6 +108,7 @@ def show(summary: Mapping[str, Any]) -> str:
     lines = [
         f"{summary['model']} trained on {summary['data']}: {summary['steps']} steps",
         f"  promise   {promise}",
+        *told_neighbours(summary),
         f"  model     {summary['run']}/model.safetensors",
         f'  use it    sfumato.load_model("{summary["run"]}") in Python',
         f"  private   {summary['run']}/private: do not share; scores.json has the test accuracy",

@@ -9,6 +9,7 @@ from sfumato.recipes.train.settings import Config
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
+    from sfumato.data.images import Images
     from sfumato.privacy.budget import Plan
     from sfumato.privacy.ledger import Header, Ledger
     from sfumato.privacy.secret import Secret
@@ -32,7 +33,7 @@ def open_ledger(
 
     secret, size = draw_secret(config, run, world), len(reading)
     plan, delta = plan_for(config, size, before)
-    header, given = header_of(config, reading.images.name, delta, secret, declared), []
+    header, given = header_of(config, reading.images, delta, secret, declared), []
     if config.weights is not None and before is None:
         given.append(f"the weights that training began with ({name_of(config.weights)})")
     elif config.pretrained:
@@ -87,7 +88,7 @@ def plan_for(config: Config, size: int, before: "Ledger | None" = None) -> "tupl
 
 
 def header_of(
-    config: Config, data: str, delta: float, secret: "Secret", declared: str = ""
+    config: Config, data: "Images", delta: float, secret: "Secret", declared: str = ""
 ) -> "Header":
     """What the promise is about, and which images were declared public."""
     from sfumato.privacy.ledger import Header
@@ -97,7 +98,8 @@ def header_of(
         count = f"the number of people, up to {config.images_per_person} images of each a step"
     images = [f", and the images of {name}" for name in (declared, config.extender_images) if name]
     return Header(
-        data=data, delta=delta, relation=config.relation, unit=config.unit,
+        data=data.name, delta=delta, relation=config.relation, unit=config.unit,
+        neighbours="training parts" if data.drawn_part else "data sets",
         public="".join([f"settings, {count}, image size and class names", *images]),
         noise="chacha20" if config.secure else "philox", fixed_seed=secret.fixed,
         secret=secret.commitment,
