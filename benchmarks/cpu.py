@@ -45,7 +45,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     ),
     "WRN-16-4 (WS+GN), 32": (lambda: WideResNet(10), 32, 32),
 }
-METHODS = ("plain", "ghost_mixed", "ghost", "non-ghost", "two passes", "Opacus", "Opacus ghost")
+METHODS = (
+    "plain", "ghost_mixed", "half batches", "ghost", "non-ghost", "two passes", "Opacus",
+    "Opacus ghost",
+)  # fmt: skip
 
 
 def make_step(method: str, case: str) -> Callable[[], object]:
@@ -63,9 +66,26 @@ def make_step(method: str, case: str) -> Callable[[], object]:
         return lambda: torch.autograd.grad(loss_of(model, x, y).mean(), parameters)
     if method.startswith("Opacus"):
         return opacus_step(model, x, y, ghost=method.endswith("ghost"))
+    if method == "half batches":
+        return in_halves(Ghost(model), loss_of, x, y)
     two = method == "two passes"
     ghost = Ghost(model, "ghost_mixed" if two else method, two_pass=two)
     return lambda: ghost.clip(loss_of, (x, y), n)
+
+
+def in_halves(
+    ghost: Ghost, loss_of: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor
+) -> Callable[[], object]:
+    """The same sum with half the physical batch: two chunks, one after the other."""
+    half = len(x) // 2
+
+    def step() -> dict[str, torch.Tensor]:
+        total = ghost.clip(loss_of, (x[:half], y[:half]), half).total
+        for name, more in ghost.clip(loss_of, (x[half:], y[half:]), half).total.items():
+            total[name] += more
+        return total
+
+    return step
 
 
 def opacus_step(
