@@ -18,12 +18,16 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from sfumato.errors import ConfigError
 from sfumato.privacy.sampling import Batch
 from sfumato.runs import Run
 from sfumato.train.resume import load_optimizer
 from sfumato.train.sharp import LastGradient
 from sfumato.train.steps import Step
 from sfumato.train.world import World
+
+LOOK_EVERY = 5
+"""Steps between two looks at whether training has diverged."""
 
 
 @dataclass
@@ -109,6 +113,7 @@ def fit(
     world: World | None = None,
     checkpoint_seconds: float = 30.0,
     before_saving: Callable[[], None] = lambda: None,
+    diverged: Callable[[], bool] = lambda: False,
     tell: Callable[[int, dict[str, float]], None] = lambda *_: None,
 ) -> None:
     """Train until the batches end. They must begin with batch number `learner.step`.
@@ -116,12 +121,14 @@ def fit(
     Losses, clip rates and times are private: they go to private/metrics.jsonl. Ctrl-C leaves a
     checkpoint of the last whole step before it goes on its way. Without a run nothing is written:
     that is how all processes but the leader train. `before_saving` may object to what is there:
-    then the checkpoint before stays.
+    then the checkpoint before stays. Every few steps `diverged` says whether going on is of use; it
+    must not look at private data. If not, no further batch is drawn, or paid for.
     """
     world = World() if world is None else world
     saved = last = time.monotonic()
     pause = min(1.0, checkpoint_seconds)  # the first ones come early, for what a crash would lose
     with whole_steps() as interrupted, _kept(learner, run, before_saving):
+        _refuse_diverged(learner, diverged, world)  # before: a repeated command pays for nothing
         for batch in batches:
             numbers = step(batch)
             rate = learner.optimizer.param_groups[0]["lr"]
@@ -138,7 +145,19 @@ def fit(
             if world.any(interrupted()):
                 raise KeyboardInterrupt
             tell(learner.step, numbers)
+            if learner.step % LOOK_EVERY == 0:
+                _refuse_diverged(learner, diverged, world)
             last = time.monotonic()
+
+
+def _refuse_diverged(learner: Learner, diverged: Callable[[], bool], world: World) -> None:
+    """Stop a training that no longer learns anything, before it pays for another step."""
+    if world.any(diverged()):
+        raise ConfigError(
+            f"training has diverged: after {learner.step} steps the model's answers are not finite "
+            "any more, even to noise. It stops here, and the remaining steps are not paid for. "
+            "Lower --lr, and start again with another --out."
+        )
 
 
 @contextmanager

@@ -11,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sfumato.errors import ConfigError
 from sfumato.files import read_lines
+from sfumato.nn.diverged import has_diverged
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import train
 from sfumato.runs import open_run
@@ -114,3 +116,33 @@ def test_an_interrupted_run_goes_on_to_the_same_model(tmp_path):
     for name, value in weights(tmp_path / "whole").items():
         assert torch.equal(weights(tmp_path / "cut")[name], value)
     assert len(read_lines(tmp_path / "cut" / "ledger.jsonl")) == 61
+
+
+@pytest.mark.parametrize("mode", ["ghost_mixed", "non-private"])
+def test_training_that_diverges_stops_and_leaves_the_budget_unspent(tmp_path, mode):
+    epsilon = 3.0 if mode == "ghost_mixed" else None
+    config = replace(
+        SMALL, model="group-cnn-small", lr=1e30, batch_size=20, steps=100, mode=mode,
+        epsilon=epsilon, noise_seed=None,
+    )  # fmt: skip
+    for _ in range(2):  # the same command again pays for nothing either
+        with pytest.raises(ConfigError, match="--lr"):
+            run_train(tmp_path / "run", config)
+        taken = read_lines(tmp_path / "run/metrics.jsonl")
+        assert 0 < len(taken) < 10
+        assert len(read_lines(tmp_path / "run/ledger.jsonl")) - 1 == (len(taken) if epsilon else 1)
+
+
+def test_a_decision_to_stop_looks_at_no_private_image():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(), torch.nn.Linear(4, 2))
+    blank = torch.zeros(1, 1, 2, 2)
+    before = torch.get_rng_state()
+    assert not has_diverged(model, lambda: model(blank))
+    assert model[1].training
+    assert before.equal(torch.get_rng_state())
+    model[2].weight.data.fill_(torch.inf)
+    assert has_diverged(model, lambda: torch.zeros(1))
+    model[2].weight.data.fill_(3e38)
+    assert not has_diverged(model, lambda: model(blank))
+    assert has_diverged(model, lambda: model(blank + 9))

@@ -6,6 +6,7 @@ makes; everything else is ordinary training.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sfumato.recipes import Recipe, as_label
@@ -134,6 +135,7 @@ def learn(
     `look` is called on the leader after each step with its number: what it makes of the weights is
     covered by the ledger.
     """
+    from sfumato.nn.diverged import has_diverged
     from sfumato.privacy.sampling import poisson_batches
     from sfumato.recipes.train.canaries import note_start, observe
     from sfumato.recipes.train.step import make_step
@@ -144,6 +146,7 @@ def learn(
     from sfumato.train.progress import price_list, progress
 
     plan, ledger = paid.plan, paid.ledger
+    on_noise = partial(reading.losses, learner.model, *reading.trial())
     learner.load(world.agree(run and run.load_checkpoint()))
     if run is not None:
         tell_going_on(paid, learner.step, run)
@@ -178,7 +181,7 @@ def learn(
     with advised(ghost, reading, size, work):
         fit(
             learner, batches, step, run, world=world, before_saving=ledger.settle,
-            tell=tell_and_look,
+            diverged=partial(has_diverged, learner.model, on_noise), tell=tell_and_look,
         )  # fmt: skip
 
 
