@@ -21,6 +21,7 @@ from sfumato.files import read_json
 from sfumato.processes import leads, num_processes
 from sfumato.recipes import Recipe, recipe_of
 from sfumato.runs import open_run
+from sfumato.trust import is_own_code, require_trust, trusting
 
 VERBS = {
     "demo": "the whole story on embedded digits: protect, attack, audit, share; one page",
@@ -34,6 +35,9 @@ VERBS = {
     "report": "one page on a run, or on several side by side; --serve shows a folder live",
 }
 """Verb -> what it does. The recipe of a verb is sfumato.recipes.VERB.RECIPE."""
+
+CODE = ("model", "denoiser", "student", "base", "trainer", "target", "judges", "extractor")
+"""Settings that may name code of the user's own, as module:function."""
 
 Config = TypeVar("Config")
 
@@ -49,6 +53,8 @@ class Order(Generic[Config]):
     """The run directory, or the file of a command that writes one. The same command goes on."""
     json: bool = False
     """Print the summary as JSON on standard output."""
+    trust_code: bool = False
+    """Import and run code that files of a given folder name: only if you know it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -142,7 +148,9 @@ def _call(verb: str, words: list[str]) -> int:
     recipe = recipe_of(verb)
     order = read_order(verb, words)
     _require_preset_means(recipe, order)
-    summary = _execute(recipe, verb, order)
+    with trusting(order.trust_code):
+        _require_own_words(recipe, order, words)
+        summary = _execute(recipe, verb, order)
     if not leads():
         return 0
     print(dumps(summary, indent=2) if order.json else recipe.show(summary))
@@ -160,6 +168,20 @@ def _require_preset_means(recipe: Recipe, order: "Order[Any]") -> None:
             f"--preset {order.preset}: without meaning beside --{name}, which has settings of its "
             "own. Leave it out."
         )
+
+
+def _require_own_words(recipe: Recipe, order: "Order[Any]", words: list[str]) -> None:
+    """In a run that goes on, code that the command does not name comes from the folder."""
+    if order.out is None or not (order.out / "config.json").exists():
+        return
+    if (order.out / "done.json").exists() and not recipe.asks_more(order.config):
+        return
+    typed = {part for word in words for part in (word, word.partition("=")[2])}
+    for name in CODE:
+        value = getattr(order.config, name, None) or ()
+        for code in (value,) if isinstance(value, str) else value:
+            if is_own_code(code) and code not in typed:
+                require_trust(code, order.out / "config.json")
 
 
 def _execute(recipe: Recipe, verb: str, order: "Order[Any]") -> dict[str, Any]:

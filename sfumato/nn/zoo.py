@@ -1,7 +1,8 @@
 """Models by name: ours, timm's, torchvision's, or your own. The door to both libraries."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -261,12 +262,24 @@ def _torchvision(name: str, classes: int, pretrained: bool) -> nn.Module:
     return model
 
 
-def find_function(module: str, function: str) -> Any:
-    """What a module calls by that name; a file beside you is found, as with python -m."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+@contextmanager
+def files_beside_you() -> Iterator[None]:
+    """Within this, modules in the folder that you stand in are found, as with python -m."""
+    if "" in sys.path:
+        yield
+        return
+    sys.path.insert(0, "")
     try:
-        return getattr(import_module(module), function)
+        yield
+    finally:
+        sys.path.remove("")
+
+
+def find_function(module: str, function: str) -> Any:
+    """What a module calls by that name; a file beside you is found."""
+    try:
+        with files_beside_you():
+            return getattr(import_module(module), function)
     except (ImportError, AttributeError, TypeError) as problem:
         raise ConfigError(
             f"{module}:{function} cannot be loaded: {problem}. Before the colon stands a module's "
@@ -278,7 +291,8 @@ def own_function(module: str, function: str, classes: int) -> nn.Module:
     """The network that somebody's own function makes for so many classes."""
     make = find_function(module, function)
     try:
-        made = make(classes)
+        with files_beside_you():
+            made = make(classes)
     except Exception as problem:  # whatever somebody's own code raises
         raise ConfigError(
             f"{module}:{function} is called with the number of classes, and fails: "

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from sfumato.errors import ConfigError, RunError
 from sfumato.runs import Run
+from sfumato.trust import is_own_code, require_trust
 
 if TYPE_CHECKING:
     from sfumato.train.trained import Description, TrainedModel
@@ -29,16 +30,13 @@ def load_model(
     from sfumato.nn.zoo import load_exactly
     from sfumato.recipes.origin import ledger_beside
     from sfumato.train.setup import pick_device
-    from sfumato.train.trained import TrainedModel
+    from sfumato.train.trained import NAME, TrainedModel
 
     folder = find_model(run.path if isinstance(run, Run) else Path(run).expanduser())
     description = read_description(folder)
-    name, own = description.model, _is_own(description.model)
+    name, own = description.model, is_own_code(description.model)
     if own and not trust_code:
-        raise RunError(
-            f'the network of {folder} is built by "{name}", code that would be imported and run. '
-            "If you know it: load_model(..., trust_code=True)."
-        )
+        require_trust(name, folder / NAME)
     try:
         network = description.new_network()
     except ConfigError as problem:
@@ -90,8 +88,8 @@ def why_none(folder: Path) -> str:
         )
     if (folder / "stages/generator/generator.json").exists():
         return (
-            f"{folder} has made a generator, and no classifier: draw images from it by sfumato "
-            f"warmup draw --run {folder}."
+            f"{folder} has made a generator, and no classifier: draw images from it with sfumato "
+            f"warmup sample --run {folder} --out FILE.npz."
         )
     return f"{folder} has no model.json: an earlier version of sfumato made it. Train it anew."
 
@@ -106,9 +104,3 @@ def read_description(folder: Path) -> "Description":
         return read_finished(Description, read_json(folder / NAME))
     except ConfigError as problem:
         raise RunError(f"{folder / NAME} cannot be read: {problem}") from problem
-
-
-def _is_own(model: str) -> bool:
-    """Whether a name is somebody's module:function."""
-    module, _, function = model.partition(":")
-    return bool(function) and module != "torchvision"

@@ -9,6 +9,7 @@ from sfumato.errors import ConfigError, RunError
 from sfumato.processes import num_processes
 from sfumato.recipes import train
 from sfumato.runs import Run
+from sfumato.trust import is_own_code, require_trust
 
 Scene = TypeVar("Scene")
 Work = Callable[[Scene, Run], object]
@@ -70,6 +71,8 @@ def given_run(folder: Path, config: train.Config) -> tuple[train.Config, Path]:
         if not (folder / name).exists():
             raise RunError(f"{folder} is no finished run of sfumato train: {name} is missing.")
     settings = read_finished(train.Config, read_json(record)["config"])
+    if is_own_code(settings.model):
+        require_trust(settings.model, record)
     settings = replace(settings, data_root=config.data_root, device=config.device)
     return settings, folder / "model.safetensors"
 

@@ -23,6 +23,7 @@ from sfumato.synth.diffusion import Diffusion
 from sfumato.synth.generator import new_denoiser
 from sfumato.synth.guide import DiscriminatorGuide
 from sfumato.train.setup import placed
+from sfumato.trust import require_trust
 
 NAME = "generator.json"
 
@@ -90,14 +91,21 @@ class Stored:
         return DiscriminatorGuide(made.to(device).eval(), precision=precision)
 
 
-def read_stored(folder: Path, guide_folder: Path | None = None) -> Stored:
-    """The generator in a folder, with the guide of another, or why there is none."""
+def read_stored(
+    folder: Path, guide_folder: Path | None = None, *, known: str | None = None
+) -> Stored:
+    """The generator in a folder, with the guide of another, or why there is none.
+
+    `known` is the network's code if the user has named it; other code needs trust (`trust`).
+    """
     if not (folder / NAME).exists():
         raise RunError(
             f"{folder / NAME} is not there, so nobody knows what the weights beside it are of. "
             "Train the generator anew, with another --out."
         )
     blueprint = read_finished(Blueprint, read_json(folder / NAME))
+    if blueprint.brought not in (None, known):
+        require_trust(blueprint.brought, folder / NAME)
     weights = read_state(folder / "model.safetensors")
     bend = None if guide_folder is None else guide_folder / "model.safetensors"
     found = None if bend is None or not bend.exists() else read_state(bend)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from sfumato.errors import ConfigError
 from sfumato.files import read_lines
@@ -135,14 +136,14 @@ def test_training_that_diverges_stops_and_leaves_the_budget_unspent(tmp_path, mo
 
 def test_a_decision_to_stop_looks_at_no_private_image():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(), torch.nn.Linear(4, 2))
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(4, 2))
     blank = torch.zeros(1, 1, 2, 2)
     before = torch.get_rng_state()
     assert not has_diverged(model, lambda: model(blank))
     assert model[1].training
     assert before.equal(torch.get_rng_state())
-    model[2].weight.data.fill_(torch.inf)
+    nn.init.constant_(model.get_parameter("2.weight"), torch.inf)
     assert has_diverged(model, lambda: torch.zeros(1))
-    model[2].weight.data.fill_(3e38)
+    nn.init.constant_(model.get_parameter("2.weight"), 3e38)
     assert not has_diverged(model, lambda: model(blank))
     assert has_diverged(model, lambda: model(blank + 9))

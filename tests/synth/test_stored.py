@@ -40,7 +40,7 @@ def leave(blueprint, folder):
 @pytest.mark.parametrize("blueprint", KINDS)
 def test_what_was_left_denoises_as_before(tmp_path, blueprint):
     made = leave(blueprint, tmp_path)
-    stored = read_stored(tmp_path)
+    stored = read_stored(tmp_path, known=blueprint.brought)
     found = stored.denoiser(torch.device("cpu"))
     assert stored.blueprint == blueprint
     noisy, sigma, labels = torch.randn(2, 3, 8, 8), torch.tensor([0.1, 2.0]), torch.tensor([0, 1])

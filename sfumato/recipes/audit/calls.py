@@ -20,6 +20,7 @@ def audit_calls(config: Config, run: Run) -> AuditRecord:
     """Call the trainer, keep each trial as it comes, and bound epsilon from below."""
     from sfumato.attack.retrain import bound_of_trials, check_runs, set_canary_aside, sides, trial
     from sfumato.data.load import load_images
+    from sfumato.nn.zoo import files_beside_you
     from sfumato.privacy.budget import check_delta
 
     check_runs(config.runs)
@@ -28,9 +29,10 @@ def audit_calls(config: Config, run: Run) -> AuditRecord:
     check_delta(config.delta, len(images))
     rest, canary = set_canary_aside(images, config.seed)
     try:
-        scores = _trials(
-            config, run, lambda number: trial(train, rest, canary, number, config.seed)
-        )
+        with files_beside_you():  # a trainer may import what it needs when it is called
+            scores = _trials(
+                config, run, lambda number: trial(train, rest, canary, number, config.seed)
+            )
         bound = bound_of_trials(scores, delta=config.delta, confidence=config.confidence)
     except DataError:  # the trainer is to be mended: what it did until then is of no use
         (run.private / TRIALS).unlink(missing_ok=True)

@@ -168,8 +168,7 @@ def target_odds(target: Target) -> "tuple[Tensor, Tensor]":
     from sfumato.attack.membership import log_odds
     from sfumato.recipes.load_model import load_model
 
-    # Whoever audits a run has its code: the shadows are trained by it.
-    trained = load_model(target.folder, str(target.device), trust_code=True)
+    trained = load_model(target.folder, str(target.device))
     known = trained.description
     if (known.classes, known.shape) != (target.pool.classes, target.pool.shape):
         raise RunError(

@@ -97,7 +97,8 @@ def trained(scene: Scene) -> "Stored":
     """The generator that the stage left, and the guide."""
     from sfumato.synth.stored import read_stored
 
-    return read_stored(*(scene.run.path / "stages" / name for name in ("generator", "guide")))
+    places = (scene.run.path / "stages" / name for name in ("generator", "guide"))
+    return read_stored(*places, known=scene.config.denoiser)
 
 
 def guide(scene: Scene, stage: Run) -> None:
