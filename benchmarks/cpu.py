@@ -82,11 +82,13 @@ def in_halves(
     """
     half, total = len(x) // 2, {name: torch.ones_like(p) for name, p in ghost.parameters.items()}
 
+    def add(more: dict[str, torch.Tensor]) -> None:
+        for name in total:
+            total[name] += more[name]
+
     def step() -> None:
         for rows in (slice(None, half), slice(half, None)):
-            found = ghost.clip(loss_of, (x[rows], y[rows]), half).total
-            for name in total:
-                total[name] += found[name]
+            add(ghost.clip(loss_of, (x[rows], y[rows]), half).total)
 
     return step
 
