@@ -19,6 +19,9 @@ from sfumato.files import read_json, read_lines
 
 NOTE = "sfumato"
 """The name of the note in a file's metadata."""
+DESCRIPTION = "model.json"
+"""Where a run notes what its weights are weights of; a note of that name in the file says it too.
+"""
 START = "start.json"
 """Where a run notes what is known of the weights that it begins with."""
 
@@ -68,15 +71,7 @@ def origin_of(file: Path) -> Origin | None:
 
 def read_note(file: Path) -> Origin | None:
     """What sfumato wrote into a file of tensors; None if it did not write that."""
-    from safetensors import SafetensorError, safe_open
-
-    if not file.is_file():
-        return None
-    try:
-        with safe_open(file, framework="pt") as opened:
-            note = (opened.metadata() or {}).get(NOTE)
-    except SafetensorError:
-        return None  # it is of another kind, or damaged: whoever reads its tensors says so
+    note = _notes(file).get(NOTE)
     if note is None:
         return None
     try:
@@ -88,6 +83,29 @@ def read_note(file: Path) -> Origin | None:
             f"{file}: its note of where it comes from is damaged ({problem}). Copy it anew."
         ) from problem
     return found
+
+
+def norm_of(weights: Path) -> str | None:
+    """What became of BatchNorm in the network that a run of sfumato left these weights of."""
+    beside = weights.with_name(DESCRIPTION)
+    try:
+        made = read_json(beside) if beside.is_file() else json.loads(_notes(weights)[DESCRIPTION])
+    except (KeyError, ValueError, SfumatoError):
+        return None
+    return made.get("norm") if isinstance(made, dict) else None
+
+
+def _notes(file: Path) -> dict[str, str]:
+    """What stands beside the tensors of a file; nothing in one of another kind."""
+    from safetensors import SafetensorError, safe_open
+
+    if not file.is_file():
+        return {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return opened.metadata() or {}
+    except SafetensorError:
+        return {}  # it is of another kind, or damaged: whoever reads its tensors says so
 
 
 def origin_in_place(file: Path) -> Origin | None:

@@ -26,7 +26,7 @@ from sfumato.checkpoints import read_checkpoint, write_checkpoint
 from sfumato.config import dumps, to_json
 from sfumato.errors import RunError
 from sfumato.files import append_line, atomic, lock, read_json, read_lines
-from sfumato.lineage import NOTE, origin_in_place
+from sfumato.lineage import DESCRIPTION, NOTE, origin_in_place
 from sfumato.settled import REPORT as REPORT
 from sfumato.settled import changes, contents, has_begun, settle
 
@@ -165,9 +165,13 @@ class Run:
         return path.read_bytes()
 
     def save_tensors(
-        self, name: str, tensors: "Mapping[str, Tensor]", promise: Mapping[str, Any] | None = None
-    ) -> Path:
-        """An artefact in the safetensors format, with a note of where it comes from."""
+        self, name: str, tensors: "Mapping[str, Tensor]",
+        promise: Mapping[str, Any] | None = None, made: Any = None,
+    ) -> Path:  # fmt: skip
+        """An artefact in the safetensors format, with a note of where it comes from.
+
+        `made` describes the network that the tensors are weights of.
+        """
         from safetensors.torch import save
 
         path = self.path / name
@@ -175,6 +179,7 @@ class Run:
         origin = origin_in_place(path.resolve())
         notes = {} if origin is None else {NOTE: origin.note}
         notes |= {} if promise is None else {"promise": dumps(promise)}
+        notes |= {} if made is None else {DESCRIPTION: dumps(made)}
         with atomic(path) as file:
             file.write(save(plain, metadata=notes or None))
         return path

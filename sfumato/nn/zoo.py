@@ -41,6 +41,10 @@ WRAPPINGS = ("state_dict", "model_state_dict", "model")
 """Where checkpoints have the state dict, beside an optimizer's and the number of epochs."""
 PREFIXES = ("_orig_mod.", "module.")
 """What torch.compile and DistributedDataParallel put before every name."""
+STATISTICS = ("running_mean", "running_var")
+"""Buffers of BatchNorm that a network cannot do without."""
+COUNTERS = ".num_batches_tracked"
+"""A buffer of BatchNorm that plays no part in what it computes."""
 
 
 def build_model(
@@ -71,12 +75,11 @@ def build_model(
     if not isinstance(out, Tensor) or out.shape != (2, classes):
         found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ConfigError(f'"{name}" gives {found} for two images, not 2 x {classes} classes.')
-    missing = load_weights(model, weights) if weights is not None else []
     own_classes = (getattr(model, "pretrained_cfg", None) or {}).get("num_classes", 0)
-    head = head_parameters(model)
-    if not head.isdisjoint(missing) or (pretrained and own_classes != classes):
-        for parameter_name in head:
-            nn.init.zeros_(model.get_parameter(parameter_name))
+    if pretrained and own_classes != classes:
+        _start_at_zero(model, head_parameters(model))
+    if weights is not None:
+        load_weights(model, weights)
     return model.train()
 
 
@@ -125,8 +128,18 @@ def head_parameters(model: nn.Module) -> set[str]:
     return {name for name, p in model.named_parameters() if id(p) in ids}
 
 
+def _start_at_zero(model: nn.Module, names: set[str]) -> None:
+    for name in names:
+        nn.init.zeros_(model.get_parameter(name))
+
+
 def load_weights(model: nn.Module, path: Path) -> list[str]:
-    """Load a state dict; returns the names left as they were: those of a head for other classes."""
+    """Load a state dict; returns the names that it does not fill.
+
+    These are of a head for other classes, which then starts at zero, or counters, which change
+    nothing. A network whose BatchNorm was replaced leaves the statistics of BatchNorm out; one with
+    BatchNorm needs them.
+    """
     if not path.exists():
         raise ConfigError(f"there is no file {path}.")
     found = read_state(path)
@@ -137,14 +150,21 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
     fits = {k: v for k, v in found.items() if k in own and own[k].shape == v.shape}
     missing = [key for key in own if key not in fits]
     head = head_parameters(model)
-    lost = [name for name, _ in model.named_parameters() if name in missing and name not in head]
+    lost = [name for name in missing if name not in head and not name.endswith(COUNTERS)]
+    if lost and all(name.endswith(STATISTICS) for name in lost):
+        raise ConfigError(
+            f'{path} has no "{lost[0]}": it lacks the statistics that BatchNorm needs. If the '
+            "network was trained with GroupNorm in place of BatchNorm, as sfumato train does "
+            "without weights, say --norm group."
+        )
     if lost:
         raise ConfigError(
             f"{path} does not fit this model: {len(fits)} of its {len(own)} tensors match. The "
             f'first that does not is "{lost[0]}".'
         )
-    counters = ".num_batches_tracked"  # of BatchNorm: whoever keeps its statistics may do without
-    unused = [key for key in found if key not in own and not key.endswith(counters)]
+    replaced = {name.removesuffix("weight") + s for name in own for s in STATISTICS}
+    unused = [key for key in found if key not in own and not key.endswith(COUNTERS)]
+    unused = [key for key in unused if key not in replaced]
     if unused:
         warn(
             f"{path} has {len(unused)} tensors that this model does not use, such as "
@@ -153,6 +173,9 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
             stacklevel=2,
         )
     model.load_state_dict(fits, strict=False)
+    head &= own.keys()
+    if not head.isdisjoint(missing):
+        _start_at_zero(model, head)
     return missing
 
 

@@ -62,6 +62,7 @@ def given_run(folder: Path, config: train.Config) -> tuple[train.Config, Path]:
     """Settings and weights of a finished run of `sfumato train`, on the device of `config`."""
     from sfumato.config import read_finished
     from sfumato.files import read_json
+    from sfumato.lineage import norm_of
 
     record = folder / "config.json"
     verb = read_json(record)["verb"] if record.exists() else "train"
@@ -73,8 +74,11 @@ def given_run(folder: Path, config: train.Config) -> tuple[train.Config, Path]:
     settings = read_finished(train.Config, read_json(record)["config"])
     if is_own_code(settings.model):
         require_trust(settings.model, record)
-    settings = replace(settings, data_root=config.data_root, device=config.device)
-    return settings, folder / "model.safetensors"
+    weights = folder / "model.safetensors"
+    # As it was, whatever the weights say now that it began with.
+    norm = norm_of(weights) or settings.norm
+    settings = replace(settings, data_root=config.data_root, device=config.device, norm=norm)
+    return settings, weights
 
 
 def say_unheeded(

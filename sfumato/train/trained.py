@@ -6,6 +6,7 @@ from private images. A picture goes through the very code that test images went 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -15,14 +16,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sfumato.data.at_hand import AtHand, Kind
+from sfumato.lineage import DESCRIPTION as NAME
 from sfumato.nn.normalise import NormPolicy, apply_norm_policy
 from sfumato.nn.zoo import build_model
 from sfumato.privacy.ledger import Ledger
 from sfumato.runs import Run
 from sfumato.train.reading import Reading
 from sfumato.train.steps import logits_of
-
-NAME = "model.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,26 +43,44 @@ class Description:
     """The same: divided by."""
     precision: Literal["float32", "bf16"]
     """Of activations."""
+    groups: dict[str, int] = field(default_factory=dict)
+    """Of each GroupNorm, by the name of its layer; older files do not say."""
 
     @classmethod
     def of(
-        cls, reading: Reading, *, model: str, norm: NormPolicy, centre_crop: int | None
+        cls,
+        reading: Reading,
+        network: nn.Module,
+        *,
+        name: str,
+        norm: NormPolicy,
+        centre_crop: int | None,
     ) -> "Description":
-        """That of a model by name, which reads images in this way."""
+        """That of a network by name, which reads images in this way."""
+        layers = network.named_modules()
         return cls(
-            model=model, norm=norm, classes=reading.images.classes, shape=reading.images.shape,
+            model=name, norm=norm, classes=reading.images.classes, shape=reading.images.shape,
             centre_crop=centre_crop, mean=reading.mean, deviation=reading.deviation,
             precision="bf16" if reading.precision == torch.bfloat16 else "float32",
+            groups={k: layer.num_groups for k, layer in layers if isinstance(layer, nn.GroupNorm)},
         )  # fmt: skip
 
-    def keep(self, run: Run) -> None:
-        """Write it beside the weights, after them: who finds it finds a whole model."""
+    def keep(self, run: Run, network: nn.Module, promise: Mapping[str, Any] | None = None) -> None:
+        """Write the weights, and this in their file and beside it.
+
+        Beside it last: whoever finds model.json finds a whole model.
+        """
+        run.save_tensors("model.safetensors", network.state_dict(), promise, self)
         run.write_json(NAME, self)
 
     def new_network(self) -> nn.Module:
         """Untrained; a name that means nothing here, or other classes, is a `ConfigError`."""
         network = build_model(self.model, classes=len(self.classes), shape=self.shape)
-        return apply_norm_policy(network, self.norm).eval()
+        network = apply_norm_policy(network, self.norm)
+        for name, layer in network.named_modules():
+            if isinstance(layer, nn.GroupNorm):
+                layer.num_groups = self.groups.get(name, layer.num_groups)
+        return network.eval()
 
 
 @dataclass(frozen=True)

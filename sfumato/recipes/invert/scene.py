@@ -170,11 +170,6 @@ def open_access(scene: Scene, precision: "torch.dtype | None" = None) -> "Access
             f"classes than the {len(scene.members.classes)} of {scene.members.name}. Give the "
             "images that it learnt with --data."
         )
-    if missing:
-        raise ConfigError(
-            f'{scene.weights} has no "{missing[0]}". If the target was trained with GroupNorm in '
-            "the place of BatchNorm, as sfumato train does, say --norm group."
-        )
     if scene.config.target_pixels is not None:
         black, white = scene.config.target_pixels
         scale = 1 / (white - black)

@@ -30,10 +30,10 @@ def student(scene: Scene, stage: Run) -> None:
         answers = live(*teacher_of(scene), reading)
     distil(scene, model, reading, answers, stage)
     promise = finished_book(scene).promise()
-    stage.save_tensors("model.safetensors", model.state_dict(), promise)
-    Description.of(
-        reading, model=scene.student, norm="keep", centre_crop=scene.config.centre_crop
-    ).keep(stage)
+    made = Description.of(
+        reading, model, name=scene.student, norm="keep", centre_crop=scene.config.centre_crop
+    )
+    made.keep(stage, model, promise)
     stage.finish({"student": scene.student, "images": len(images)})
 
 

@@ -203,8 +203,7 @@ def conclude(
     """Save the model, score it privately, sum up."""
     from sfumato.train.steps import accuracy
 
-    run.save_tensors("model.safetensors", learner.best.state_dict(), paid.ledger.promise())
-    describe(config, test).keep(run)
+    describe(config, learner.best, test).keep(run, learner.best, paid.ledger.promise())
     scores = {"test_accuracy": accuracy(learner.best, test), "test_images": len(test.images)}
     left_out = steps_left_out(run)
     run.write_json("private/scores.json", {**scores, "steps_left_out": left_out})

@@ -27,14 +27,14 @@ def prepare(
     import torch
 
     from sfumato.nn.normalise import apply_norm_policy, has_batch_norm
-    from sfumato.nn.zoo import build_model, pixel_statistics
+    from sfumato.nn.zoo import build_model, load_weights, pixel_statistics
     from sfumato.train.reading import Reading
     from sfumato.train.setup import choose_parameters
 
     torch.manual_seed(config.seed)
     model = build_model(
         config.model, classes=len(images.classes), shape=images.shape,
-        pretrained=config.pretrained, weights=config.weights,
+        pretrained=config.pretrained,
     )  # fmt: skip
     statistics = pixel_statistics(model, images.shape[0])
     policy = norm_policy(config)
@@ -42,6 +42,8 @@ def prepare(
         done = {"group": "replaced by GroupNorm", "frozen": "frozen with its statistics"}[policy]
         say(f"BatchNorm mixes examples: it is {done} (--norm)")
     model = apply_norm_policy(model, policy)
+    if config.weights is not None:
+        load_weights(model, config.weights)
     choose_parameters(model, config.train_only, config.freeze)
     if config.train_only == "head" and not has_weights(config) and any_frozen(model):
         say("--train-only head without weights: it learns from random features. Give --pretrained")
@@ -50,8 +52,15 @@ def prepare(
 
 
 def norm_policy(config: Config) -> "NormPolicy":
-    """What becomes of BatchNorm: statistics that came with weights are worth keeping."""
-    return config.norm or ("frozen" if has_weights(config) else "group")
+    """What becomes of BatchNorm: statistics that came with weights are worth keeping.
+
+    Weights of a run of sfumato that had GroupNorm in its place go on with GroupNorm.
+    """
+    from sfumato.lineage import norm_of
+
+    if config.norm is None and config.weights is not None:
+        return "group" if norm_of(config.weights) == "group" else "frozen"
+    return config.norm or ("frozen" if config.pretrained else "group")
 
 
 def has_weights(config: Config) -> bool:
@@ -59,13 +68,14 @@ def has_weights(config: Config) -> bool:
     return config.pretrained or config.weights is not None
 
 
-def describe(config: Config, reading: "Reading") -> "Description":
+def describe(config: Config, network: "nn.Module", reading: "Reading") -> "Description":
     """What is written beside the weights, so that the classifier can be built again."""
     from sfumato.train.trained import Description
 
     return Description.of(
-        reading, model=config.model, norm=norm_policy(config), centre_crop=config.centre_crop
-    )
+        reading, network, name=config.model, norm=norm_policy(config),
+        centre_crop=config.centre_crop,
+    )  # fmt: skip
 
 
 def any_frozen(model: "nn.Module") -> bool:

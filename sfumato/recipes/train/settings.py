@@ -33,7 +33,8 @@ class Config(ImageSource):
     weights: Path | None = None
     """Start from a state dict in a file."""
     norm: Literal["group", "frozen", "keep"] | None = None
-    """BatchNorm: group replaces, frozen keeps public statistics. Frozen if there are weights."""
+    """BatchNorm: group replaces, frozen keeps public statistics. As in the weights' run, or frozen.
+    """
     train_only: Literal["all", "head", "bias"] = "all"
     """Which parameters learn."""
     freeze: tuple[str, ...] = ()

@@ -53,8 +53,7 @@ def warm_model(scene: Scene, images: "Images", stage: Run, *, epochs: float) -> 
         batch_size=config.warm_batch, weight_decay=5e-4, seed=config.seed, optimizer="sgd",
         say=stage.say,
     )  # fmt: skip
-    stage.save_tensors("model.safetensors", model.state_dict())
-    describe(settings, reading).keep(stage)
+    describe(settings, model, reading).keep(stage, model)
     stage.finish({"images": len(images)})
 
 
