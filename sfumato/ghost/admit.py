@@ -2,12 +2,13 @@
 
 Two questions, on a few inputs. Independence: when one example changes, do the losses of the others
 stay as they are? If not, the model mixes examples (BatchNorm in any disguise, attention across the
-batch) and no per-example gradient exists. Equality: are the norms, and the clipped sum, those of
-autograd asked for one loss at a time? A wrong norm is never silent.
+batch) and no per-example gradient exists. And is the loss of an example the same among more
+examples, and in another order? If not, one example more changes the gradients of all. Equality: are
+the norms, and the clipped sum, those of autograd asked for one loss at a time? A wrong norm is
+never silent.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,16 @@ from sfumato.errors import PrivacyError, UnsupportedLayer
 from sfumato.ghost.buffers import Buffers
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.factors import Clipping
-from sfumato.ghost.trials import awake, random_state, resized, same_state, set_random_state
+from sfumato.ghost.mixing import PLACE_MATTERS, place_matters
+from sfumato.ghost.trials import (
+    awake,
+    examples_at,
+    random_state,
+    resized,
+    same_state,
+    set_random_state,
+    without_dropout,
+)
 
 SLACK = 1e-5
 """How far over the bound the double-precision norm of a float32 sum may come out."""
@@ -46,10 +56,11 @@ def admit(
     """
     refuse_batch_norm(ghost.model)
     exact_loss_fn = exact_loss_fn or loss_fn
-    with _without_dropout(ghost.model), torch.enable_grad():
+    with without_dropout(ghost.model), torch.enable_grad():
         _check_buffers(ghost.model, loss_fn, inputs)
         model, exact_inputs = awake(ghost.model, exact_loss_fn, inputs)
         _check_independence(model, exact_loss_fn, exact_inputs, examples)
+        _check_places(model, exact_loss_fn, exact_inputs, examples)
         exact = replace(ghost, model=model, layouts={})
         _check_equality(exact, exact_inputs, exact_loss_fn, examples)
         _check_bound(ghost, loss_fn, inputs, examples)
@@ -168,6 +179,19 @@ def _check_independence(
             _check_unmoved(model, loss_fn, given, number, [i % number])
 
 
+def _check_places(
+    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int
+) -> None:
+    """The loss of an example may depend neither on its place nor on how many examples there are."""
+    more = resized(inputs, examples, examples + 1)
+
+    def losses(places: Tensor) -> list[Tensor]:
+        return [loss_fn(model, *(examples_at(x, places, examples + 1) for x in more))]
+
+    if place_matters(model, losses, examples + 1, examples, TOLERANCE):
+        raise UnsupportedLayer(PLACE_MATTERS)
+
+
 @torch.no_grad()
 def _check_unmoved(
     model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int,
@@ -259,21 +283,3 @@ def _with_example_changed(x: Tensor, example: int, examples: int) -> Tensor:
     else:
         rows[example] = rows[(example + 1) % examples].clone()
     return changed
-
-
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    kinds = ("drop", "stochasticdepth")
-    random = [m for m in model.modules() if m.training and _is_one_of(m, kinds)]
-    try:
-        for module in random:
-            module.eval()
-        yield
-    finally:
-        for module in random:
-            module.train()
-
-
-def _is_one_of(module: nn.Module, kinds: tuple[str, ...]) -> bool:
-    name = type(module).__name__.lower()
-    return not list(module.children()) and any(kind in name for kind in kinds)

@@ -1,7 +1,8 @@
 """Trial passes: more or fewer examples, the same dice each time, and a copy that hides nothing."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,6 +50,38 @@ def set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
     torch.set_rng_state(state[0])
     if state[1]:
         torch.cuda.set_rng_state_all(state[1])
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Dropout and the like are off inside."""
+    kinds = ("drop", "stochasticdepth")
+    with _switched_off([m for m in model.modules() if m.training and _is_one_of(m, kinds)]):
+        yield
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """The whole model is in evaluation mode inside."""
+    with _switched_off([m for m in model.modules() if m.training]):
+        yield
+
+
+@contextmanager
+def _switched_off(modules: Sequence[nn.Module]) -> Iterator[None]:
+    # Each by itself: a module's own train() reaches those below it, and may be somebody's own.
+    try:
+        for module in modules:
+            module.training = False
+        yield
+    finally:
+        for module in modules:
+            module.training = True
+
+
+def _is_one_of(module: nn.Module, kinds: tuple[str, ...]) -> bool:
+    name = type(module).__name__.lower()
+    return not list(module.children()) and any(kind in name for kind in kinds)
 
 
 def awake(
