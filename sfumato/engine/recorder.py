@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from sfumato.engine.guards import check_governed, refuse_closures
 from sfumato.engine.outputs import tensors_of, trial_losses
+from sfumato.engine.outside import Factors, Span, look_outside, next_node, refuse_parameters
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.admit import admit, refuse_batch_norm
 from sfumato.ghost.buffers import Buffers
 from sfumato.ghost.clip import Clipped, Ghost, check_losses
-from sfumato.ghost.mixing import is_due, refuse_mixing
+from sfumato.ghost.mixing import is_due, refuse_mixing, refuse_places
 from sfumato.ghost.tape import Tape
 
 
@@ -49,6 +50,9 @@ class Recorder:
         self._kind: Any = None
         self._leaves: list[Tensor] | None = None
         """Inputs of the last pass, if it is to be asked whether it mixes examples."""
+        self._span = Span(0, 0)
+        self._factors: dict[Any, Factors] = {}
+        """Of each kind, the factors in its losses."""
 
     def __reduce__(self) -> Any:
         raise ConfigError(
@@ -96,6 +100,7 @@ class Recorder:
         if loss.grad_fn is None:
             raise ConfigError("the loss has no graph: compute it from the model's output.")
         check_losses(loss, tape.examples)
+        self._look_outside(loss, tape.examples)
         try:
             if self._leaves is not None:
                 refuse_mixing(self.ghost, tape, loss, self._leaves, retain=True)
@@ -143,13 +148,26 @@ class Recorder:
         places = {i for i, value in enumerate(values) if _is_batch(value, examples)}
         self._batches[key] = places & self._batches.get(key, places)
         self._kind, self._leaves = key, None
+        if is_asked:
+            # First: what a model keeps aside for a loss is to be that of the recorded pass.
+            self._refuse_places(values, names, examples, key)
+        first = next_node()
         with self.ghost.recording(examples, key) as tape:
             marked = tape.mark(values)
             if is_asked:
                 self._leaves = _differentiate(marked, values, self._batches[key])
             out = call(self._forward, marked, names)
         self.tape, self._calls = tape, self._calls + 1
+        self._span = Span(first, next_node())
         return out
+
+    def _look_outside(self, loss: Tensor, examples: int) -> None:
+        """What the loss does with the model's output, as far as its graph shows."""
+        outside = look_outside(loss, self._span)
+        refuse_parameters(outside.leaves, {id(p): n for n, p in self.ghost.parameters.items()})
+        factors = self._factors.setdefault(self._kind, Factors())
+        if self._leaves is not None or factors.wants(examples):
+            factors.check(examples, outside.factors)
 
     def _examine(self, values: list[Any], names: Sequence[str], examples: int, key: Any) -> None:
         """Survey the model, and test on noise that its norms are those of autograd."""
@@ -169,6 +187,20 @@ class Recorder:
             return tensors_of(call(self._forward, marked, names))
 
         self.ghost.survey(forward, values, examples, key)
+
+    def _refuse_places(
+        self, values: list[Any], names: Sequence[str], examples: int, key: Any
+    ) -> None:
+        """What the model says of an example must be the same among fewer, and at another place."""
+
+        def rows_of(places: Tensor) -> list[Tensor]:
+            given = [
+                value[places.to(value.device)] if place in self._batches[key] else value
+                for place, value in enumerate(values)
+            ]
+            return tensors_of(call(self._forward, given, names))
+
+        refuse_places(self.ghost, rows_of, examples, key)
 
     @contextmanager
     def _unrecorded(self) -> Iterator[None]:
