@@ -31,6 +31,7 @@ from sfumato.engine.guards import (
     govern_only,
     refuse_foreign_gradients,
     refuse_second_loader,
+    refuse_several_processes,
 )
 from sfumato.engine.passes import Passes
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
@@ -83,6 +84,7 @@ class PrivacyEngine:
         noise: Literal["philox", "chacha20"] = "philox",
         secret: Secret | None = None,
     ) -> None:
+        refuse_several_processes(module)
         clipping = familiar.clipping(clip_function, max_grad_norm, numerical_stability_constant)
         familiar.accountants(accounting_mode)
         check_length(epochs, steps)

@@ -26,6 +26,29 @@ def refuse_foreign_gradients(module: nn.Module, optimizer: torch.optim.Optimizer
             )
 
 
+PARALLEL = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+
+
+def refuse_several_processes(module: nn.Module) -> None:
+    """Each process would add its own noise to the sum of its own examples: weights drift apart."""
+    for name, part in module.named_modules():
+        kinds = PARALLEL & {kind.__name__ for kind in type(part).__mro__}
+        if kinds:
+            raise ConfigError(
+                f"the model{f' has a {min(kinds)} at {name}' if name else f' is a {min(kinds)}'}, "
+                "and the engine trains in one process, on one device: each process would clip, "
+                "noise and step alone. Give the engine the module inside (model.module), or train "
+                "on several GPUs by `torchrun -m sfumato train`."
+            )
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if several and torch.distributed.get_world_size() > 1:
+        raise ConfigError(
+            f"this is one of {torch.distributed.get_world_size()} processes, and the engine trains "
+            "in one: the others would train, and spend, on their own. Use one process, or train on "
+            "several GPUs by `torchrun -m sfumato train`."
+        )
+
+
 def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
     """An optimizer that asks for gradients as often as it likes (LBFGS) has no noise for them."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
