@@ -39,6 +39,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 WRAPPINGS = ("state_dict", "model_state_dict", "model")
 """Where checkpoints have the state dict, beside an optimizer's and the number of epochs."""
+AUXILIARY = ("googlenet", "inception_v3")
+"""Networks of torchvision that answer with several heads in training."""
 PREFIXES = ("_orig_mod.", "module.")
 """What torch.compile and DistributedDataParallel put before every name."""
 STATISTICS = ("running_mean", "running_var")
@@ -267,9 +269,11 @@ def _torchvision(name: str, classes: int, pretrained: bool) -> nn.Module:
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise ConfigError(f'torchvision has no classifier called "{name}".{hint}')
     if not pretrained:
-        return models.get_model(name, num_classes=classes)
+        # Said aloud, or torchvision warns of another default to come.
+        options = {"init_weights": True} if name in AUXILIARY else {}
+        return _without_auxiliary(models.get_model(name, num_classes=classes, **options))
     try:
-        model = models.get_model(name, weights="DEFAULT")
+        model = _without_auxiliary(models.get_model(name, weights="DEFAULT"))
     except (RuntimeError, OSError, ValueError) as problem:
         raise _not_fetched(f"torchvision:{name}", problem) from problem
     heads = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
@@ -296,6 +300,15 @@ def files_beside_you() -> Iterator[None]:
         yield
     finally:
         sys.path.remove("")
+
+
+def _without_auxiliary(model: nn.Module) -> nn.Module:
+    """Without the second and third head of GoogLeNet and Inception: losses are of one."""
+    changes = {"aux_logits": False, "aux1": None, "aux2": None, "AuxLogits": None}
+    for name, value in changes.items():
+        if hasattr(model, name):
+            setattr(model, name, value)
+    return model
 
 
 def find_function(module: str, function: str) -> Any:

@@ -18,6 +18,7 @@ from sfumato.data.augment import Augmentation
 from sfumato.data.dice import Dice
 from sfumato.data.images import Images
 from sfumato.data.people import People
+from sfumato.errors import ConfigError
 from sfumato.privacy.sampling import Chunk
 from sfumato.transfer import to_device
 
@@ -108,7 +109,13 @@ class Reading:
         """The model's answers, in the precision asked for, as float32."""
         lower = self.precision != torch.float32
         with torch.autocast(self.device.type, self.precision) if lower else nullcontext():
-            return model(x).float()
+            answers = model(x)
+        if not isinstance(answers, Tensor):
+            raise ConfigError(
+                f"in training the model answers with {type(answers).__name__}, not with a tensor "
+                "of one row an image: drop its other heads, or return the first answer alone."
+            )
+        return answers.float()
 
     def losses(self, model: nn.Module, *inputs: Tensor) -> Tensor:
         """One loss a unit, averaged over all of its rows; or what was made of it."""
