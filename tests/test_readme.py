@@ -140,6 +140,12 @@ def test_the_examples_in_python_run_and_keep_their_budget(page, number, epsilon,
     assert epsilon - 0.01 < float(capsys.readouterr().out) <= epsilon
 
 
+def test_the_loop_over_an_ordinary_loader_runs_and_says_what_it_costs(capsys):
+    with pytest.warns(UserWarning, match="not Poisson samples"):
+        exec(blocks(PAGES["docs/library.md"], "python")[3], {})
+    assert 1.69 < float(capsys.readouterr().out) < 1.7
+
+
 def test_the_loop_of_plain_functions_learns(capsys):
     scene = {}
     exec(blocks(PAGES["docs/library.md"], "python")[0], scene)
@@ -158,7 +164,7 @@ def digits_run(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("page", "number"), [("docs/train.md", 0), ("docs/library.md", 3)])
+@pytest.mark.parametrize(("page", "number"), [("docs/train.md", 0), ("docs/library.md", 4)])
 def test_a_trained_model_is_used_as_the_pages_show(page, number, digits_run, monkeypatch, capsys):
     monkeypatch.chdir(digits_run)
     code = blocks(PAGES[page], "python")[number]

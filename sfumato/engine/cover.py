@@ -2,8 +2,9 @@
 
 For people who know private_vision (or Opacus): attach it to an optimizer, and give the per-example
 losses to `optimizer.step(loss=...)`. What is different is that it cannot be used to lie. It knows
-how batches were drawn: from its own Poisson `loader`, or from an ordinary shuffled one, and then
-the epsilon it reports is the honest one for shuffling. It refuses steps beyond the plan, optimizers
+how batches were drawn: from its own Poisson `loader`, or from an ordinary one that it goes through
+(`shuffled`), and then the epsilon it reports is the honest one for shuffling. Batches of which it
+knows nothing are charged in full, each step by itself. It refuses steps beyond the plan, optimizers
 whose parameters it does not govern, and gradients that something else has written.
 
 Here it is decided how batches are drawn, what a step costs, and when it is taken. What the model
@@ -18,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from sfumato.config import differences, to_json
 from sfumato.engine import familiar
@@ -33,7 +34,7 @@ from sfumato.engine.guards import (
     refuse_second_loader,
     refuse_several_processes,
 )
-from sfumato.engine.passes import Passes
+from sfumato.engine.passes import LOOP, Passes, size_of, sizes_of
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.clip import Clipped, Ghost
@@ -115,8 +116,13 @@ class PrivacyEngine:
         self._total: Sums | None = None
         self._last: Clipped | None = None
         self._drawn: tuple[int, bool] | None = None
+        """How many examples were drawn and not used yet, and whether they complete a batch."""
         self._uses_loader = False
         self._gathered = 0
+        self._pass: object = None
+        """The pass over an ordinary loader that is under way."""
+        self._known = True
+        """Whether all of this logical batch was drawn in that pass."""
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer private: `step(loss=...)` and `virtual_step(loss=...)`."""
@@ -158,7 +164,7 @@ class PrivacyEngine:
         self._uses_loader = True
         # A batch that an abandoned loader left in part is drawn again: its pieces count once.
         self._forget()
-        size = len(dataset)  # pyright: ignore
+        size = size_of(dataset)
         batches = poisson_batches(
             self.plan, size, self.ledger, self.secret, stage="train", start=self.taken,
             chunk_size=physical_batch_size, round_to=1,
@@ -175,6 +181,31 @@ class PrivacyEngine:
                 check_turn(batch.step, 0, self.taken, self._gathered)
                 refuse_foreign_gradients(self.module, self.recorder.optimizer)
                 self._take_step()
+
+    def shuffled(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """One pass over an ordinary `DataLoader`, each of whose examples comes once.
+
+        Call `optimizer.step(loss=...)` or `virtual_step` on every batch, and `step` on the last: a
+        sum that is left over is refused. The steps of a pass cost together what one of them does,
+        with nothing amplified.
+        """
+        sizes = sizes_of(loader)
+        if self._uses_loader:
+            raise ConfigError("batches were drawn by engine.loader: go on with that.")
+        self._forget()
+        self._passes.begin(self.taken)
+        self._pass = this = object()
+        for size, batch in zip(sizes, loader, strict=True):
+            self._drawn = (size, False)
+            yield batch
+            if self._pass is not this:
+                raise PrivacyError("another pass was begun: go on with that.")
+        self._drawn = self._pass = None
+        if self._gathered:
+            raise PrivacyError(
+                f"the pass is over, and {self._gathered} examples are in a sum without a step. In "
+                f"the next pass they would come again. {LOOP}"
+            )
 
     def step(self, *_: Any, loss: Tensor | None = None, **others: Any) -> None:
         """Add the batch's clipped gradients, and take a noisy step when the batch is complete."""
@@ -234,6 +265,7 @@ class PrivacyEngine:
         self._uses_loader = state["uses_loader"]
         self.taken = state["taken"]
         self._passes.begin(self.taken)
+        self._pass = None
         self._forget()
         if self.average is not None:
             self.average.load_state_dict(state["average"])
@@ -253,6 +285,7 @@ class PrivacyEngine:
         clipped = self.recorder.clip(tape, loss)
         self._sums.add(clipped.total)
         self._last = replace(clipped, total={})
+        self._known &= self._drawn is not None
         self._gathered, self._drawn = self._gathered + tape.examples, None
         self._passes.add(tape.examples)
         return complete
@@ -261,6 +294,8 @@ class PrivacyEngine:
         """Whether so many examples end the logical batch; numbers that are not paid for raise."""
         if self._uses_loader:
             return check_drawn(examples, self._drawn)
+        if self._drawn is not None:
+            check_drawn(examples, self._drawn)
         self._passes.check(examples, self._gathered)
         return True
 
@@ -273,12 +308,13 @@ class PrivacyEngine:
 
     def _forget(self) -> None:
         """Begin a logical batch."""
-        self._total, self._drawn, self._gathered = None, None, 0
+        self._total, self._drawn, self._gathered, self._known = None, None, 0, True
 
     def _take_step(self) -> None:
         plan, family = self.plan, ""
         if not self._uses_loader:
-            plan, family = self._passes.price(self.taken, self.ledger.header.delta)
+            delta = self.ledger.header.delta
+            plan, family = self._passes.price(self.taken, delta, known=self._known)
         noisy = privatize(
             self._sums, plan, self.ledger, self.secret,
             step=self.taken, stage="train", family=family,

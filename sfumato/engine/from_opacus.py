@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from sfumato.engine.cover import PrivacyEngine
+from sfumato.engine.passes import size_of
 from sfumato.errors import ConfigError
 
 
@@ -30,6 +31,7 @@ def make_private(
     """
     if loader.batch_size is None:
         raise ConfigError("the loader has no batch size to take over.")
+    size = size_of(loader.dataset)
     if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
         raise ConfigError(
             f"the loader has a {type(loader.sampler).__name__}, and Poisson batches are drawn from "
@@ -44,7 +46,6 @@ def make_private(
             "size that is fixed is fine.",
             stacklevel=2,
         )
-    size = len(loader.dataset)  # pyright: ignore
     engine = PrivacyEngine(model, batch_size=loader.batch_size, sample_size=size, **settings)
     engine.attach(optimizer)
     pieces = physical_batch_size or loader.batch_size

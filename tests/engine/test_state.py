@@ -103,10 +103,11 @@ def draw(engine, optimizer, start, end):
 
 
 def take(engine, steps):
-    """So many steps on batches that an ordinary loader drew."""
+    """So many steps of a pass over an ordinary loader."""
     optimizer = torch.optim.SGD(engine.module.parameters(), lr=0.1)
     engine.attach(optimizer)
-    batches = iter(DataLoader(dataset(), batch_size=int(engine.plan.expected_batch), shuffle=True))
+    size = int(engine.plan.expected_batch)
+    batches = engine.shuffled(DataLoader(dataset(), batch_size=size, shuffle=True))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(steps):
