@@ -42,22 +42,29 @@ class People:
         Guarantee: what is drawn of one person depends on the seed, the step and how many images
         that person has. It stays the same when others are asked for, join the data, or leave.
         """
-        picked = [torch.empty(0, dtype=torch.int64)]
-        for person in people.tolist():
-            own = self._images[self._ends[person] : self._ends[person + 1]]
-            # Not by their places in the data: these move when somebody else leaves.
-            turn = torch.arange(len(own))
-            order = own[Dice.of(seed, step, turn).throw(1)[0].argsort()]
-            picked.append(order[torch.arange(self.most) % len(order)])
-        return torch.cat(picked)
+        counts = self._counts[people]
+        begin = counts.cumsum(0) - counts  # of each person in the rows below
+        owner = torch.repeat_interleave(torch.arange(len(people)), counts)
+        # A row for each image of these people, named by its turn among those of its person: places
+        # in the data move when somebody else leaves.
+        turn = torch.arange(len(owner)) - begin[owner]
+        order = Dice.of(seed, step, turn).throw(1)[0].argsort(stable=True)
+        order = order[owner[order].argsort(stable=True)]  # shuffled within each person
+        taken = order[begin[:, None] + torch.arange(self.most) % counts[:, None]]
+        return self._images[self._begin[people][:, None] + turn[taken]].flatten()
 
     @cached_property
     def _images(self) -> Int[Tensor, " images"]:
+        """All places, person by person."""
         return self.ids.argsort(stable=True)
 
     @cached_property
-    def _ends(self) -> list[int]:
-        return [0, *torch.bincount(self.ids, minlength=len(self)).cumsum(0).tolist()]
+    def _counts(self) -> Int[Tensor, " people"]:
+        return torch.bincount(self.ids, minlength=len(self))
+
+    @cached_property
+    def _begin(self) -> Int[Tensor, " people"]:
+        return self._counts.cumsum(0) - self._counts
 
 
 def number(names: Sequence[str]) -> Int[Tensor, " images"]:

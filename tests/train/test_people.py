@@ -3,6 +3,7 @@
 import codecs
 import csv
 import json
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from people import portraits
 from PIL import Image
 from torch import nn
 
+from sfumato.data.dice import Dice
 from sfumato.data.load import load_images
 from sfumato.data.people import People
 from sfumato.errors import ConfigError, DataError
@@ -28,6 +30,40 @@ from sfumato.train.reading import Reading
 def reading_of(images, most=3, views=1):
     people = People(images.people, most)
     return Reading(images, torch.device("cpu"), (0.5,), (0.5,), views=views, people=people)
+
+
+def pick_one_by_one(people, wanted, seed, step):
+    """What `People.pick` promises, person by person."""
+    picked = [torch.empty(0, dtype=torch.int64)]
+    for person in wanted.tolist():
+        own = torch.nonzero(people.ids == person).flatten()
+        keys = Dice.of(seed, step, torch.arange(len(own))).throw(1)[0]
+        order = own[keys.argsort(stable=True)]
+        picked.append(order[torch.arange(people.most) % len(order)])
+    return torch.cat(picked)
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_picking_all_people_at_once_is_equal_to_picking_them_one_by_one(case):
+    generator = torch.Generator().manual_seed(case)
+    count, extra, most = (
+        int(torch.randint(1, high, (), generator=generator)) for high in (40, 300, 6)
+    )
+    ids = torch.cat([torch.arange(count), torch.randint(count, (extra,), generator=generator)])
+    people = People(ids[torch.randperm(len(ids), generator=generator)], most)
+    some = torch.randint(count, (case,), generator=generator)  # some twice, as padding is; or none
+    for wanted in (some, torch.arange(count)):
+        found = people.pick(wanted, seed=case, step=3)
+        assert torch.equal(found, pick_one_by_one(people, wanted, case, 3))
+
+
+def test_picking_images_of_thousands_of_people_takes_no_time():
+    ids = torch.randint(20_000, (80_000,)).unique(return_inverse=True)[1]
+    people = People(ids, 2)
+    people.pick(torch.arange(2), 0, 0)
+    start = time.process_time()
+    people.pick(torch.arange(4096), 0, 1)
+    assert time.process_time() - start < 0.5  # one by one: seconds
 
 
 def test_up_to_k_different_images_of_a_person_are_taken():
