@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from sfumato.data.alike import to_grey
-from sfumato.data.folder import decode_file, decode_picture
+from sfumato.data.decode import decode_file, decode_picture
 from sfumato.data.framing import Framing
 from sfumato.data.images import Images
 from sfumato.errors import DataError

@@ -3,68 +3,85 @@
     pictures/cat/1.jpg  pictures/dog/2.png           split by us, one fifth of each class for test
     pictures/train/cat/1.jpg  pictures/test/cat/2.jpg   split by you ("val" works for "test")
 
-Files are decoded in parallel, turned as their EXIF tag says, and resized with antialiasing. Who is
-on an image is said by a folder (cat/anna/1.jpg) or by a table (see `people`).
+JPEG, PNG and WebP files are read; other files are left out with a warning, and hidden ones without.
+Who is on an image is said by a folder (cat/anna/1.jpg) or by a table (see `people`).
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from warnings import warn
 
-import numpy as np
 import torch
-from jaxtyping import UInt8
-from PIL import Image, ImageOps
 from torch import Tensor
 
 from sfumato.data.classes import find_classes
+from sfumato.data.decode import all_bad, decode_parts
 from sfumato.data.framing import Framing
 from sfumato.data.images import Images
 from sfumato.data.people import number, people_by_csv, people_by_folder
 from sfumato.errors import DataError, SfumatoWarning
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif", ".dcm")
 TEST_NAMES = ("test", "val", "valid", "validation")
 TEST_SHARE = 0.2
 
 
 def load_folder(
     path: Path,
-    split: str,
+    splits: Sequence[str],
     *,
     private: bool,
     framing: Framing,
     people: str | None = None,
     listed: str | None = None,
-) -> Images:
-    """One split of a folder tree. Classes are the folders of train, in alphabetical order.
+) -> list[Images]:
+    """Splits of a folder tree, each file decoded once. Classes are the folders of train, sorted.
 
     `people` is None, "folder", or a table: FILE.csv or FILE.csv:COLUMN, its column "file" holding
     names relative to the folder. With `listed` classes it need not know who is on images of others:
     all are read, since the split is that of the whole folder.
     """
-    root, ours = _split_root(path, split)
+    stem = path.resolve().name
+    roots, ours = _roots(path, splits)
     classes = _class_names(path if ours else path / "train")
-    files, labels = _find(root, classes)
-    if private and people is None:
-        _tell_nested(files, root)
-    name = f"{path.resolve().name}-{split}"
-    kept = range(len(classes)) if listed is None else find_classes(listed, classes, name)
-    wanted = [file for file, label in zip(files, labels, strict=True) if label in kept]
-    images = Images(
-        pixels=decode(files, framing),
-        labels=torch.tensor(labels),
-        classes=classes,
-        name=name,
-        private=private,
-        people=None if people is None else _people(files, wanted, path, root, people),
-    )
-    if not ours:
-        return images
-    test, train = images.split(TEST_SHARE, seed=0)
-    return test if split == "test" else train
+    found = [_find(root, classes) for root in roots]
+    _tell_left_out([file for _, _, others in found for file in others])
+    pixels = decode_parts([files for files, _, _ in found], framing, stem)
+    parts = []
+    for root, (files, labels, _), some in zip(roots, found, pixels, strict=True):
+        if private and people is None:
+            _tell_nested(files, root)
+        kept = range(len(classes)) if listed is None else find_classes(listed, classes, stem)
+        wanted = [file for file, label in zip(files, labels, strict=True) if label in kept]
+        images = Images(
+            pixels=some,
+            labels=torch.tensor(labels),
+            classes=classes,
+            name=stem,
+            private=private,
+            people=None if people is None else _people(files, wanted, path, root, people),
+        )
+        parts.append(images)
+    if ours:
+        test, train = parts[0].split(TEST_SHARE, seed=0)
+        parts = [test if split == "test" else train for split in splits]
+    named = zip(parts, splits, strict=True)
+    return [replace(part, name=f"{stem}-{split}") for part, split in named]
+
+
+def _tell_left_out(files: Sequence[Path]) -> None:
+    """Say which files are no images that can be read, and are left out."""
+    if files:
+        kinds = Counter(file.suffix.lower() or "without an ending" for file in files)
+        listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
+        warn(
+            f"{len(files)} files are left out, since they are no JPEG, PNG or WebP ({listed}): "
+            f"{files[0]}, for one. Convert those that are images.",
+            SfumatoWarning,
+            stacklevel=2,
+        )
 
 
 def _tell_nested(files: list[Path], root: Path) -> None:
@@ -88,124 +105,52 @@ def _people(files: list[Path], wanted: list[Path], path: Path, root: Path, sourc
     return number([known.get(file, str(file)) for file in files])
 
 
-def decode(files: Sequence[Path], framing: Framing) -> UInt8[Tensor, "n c h w"]:
-    """Pixels of all files, n c h w; grey when every file is grey.
-
-    Unless the framing gives all files one size, they must have one already.
-    """
-    with ThreadPoolExecutor() as pool:
-        found = list(pool.map(lambda file: _decoded(file, framing), files))
-    arrays = [array for array, _ in found]
-    _tell_dark(files, max((high for _, high in found), default=0))
-    if len({array.shape[:2] for array in arrays}) > 1:
-        first = arrays[0].shape[:2]
-        other = next(i for i, array in enumerate(arrays) if array.shape[:2] != first)
-        raise DataError(
-            f"the images differ in size: {files[0]} is {_size(arrays[0])} and {files[other]} is "
-            f"{_size(arrays[other])}. Give --image-size to resize them."
-        )
-    channels = max(array.shape[2] for array in arrays)
-    same = [np.broadcast_to(array, (*array.shape[:2], channels)) for array in arrays]
-    return torch.from_numpy(np.stack(same)).permute(0, 3, 1, 2).contiguous()
-
-
-def _tell_dark(files: Sequence[Path], high: int) -> None:
-    """Warn of 16-bit images that use so little of their range that few grey levels are left.
-
-    They are not scaled: by how much would depend on private images.
-    """
-    bits = high.bit_length()
-    if 0 < bits < 15:
-        warn(
-            f"16-bit images such as {files[0]} have values of {bits} bits alone, and as bytes "
-            f"{max(1, 2 ** (bits - 8))} grey levels. Convert them first, by a factor that you know "
-            "without looking: values of 12 bits times 16, say.",
-            SfumatoWarning,
-            stacklevel=2,
-        )
-
-
-def decode_file(file: Path, framing: Framing) -> np.ndarray:
-    """One file, turned, framed, and grey or in colour as it is: height, width, channels."""
-    return _decoded(file, framing)[0]
-
-
-def _decoded(file: Path, framing: Framing) -> tuple[np.ndarray, int]:
-    """The pixels of a file, and the largest value if it is a 16-bit image."""
-    try:
-        with Image.open(file) as opened:
-            picture = ImageOps.exif_transpose(opened)
-            high = int(np.asarray(picture).max()) if picture.mode.startswith("I") else 0
-            picture = _to_bytes(picture)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
-        raise DataError(
-            f"{file} cannot be read as an image ({problem}). Replace it or take it away."
-        ) from problem
-    return _to_array(picture, framing, str(file)), high
-
-
-def decode_picture(picture: Image.Image, framing: Framing) -> np.ndarray:
-    """The same of a picture that is open already."""
-    return _to_array(_to_bytes(ImageOps.exif_transpose(picture)), framing, "the picture")
-
-
-def _to_array(picture: Image.Image, framing: Framing, name: str) -> np.ndarray:
-    array = np.asarray(framing.picture(picture, name))
-    return array[..., None] if array.ndim == 2 else array
-
-
-def _to_bytes(picture: Image.Image) -> Image.Image:
-    if picture.mode.startswith("I"):
-        # 16-bit grey, as scanners write it: Pillow's own conversion would cut it off at 255.
-        return Image.fromarray((np.asarray(picture).astype(np.int64) >> 8).astype(np.uint8))
-    if picture.has_transparency_data:  # what a viewer would show on white paper
-        above = picture.convert("RGBA")
-        paper = Image.new("RGBA", above.size, "white")
-        plain = "L" if picture.mode in ("1", "L", "LA") else "RGB"
-        return Image.alpha_composite(paper, above).convert(plain)
-    return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
-
-
-def _split_root(path: Path, split: str) -> tuple[Path, bool]:
-    """Where the split lives, and whether it is ours to make."""
+def _roots(path: Path, splits: Sequence[str]) -> tuple[list[Path], bool]:
+    """Where each split lives; or the one folder of all, whose split is ours to make."""
     if not path.is_dir():
         raise DataError(
-            f"{path} is neither an .npz file nor a folder with one folder of images a class."
+            f"{path} is neither an .npz file nor a folder with one folder of images per class."
         )
     if not (path / "train").is_dir():
-        return path, True
+        return [path], True
+    return [_root(path, split) for split in splits], False
+
+
+def _root(path: Path, split: str) -> Path:
     if split == "train":
-        return path / "train", False
+        return path / "train"
     for name in TEST_NAMES:
         if (path / name).is_dir():
-            return path / name, False
+            return path / name
     raise DataError(f"{path} has a train folder and none of {', '.join(TEST_NAMES)} beside it.")
 
 
 def _class_names(root: Path) -> tuple[str, ...]:
     folders = sorted(item.name for item in root.iterdir() if item.is_dir() and item.name[0] != ".")
     if not folders:
-        raise DataError(f"{root} has no folders in it. Put the images into one folder a class.")
+        raise DataError(f"{root} has no folders in it. Put the images into one folder per class.")
+    for name in folders:
+        _require_utf8(root / name)
     return tuple(folders)
 
 
-def _find(root: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
+def _find(root: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int], list[Path]]:
+    """Image files, their labels, and files of other kinds."""
     files: list[Path] = []
     labels: list[int] = []
+    others: list[Path] = []
     for name in _class_names(root):
         if name not in classes:
             raise DataError(f"{root / name} is a class that train does not have. Take it away.")
         found = _files(root / name)
-        other = [item for item in found if item.suffix.lower() in OTHER_SUFFIXES]
-        if other:
-            raise DataError(f"{other[0]} is no JPEG, PNG or WebP file. Convert it or take it away.")
         pictures = [item for item in found if item.suffix.lower() in SUFFIXES]
         if not pictures:
             kinds = ", ".join(SUFFIXES)
             raise DataError(f"{root / name} has no images ({kinds}). Fill it or take it away.")
         files += pictures
         labels += [classes.index(name)] * len(pictures)
-    return files, labels
+        others += [item for item in found if item.suffix.lower() not in SUFFIXES]
+    return files, labels, others
 
 
 def _files(folder: Path) -> list[Path]:
@@ -215,11 +160,21 @@ def _files(folder: Path) -> list[Path]:
         for item in sorted(folder.rglob("*"))
         if not any(part.startswith(".") for part in item.relative_to(folder).parts)
     ]
-    broken = next((item for item in items if not item.exists()), None)
-    if broken is not None:
-        raise DataError(f"{broken} is a link to nothing. Mend it or take it away.")
-    return [item for item in items if item.is_file()]
+    broken = [item for item in items if not item.exists()]
+    if broken:
+        raise all_bad([f"{item} is a link to nothing." for item in broken])
+    files = [item for item in items if item.is_file()]
+    for file in files:
+        _require_utf8(file)
+    return files
 
 
-def _size(array: np.ndarray) -> str:
-    return f"{array.shape[1]}x{array.shape[0]}"
+def _require_utf8(path: Path) -> None:
+    """Refuse a name that no text can hold: classes and people are called by theirs."""
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        shown = path.name.encode(errors="backslashreplace").decode()
+        raise DataError(
+            f"{path.parent / shown}: the name is not UTF-8. Rename it; for many, convmv does it."
+        ) from None

@@ -5,13 +5,18 @@ pixels, that of FFHQ's thumbnails the middle 88 of 128. Files are framed one by 
 read, so that they may differ in size; sets in memory all at once. Both cut the same pixels.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from warnings import warn
 
-import torch
 from PIL import Image, ImageOps
 
 from sfumato.data.images import Images
-from sfumato.errors import ConfigError, DataError
+from sfumato.data.room import require_room
+from sfumato.errors import ConfigError, DataError, SfumatoWarning
+
+PIECE = 2**28
+"""Bytes of floats that a set in memory is resized by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +30,32 @@ class Framing:
         for name in ("centre_crop", "image_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+
+    def require_room(self, count: int, channels: int, size: tuple[int, int]) -> None:
+        """Refuse so many images that would not fit; `size` (height, width) is theirs as they are.
+
+        Asked before any of them is decoded or enlarged.
+        """
+        side = self.image_size or self.centre_crop
+        height, width = size if side is None else (side, side)
+        remedy = f"Give {'a smaller' if self.image_size else 'an'} --image-size, or fewer images."
+        require_room(
+            count * channels * height * width, f"{count} images of {width} x {height}", remedy
+        )
+
+    def tell_cut(self, sizes: Sequence[tuple[int, int]], name: str) -> None:
+        """Say how much of images of these sizes is cut off, where a square is made of others."""
+        if self.image_size is None or self.centre_crop is not None:
+            return
+        lost = [1 - min(size) / max(size) for size in sizes]
+        cut = [share for share in lost if share >= 0.005]
+        if cut:
+            warn(
+                f'{len(cut)} of {len(sizes)} images of "{name}" are not square: --image-size keeps '
+                f"their middle, and up to {max(cut):.0%} of an image is cut off.",
+                SfumatoWarning,
+                stacklevel=2,
+            )
 
     def picture(self, picture: Image.Image, name: str) -> Image.Image:
         """One picture, framed; `name` is what an error calls it."""
@@ -45,7 +76,11 @@ class Framing:
             left, top = self._corner(width, height, f'"{images.name}"')
             side = slice(top, top + self.centre_crop), slice(left, left + self.centre_crop)
             images = replace(images, pixels=images.pixels[:, :, *side].contiguous())
-        return images if self.image_size is None else resize(images, self.image_size)
+        if self.image_size is None or images.shape[1:] == (self.image_size, self.image_size):
+            return images
+        self.require_room(len(images), images.shape[0], images.shape[1:])
+        self.tell_cut([images.shape[1:]] * len(images), images.name)
+        return resize(images, self.image_size)
 
     def _corner(self, width: int, height: int, name: str) -> tuple[int, int]:
         assert self.centre_crop is not None
@@ -63,9 +98,10 @@ def resize(images: Images, image_size: int) -> Images:
         return images
     from torchvision.transforms.v2.functional import center_crop, resize
 
+    channels, height, width = images.shape
     # In pieces, so that the float copy stays small beside the images.
-    pieces = [
-        center_crop(resize(piece, [image_size], antialias=True), [image_size])
-        for piece in images.pixels.split(4096)
-    ]
-    return replace(images, pixels=torch.cat(pieces))
+    at_once = max(1, PIECE // (4 * channels * max(height * width, image_size**2)))
+    pixels = images.pixels.new_empty(len(images), channels, image_size, image_size)
+    for old, new in zip(images.pixels.split(at_once), pixels.split(at_once), strict=True):
+        new.copy_(center_crop(resize(old, [image_size], antialias=True), [image_size]))
+    return replace(images, pixels=pixels)

@@ -28,7 +28,7 @@ class Images:
     name: str
     private: bool
     people: Int[Tensor, " people"] | None = field(default=None, repr=False)
-    """The number of the person on each image, where that is known."""
+    """The number of the person on each image, where that is known; gaps are closed."""
     drawn_part: bool = False
     """Whether `split` made this part: one image more may have moved others out of it."""
 
@@ -45,6 +45,11 @@ class Images:
                 f'"{self.name}" has {len(self.labels)} images and names people for '
                 f"{len(self.people)}: each image needs one."
             )
+        if self.labels.is_floating_point() or self.labels.is_complex() or self.labels.ndim != 1:
+            raise DataError(f'"{self.name}": labels must be one whole number per image.')
+        if self.people is not None:  # from 0 and without gaps, whatever they were called
+            numbers = self.people.unique(return_inverse=True)[1]
+            object.__setattr__(self, "people", numbers)
         if len(self.labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(
             self.classes
         ):
@@ -78,7 +83,7 @@ class Images:
     def select(self, indices: Int[Tensor, " k"] | Sequence[int]) -> "Images":
         """The images at these places, in this order."""
         where = torch.as_tensor(indices, dtype=torch.int64)
-        people = None if self.people is None else self.people[where].unique(return_inverse=True)[1]
+        people = None if self.people is None else self.people[where]
         return replace(self, pixels=self.pixels[where], labels=self.labels[where], people=people)
 
     def joined(self, other: "Images", name: str = "") -> "Images":

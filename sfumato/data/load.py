@@ -1,12 +1,12 @@
 """`load_images`: a name or a path, and the images are here, marked private or public for good."""
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from os.path import exists, expanduser
 from pathlib import Path
-from typing import Any
 
 from sfumato.data.alike import to_grey
-from sfumato.data.arrays import load_npz
+from sfumato.data.arrays import PARTS, load_npz_splits
 from sfumato.data.classes import require_same
 from sfumato.data.embedded import load_digits, load_patches
 from sfumato.data.folder import load_folder
@@ -26,7 +26,7 @@ def load_images(
     *,
     image_size: int | None = None,
     centre_crop: int | None = None,
-    data_root: Path = Path("data"),
+    data_root: str | Path = "data",
     download: bool = False,
     people: str | None = None,
     grey: bool = False,
@@ -44,31 +44,30 @@ def load_images(
     arrays for it. Raises `DataError` for data that cannot be trained on: no images, or a single
     class.
     """
-    if split not in ("train", "test"):
+    if split not in PARTS:
         raise ConfigError(f'split="{split}" must be "train" or "test".')
     framing = Framing(centre_crop=centre_crop, image_size=image_size)
-    whole, listed = part_source(str(source))
-    images = _load(whole, split, private, framing, data_root, download, people, listed)
-    images = images if listed is None else images.only(listed)
-    images = to_grey(images) if grey else images
-    if len(images) == 0:
-        raise DataError(f'"{images.name}" has no images.')
-    present = images.labels.unique()
-    if split == "train" and len(present) < 2:
-        raise DataError(
-            f'"{images.name}" has one class only, "{images.classes[int(present[0])]}": there is '
-            "nothing to tell apart. Give at least two."
-        )
+    (images,) = _load(source, (split,), private, framing, data_root, download, people, grey)
     return images
 
 
-def load_splits(source: str | Path, private: bool = True, **options: Any) -> tuple[Images, Images]:
-    """Train and test images of `source`, of one size and with the same classes.
+def load_splits(
+    source: str | Path,
+    private: bool = True,
+    *,
+    image_size: int | None = None,
+    centre_crop: int | None = None,
+    data_root: str | Path = "data",
+    download: bool = False,
+    people: str | None = None,
+    grey: bool = False,
+) -> tuple[Images, Images]:
+    """Train and test images of `source`, of one size and with the same classes, each read once.
 
     Whatever is wrong with either is found here, before any budget is spent.
     """
-    train = load_images(source, "train", private, **options)
-    test = load_images(source, "test", private, **options)
+    framing = Framing(centre_crop=centre_crop, image_size=image_size)
+    train, test = _load(source, PARTS, private, framing, data_root, download, people, grey)
     if train.shape != test.shape:
         raise DataError(
             f'"{train.name}" has images of {train.shape} (channels, height, width) and '
@@ -100,32 +99,66 @@ def _is_name(source: str) -> bool:
 
 
 def _load(
+    source: str | Path,
+    splits: Sequence[str],
+    private: bool,
+    framing: Framing,
+    data_root: str | Path,
+    download: bool,
+    people: str | None,
+    grey: bool,
+) -> list[Images]:
+    """Splits of a source, of the classes listed, and checked."""
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"images are loaded by name or path, and not from {source!r}.")
+    whole, listed = part_source(str(source))
+    found = []
+    for split, images in zip(
+        splits,
+        _read(whole, splits, private, framing, Path(data_root), download, people, listed),
+        strict=True,
+    ):
+        images = images if listed is None else images.only(listed)
+        images = to_grey(images) if grey else images
+        if len(images) == 0:
+            raise DataError(f'"{images.name}" has no images.')
+        present = images.labels.unique()
+        if split == "train" and len(present) < 2:
+            raise DataError(
+                f'"{images.name}" has one class only, "{images.classes[int(present[0])]}": there '
+                "is nothing to tell apart. Give at least two."
+            )
+        found.append(images)
+    return found
+
+
+def _read(
     source: str,
-    split: str,
+    splits: Sequence[str],
     private: bool,
     framing: Framing,
     data_root: Path,
     download: bool,
     people: str | None,
     listed: str | None,
-) -> Images:
+) -> list[Images]:
     if people is not None and not Path(source).expanduser().is_dir():
         raise ConfigError(
             f'people="{people}" is for folders, and "{source}" is none. An .npz file says who is '
             "on each image by arrays people_train and people_test."
         )
     if source in EMBEDDED:
-        return framing.images(EMBEDDED[source](split, private=private))
+        return [framing.images(EMBEDDED[source](split, private=private)) for split in splits]
     if _is_name(source):
         return load_named(
-            source, split, private=private, data_root=data_root, framing=framing, download=download
+            source, splits, private=private, data_root=data_root, framing=framing, download=download
         )
     path = Path(source).expanduser()
     if path.suffix == ".npz":
-        return framing.images(load_npz(path, split, private=private))
+        return load_npz_splits(path, splits, private=private, framing=framing)
     if source and exists(path):  # an empty path would be the folder one stands in
         return load_folder(
-            path, split, private=private, framing=framing, people=people, listed=listed
+            path, splits, private=private, framing=framing, people=people, listed=listed
         )
     near = get_close_matches(source.partition("@")[0], NAMES, n=1)
     hint = f' Did you mean "{near[0]}"?' if near else ""

@@ -4,7 +4,7 @@
 root, and fetches them only when asked to.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from sfumato.data.arrays import load_npz
-from sfumato.data.folder import decode
+from sfumato.data.arrays import load_npz_splits
+from sfumato.data.decode import decode
 from sfumato.data.framing import Framing
 from sfumato.data.images import Images
 from sfumato.errors import DataError
@@ -48,27 +48,38 @@ class Source:
 
 def load_named(
     name: str,
-    split: str,
+    splits: Sequence[str],
     *,
     private: bool,
     data_root: Path,
     framing: Framing,
     download: bool = False,
-) -> Images:
-    """One split of the set called `name`.
+) -> list[Images]:
+    """Splits of the set called `name`.
 
     `celeba:Smiling` picks the label; `celeba:Black_Hair+Blond_Hair` has a class for each, of the
     images with just one of these.
     """
     base, _, variant = name.partition(":")
-    prepared = data_root / f"{name.replace(':', '-')}.npz"
+    prepared = data_root / prepared_name(name)
     if prepared.exists():
-        images = load_npz(prepared, split, private=private, name=name)
-        known = CLASS_NAMES.get(name, ()) if images.classes == TEN else images.classes
-        return framing.images(replace(images, classes=known or images.classes))
+        parts = load_npz_splits(prepared, splits, private=private, name=name, framing=framing)
+        classes = parts[0].classes
+        known = CLASS_NAMES.get(name, classes) if classes == TEN else classes
+        return [replace(images, classes=known) for images in parts]
     if variant and base != "celeba":
         raise DataError(f'"{base}" has no variants: "{variant}" is not known.')
     source = SOURCES[base](variant)
+    return [
+        _read_split(name, source, split, private, data_root, framing, download) for split in splits
+    ]
+
+
+def _read_split(
+    name: str, source: Source, split: str, private: bool, data_root: Path, framing: Framing,
+    download: bool,
+) -> Images:  # fmt: skip
+    """One split, from torchvision's own files."""
     try:
         dataset = source.build(str(data_root), split, download)
     except (ValueError, EOFError) as problem:
@@ -81,13 +92,14 @@ def load_named(
                 f"elsewhere and put them under {data_root}."
             ) from problem
         raise DataError(
-            f'"{name}" is not under {data_root}, neither as {prepared.name} nor in torchvision\'s '
-            "own layout. Put it there, name the right --data-root, or fetch it with --download."
+            f'"{name}" is not under {data_root}, neither as {prepared_name(name)} nor in '
+            "torchvision's own layout. Put it there, name the right --data-root, or fetch it with "
+            "--download."
         ) from problem
     found, labels, classes = source.read(dataset)
     in_files = isinstance(found, list)
     images = Images(
-        pixels=decode(found, framing) if in_files else _channels_first(found),
+        pixels=decode(found, framing, name) if in_files else _channels_first(found),
         labels=torch.from_numpy(np.asarray(labels, dtype=np.int64)),
         classes=classes,
         name=f"{name}-{split}",
@@ -95,6 +107,11 @@ def load_named(
         people=_identities(dataset),
     )
     return images if in_files else framing.images(images)
+
+
+def prepared_name(name: str) -> str:
+    """The file that is used before torchvision's own, if it is in the data root."""
+    return f"{name.replace(':', '-')}.npz"
 
 
 def _channels_first(pixels: np.ndarray) -> UInt8[torch.Tensor, "n c h w"]:

@@ -18,6 +18,8 @@ from torch import Tensor
 from sfumato.data.dice import Dice
 from sfumato.errors import ConfigError, DataError
 
+MORE = "fields without a column"
+
 
 @dataclass(frozen=True)
 class People:
@@ -93,15 +95,25 @@ def people_by_csv(files: Sequence[Path], root: Path, source: str) -> list[str]:
     path, column = (f"{path}.csv", column) if column else (source, "person")
     try:
         with open(path, newline="", encoding="utf-8-sig") as opened:  # Excel puts a mark first
-            table = list(csv.DictReader(opened))
+            table = list(csv.DictReader(opened, restkey=MORE))
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
         raise DataError(f"{path} cannot be read as a table ({problem}).") from problem
+    columns = [name for name in table[0] if name != MORE] if table else []
     for wanted in ("file", column):
-        if not table or wanted not in table[0]:
-            found = ", ".join(table[0]) if table else "nothing"
-            raise DataError(f'{path} needs a column "{wanted}"; it has {found}.')
+        if wanted not in columns:
+            others = [name for name in columns if name != "file"]
+            hint = f" Say which column: --people {path}:{others[0]}" if others else ""
+            hint = hint if wanted == column and "file" in columns else ""
+            raise DataError(
+                f'{path} needs a column "{wanted}"; it has {", ".join(columns) or "nothing"}.{hint}'
+            )
     person_of: dict[str, str] = {}
     for line, row in enumerate(table, start=2):
+        if MORE in row:
+            raise DataError(
+                f"{path}, line {line}: there are more fields than the {len(columns)} columns. Put "
+                "a field with a comma in it into quotes."
+            )
         file, person = (row["file"] or "").strip(), (row[column] or "").strip()
         name = Path(file).as_posix()
         if person_of.setdefault(name, person) != person:

@@ -17,7 +17,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from sfumato.data.arrays import load_npz
+from sfumato.data.arrays import NpzFile, load_npz, open_npz
 from sfumato.data.images import Images
 from sfumato.errors import DataError
 from sfumato.files import atomic
@@ -71,11 +71,17 @@ def write_soft_labels(folder: Path, logits: Float[Tensor, "n classes"], temperat
 def read_soft_labels(folder: Path) -> tuple[Float[Tensor, "n classes"], float]:
     """Logits and temperature of a bundle."""
     path = folder / "soft_labels.npz"
-    arrays = _read_arrays(path, {"logits", "temperature"})
-    logits, temperature = arrays["logits"], arrays["temperature"]
-    if logits.dtype != np.float32 or logits.ndim != 2 or temperature.shape != ():
+    file = _open(path, {"logits", "temperature"})
+    logits, temperature = file.headers["logits"], file.headers["temperature"]
+    if (
+        logits.dtype != np.float32
+        or len(logits.shape) != 2
+        or temperature.shape != ()
+        or temperature.dtype.kind != "f"
+    ):
         raise DataError(f"{path} must hold float32 logits, n x classes, and one temperature.")
-    return torch.from_numpy(logits), float(temperature)
+    arrays = file.read(["logits", "temperature"])
+    return torch.from_numpy(arrays["logits"]), float(arrays["temperature"])
 
 
 def soft_label_problems(
@@ -101,24 +107,19 @@ def _png_name(index: int) -> str:
 
 def _read_npz(folder: Path, card: Card) -> Images:
     path = folder / "images.npz"
-    arrays = _read_arrays(path, ARRAYS)
-    if len(arrays["x_test"]) or len(arrays["y_test"]):
+    headers = _open(path, ARRAYS).headers
+    if any(0 not in headers[name].shape[:1] for name in ("x_test", "y_test")):
         raise DataError(f"{path} holds test images too, which are no part of a release.")
     return load_npz(path, "train", private=False)
 
 
-def _read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            found = set(file.files)
-            arrays = {name: file[name] for name in names & found}
-    except Exception as problem:  # a damaged file can break the reader anywhere
-        raise DataError(f"{path} cannot be read ({problem}).") from problem
-    if found != names:
-        raise DataError(
-            f"{path} holds {', '.join(sorted(found))}, and should hold {', '.join(sorted(names))}."
-        )
-    return arrays
+def _open(path: Path, names: set[str]) -> NpzFile:
+    """A file with these arrays and no others, none of them unpacked yet."""
+    file = open_npz(path)
+    if file.headers.keys() != names:
+        found = ", ".join(sorted(file.headers))
+        raise DataError(f"{path} holds {found}, and should hold {', '.join(sorted(names))}.")
+    return file
 
 
 def _read_png(folder: Path, card: Card) -> Images:

@@ -7,7 +7,6 @@ saves for the backward pass, and as much again for gradients on their way and wh
 """
 
 import gc
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sfumato.data.room import free_memory
 from sfumato.errors import ConfigError
 from sfumato.ghost.clip import Ghost
 from sfumato.train.chunks import Cutting
@@ -202,13 +202,7 @@ def free_bytes(device: torch.device) -> int:
     """Four fifths of what is free now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] * 4 // 5
-    try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":") for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024 * 4 // 5
-    except (OSError, KeyError):  # not Linux
-        pages: Callable[[str], int] = os.sysconf
-        return pages("SC_PHYS_PAGES") * pages("SC_PAGE_SIZE") // 2
+    return free_memory() * 4 // 5
 
 
 def _power_of_two(number: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from sfumato.data.load import load_images, load_splits
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, SfumatoWarning
 
 
 def write_npz(path, **changes):
@@ -36,7 +36,7 @@ def write_folder(root, sizes=((8, 8),) * 4, mode="RGB", suffix="png"):
 def test_npz_arrays_of_bytes_integers_or_unit_floats_are_read(tmp_path, dtype):
     scale = 255 if dtype == np.float32 else 1
     pixels = (np.arange(96).reshape(6, 4, 4) / scale).astype(dtype)
-    images = load_images(write_npz(tmp_path / "a.npz", x_train=pixels))
+    images = load_images(write_npz(tmp_path / "a.npz", x_train=pixels, x_test=pixels[:2]))
     assert images.pixels.flatten().tolist() == list(range(96))
     assert images.name == "a-train"
 
@@ -53,8 +53,13 @@ def test_labels_need_not_begin_at_zero(tmp_path):
     [
         ({"y_test": None}, "has no array y_test"),
         ({"x_train": np.zeros((5, 4, 4), np.uint8)}, "5 images and y_train 6 labels"),
-        ({"x_train": np.full((6, 4, 4), np.nan)}, "x_train holds NaN"),
-        ({"x_train": np.full((6, 4, 4), 17.0)}, "floats from 17 to 17"),
+        (
+            {"x_train": np.full((6, 4, 4), np.nan), "x_test": np.zeros((2, 4, 4))},
+            "x_train holds NaN",
+        ),
+        ({"x_train": np.full((6, 4, 4), 17.0), "x_test": np.zeros((2, 4, 4))}, "floats from 17"),
+        ({"x_train": np.zeros((6, 4, 4))}, "x_train is of type float64 and x_test of uint8"),
+        ({"x_test": np.zeros((2, 5, 5), np.uint8)}, "x_test of .*--image-size"),
         ({"x_train": np.full((6, 4, 4), 300)}, "not bytes"),
         ({"x_train": np.full((6, 4, 4), "a")}, "of type <U1"),
         ({"x_train": np.full((6, 4, 4), 1j)}, "of type complex128"),
@@ -64,7 +69,7 @@ def test_labels_need_not_begin_at_zero(tmp_path):
         ({"x_train": np.array([object()] * 6)}, "object array"),
         ({"y_train": np.array([object()] * 6)}, "object array"),
         ({"y_train": np.zeros(6)}, "whole numbers"),
-        ({"y_train": np.zeros((6, 2), int)}, "one number an image"),
+        ({"y_train": np.zeros((6, 2), int)}, "one number per image"),
         ({"y_train": np.zeros(6, int), "y_test": np.zeros(2, int)}, "one class only"),
         ({"y_train": np.zeros(6, int), "y_test": np.ones(2, int)}, "one class only"),
         ({"y_train": np.full(6, 2**64 - 1, np.uint64)}, "beyond 2"),
@@ -72,8 +77,9 @@ def test_labels_need_not_begin_at_zero(tmp_path):
         ({"classes": np.array(["a", "b"])}, "has a label 2, and the 2 classes"),
         (
             {"y_train": np.array([-1, 0] * 3), "classes": np.array(["a", "b", "c"])},
-            "has a label -1, and the 3 classes",
+            "y_train holds labels below 0",
         ),
+        ({"y_train": np.array([-5, -4, -3] * 2), "y_test": np.array([-4, -3])}, "below 0"),
         ({"classes": np.array([1, 2, 3])}, "list of names"),
     ],
 )
@@ -238,11 +244,19 @@ def test_splits_that_do_not_fit_together_are_refused(tmp_path):
         load_splits(path)
 
 
-def test_other_kinds_of_pictures_are_not_passed_over_in_silence(tmp_path):
-    root = write_folder(tmp_path / "pets")
-    Image.new("L", (8, 8)).save(root / "cat" / "old.gif")
-    with pytest.raises(DataError, match=r"old.gif is no JPEG, PNG or WebP"):
-        load_images(root)
+def test_files_of_other_kinds_are_left_out_with_one_warning(tmp_path):
+    root = write_folder(tmp_path / "pets", sizes=[(8, 8)] * 10)
+    before = load_images(root)
+    for name in ("old.gif", "scan.tiff", "more.TIFF"):
+        Image.new("L", (8, 8)).save(root / "cat" / name)
+    for name in ("notes.txt", "Thumbs.db", "no_ending"):
+        (root / "dog" / name).write_text("not an image")
+    with pytest.warns(SfumatoWarning) as told:
+        images = load_images(root)
+    assert torch.equal(images.pixels, before.pixels)
+    (warning,) = told
+    assert "6 files" in str(warning.message)
+    assert "2 .tiff" in str(warning.message)
 
 
 def test_noise_in_an_npz_file_never_ends_in_a_traceback(tmp_path):

@@ -59,7 +59,7 @@ def test_every_layout_gives_the_same_public_images(tmp_path, arrays):
         ),
         ({"samples": PIXELS, "label": np.eye(4)[LABELS + 1]}, "has a label 3"),
         ({"samples": PIXELS, "label": LABELS % 2}, 'has no image of class "owl"'),
-        ({"samples": PIXELS, "label": LABELS[1:]}, "6 images and 5 labels"),
+        ({"samples": PIXELS, "label": LABELS[1:]}, "6 images and label 5 labels"),
         ({"samples": PIXELS, "label": LABELS / 2}, "labels are whole numbers"),
         (
             {"x_train": PIXELS, "y_train": LABELS, "classes": np.array(["dog", "cat", "owl"])},

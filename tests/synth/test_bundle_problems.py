@@ -66,7 +66,7 @@ def test_a_truncated_file_is_named(tmp_path, name, rehash):
     os.truncate(tmp_path / name, (tmp_path / name).stat().st_size // 2)
     if rehash:
         edit(tmp_path)
-    the_problem(tmp_path, name, "cannot be read")
+    the_problem(tmp_path, name, "damaged")
 
 
 def test_an_array_that_would_run_code_is_not_opened(tmp_path):
@@ -74,7 +74,7 @@ def test_an_array_that_would_run_code_is_not_opened(tmp_path):
     objects = np.empty(7, dtype=object)
     rewrite_arrays(tmp_path / "images.npz", lambda arrays: arrays.update(y_train=objects))
     edit(tmp_path)
-    the_problem(tmp_path, "images.npz", "cannot be read")
+    the_problem(tmp_path, "images.npz", "run code")
 
 
 def test_what_else_lies_in_an_archive_is_named(tmp_path):
