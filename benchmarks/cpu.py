@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "WRN-16-4 (WS+GN), 32": (lambda: WideResNet(10), 32, 32),
 }
 METHODS = (
-    "plain", "ghost_mixed", "half batches", "ghost", "non-ghost", "two passes", "Opacus",
+    "plain", "ghost_mixed", "half batches", "ghost", "non-ghost", "Opacus",
     "Opacus ghost",
 )  # fmt: skip
 
@@ -68,8 +68,7 @@ def make_step(method: str, case: str) -> Callable[[], object]:
         return opacus_step(model, x, y, ghost=method.endswith("ghost"))
     if method == "half batches":
         return in_halves(Ghost(model), loss_of, x, y)
-    two = method == "two passes"
-    ghost = Ghost(model, "ghost_mixed" if two else method, two_pass=two)
+    ghost = Ghost(model, method)
     return lambda: ghost.clip(loss_of, (x, y), n)
 
 

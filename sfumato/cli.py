@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
 
 from sfumato import __version__
-from sfumato.config import dumps, from_json, read_finished
+from sfumato.config import REMOVED, dumps, from_json, read_finished
 from sfumato.errors import ConfigError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json
 from sfumato.processes import leads, num_processes
@@ -93,7 +93,7 @@ def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
     """What the words after a verb ask for; a `ConfigError` says what is wrong with them."""
     import tyro
 
-    recipe, words = recipe_of(verb), list(words)
+    recipe, words = recipe_of(verb), _without_removed(words)
     presets = ", ".join(recipe.presets)
     kind, default = _with_words(recipe), None
     shorthand = recipe.first_words
@@ -261,6 +261,24 @@ def _passing(recipe: Recipe, words: list[str]) -> list[str]:
     flags = {f"--{name.replace('_', '-')}": str(value) for name, value in settings}
     missing = [pair for pair in flags.items() if _value(words, pair[0]) is None]
     return [word for pair in missing for word in pair]
+
+
+def _without_removed(words: Sequence[str]) -> list[str]:
+    """The words without flags that were removed: they are ignored for one version, with a word."""
+    kept, rest = [], list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, given, _ = word.partition("=")
+        name = flag.removeprefix("--").replace("-", "_").removeprefix("no_")
+        if not flag.startswith("--") or name not in REMOVED:
+            kept.append(word)
+            continue
+        if not given and rest and rest[0].lstrip("-").isdigit():
+            rest.pop(0)
+        warnings.warn(
+            f"{flag} was removed and has no effect: {REMOVED[name]}.", SfumatoWarning, stacklevel=2
+        )
+    return kept
 
 
 def _show_warning(usual: Callable[..., object]) -> Callable[..., object]:

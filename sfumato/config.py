@@ -16,8 +16,11 @@ from sfumato.errors import ConfigError
 
 Config = TypeVar("Config")
 
-REMOVED = frozenset({"two_pass", "check_every"})
-"""Settings of earlier versions that no longer exist. Finished runs may still have them."""
+REMOVED = {
+    "two_pass": "half the --physical-batch-size saves as much memory",
+}
+"""Settings of earlier versions that no longer exist, and what to do instead. They said how to
+compute, not what, so runs that still have them are read, and go on, without them."""
 
 
 def to_json(value: Any) -> Any:
@@ -137,12 +140,7 @@ def _read_dataclass(kind: Any, data: Any, name: str) -> Any:
     prefix = f"{name}." if name else ""
     hints = get_type_hints(kind)
     names = [entry.name for entry in dataclasses.fields(kind)]
-    unknown, missing = set(data) - set(names), set(names) - set(data)
-    if removed := unknown & REMOVED:
-        raise ConfigError(
-            f'setting "{prefix}{min(removed)}" was removed: an earlier version of sfumato wrote '
-            "these settings. Go on with that version, or begin anew."
-        )
+    unknown, missing = set(data) - set(names) - set(REMOVED), set(names) - set(data)
     if unknown:
         known = ", ".join(names)
         raise ConfigError(f'unknown setting "{prefix}{min(unknown)}". There are: {known}.')

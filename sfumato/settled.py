@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sfumato.config import completed, differences
+from sfumato.config import REMOVED, completed, differences
 from sfumato.errors import RunError
 from sfumato.files import read_json, read_lines
 from sfumato.lineage import START
@@ -56,8 +56,8 @@ def changes(folder: Path, wanted: Any, free: Sequence[str], kind: type | None = 
     before = read_json(folder / "config.json")
     if isinstance(before, dict) and (folder / "done.json").exists():
         before = {**before, "config": completed(kind, before.get("config"))}
-    lines = differences(before, wanted)
-    return [line for line in lines if line.partition(":")[0] not in {f"config.{n}" for n in free}]
+    lines, ignored = differences(before, wanted), {f"config.{n}" for n in (*free, *REMOVED)}
+    return [line for line in lines if line.partition(":")[0] not in ignored]
 
 
 def settle(

@@ -1,14 +1,14 @@
 """Clip factors, and the sum of clipped per-example gradients.
 
-One pass (the default): forward, one backward pass for output gradients alone, norms on the way,
-then weighted sums from what was kept. Two passes, when memory is short: the same without keeping
-anything, then an ordinary forward and backward pass of the weighted losses. Both give the same
-numbers. (Book-keeping: Bu et al. 2023; clip functions: Abadi et al. 2016, Bu et al. 2022b.)
+One pass: forward, one backward pass for output gradients alone, norms on the way, then weighted
+sums from what was kept. (Book-keeping: Bu et al. 2023; clip functions: Abadi et al. 2016, Bu et al.
+2022b.)
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import torch
@@ -25,13 +25,7 @@ from sfumato.ghost.parts import Part
 from sfumato.ghost.sizes import FEW, MANY, AnotherPath, Watch, flat
 from sfumato.ghost.sums import Clipped, Tell, conclude
 from sfumato.ghost.tape import Tape
-from sfumato.ghost.trials import (
-    examples_at,
-    random_state,
-    resized,
-    same_state,
-    set_random_state,
-)
+from sfumato.ghost.trials import random_state, resized, same_state, set_random_state
 
 
 @dataclass
@@ -40,11 +34,14 @@ class Ghost:
 
     model: nn.Module
     mode: str = "ghost_mixed"
-    two_pass: bool = False
     clipping: Clipping = field(default_factory=Clipping)
     layouts: dict[Any, list[Part]] = field(default_factory=dict)
+    two_pass: InitVar[bool] = field(default=False, kw_only=True)
+    """Without effect, and gone in the next version."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, two_pass: bool) -> None:
+        if two_pass:
+            warnings.warn(NO_TWO_PASS, DeprecationWarning, stacklevel=3)
         if self.mode not in MODES:
             raise ConfigError(f'mode "{self.mode}": there are {", ".join(MODES)}.')
         self.leaf_type = new_leaf_type(dispatch)
@@ -83,14 +80,9 @@ class Ghost:
         key = kind_of_batch(inputs, examples)
         if key not in self.layouts:
             self.survey(lambda marked: loss_fn(self.model, *marked), inputs, examples, key)
-        state = random_state() if self.two_pass else None
         with self.recording(examples, key) as tape:
             losses = loss_fn(self.model, *tape.mark(inputs))
-        result = self.finish(tape, losses, mask, tell)
-        if state is None:
-            return result
-        set_random_state(state)
-        return self._second_pass(result, loss_fn, inputs)
+        return self.finish(tape, losses, mask, tell)
 
     def _nothing(self) -> Clipped:
         """What no examples add."""
@@ -109,8 +101,8 @@ class Ghost:
         """A tape for a pass of a kind that has been surveyed."""
         return Tape(
             examples, self.seed, self.layouts[key], leaf_type=self.leaf_type,
-            group_of=self.group_of, num_groups=self.num_groups, keeps_factors=not self.two_pass,
-            parameters=self.parameters, **options,
+            group_of=self.group_of, num_groups=self.num_groups, parameters=self.parameters,
+            **options,
         )  # fmt: skip
 
     def survey(
@@ -137,12 +129,7 @@ class Ghost:
                 "the gradients of examples cannot be told apart. Look for sizes fixed in code, and "
                 "for branches that depend on the batch."
             )
-        if self.two_pass and any(part.rounded for part in parts):
-            raise ConfigError(
-                "two passes under autocast would round the sum of a batch, and so let one example "
-                "change it by more than the norm bound. Use one pass, or float32."
-            )
-        choose_methods(parts, self.mode, two_pass=self.two_pass)
+        choose_methods(parts, self.mode)
         if self.clipping.per_layer:
             self.group_of, self.num_groups = layer_groups(self.parameters, parts)
         self.layouts[key] = parts
@@ -199,7 +186,7 @@ class Ghost:
         self, tape: Tape, losses: Tensor, mask: Bool[Tensor, " n"] | None = None,
         tell: Tell | None = None,
     ) -> Clipped:  # fmt: skip
-        """Backward pass, norms, clip factors and, in one pass, the weighted sums."""
+        """Backward pass, norms, clip factors and the weighted sums."""
         if tape.count != len(tape.parts):
             raise UnsupportedLayer(tape.wandered("the end of the forward pass"))
         check_losses(losses, tape.examples)
@@ -217,28 +204,6 @@ class Ghost:
         tape.replaying = True
         with torch.autocast(self._device.type, enabled=False), self._swapped(tape):
             return torch.autograd.grad(total, wanted, allow_unused=True, retain_graph=retain)
-
-    def _second_pass(
-        self, first: Clipped, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
-    ) -> Clipped:
-        """An ordinary pass of the weighted losses, with sound examples in place of broken ones."""
-        if self.num_groups > 1:
-            raise ConfigError("per-layer clipping needs one pass: it has a factor for each layer.")
-        (weights,) = first.factors
-        sound = first.norms.isfinite()
-        if not bool(sound.any()):
-            return first
-        examples = len(weights)
-        stand_in = torch.where(
-            sound, torch.arange(examples, device=sound.device), sound.int().argmax()
-        )
-        losses = loss_fn(self.model, *(examples_at(x, stand_in, examples) for x in inputs))
-        gradients = torch.autograd.grad(
-            (losses * weights).sum(), list(self.parameters.values()), allow_unused=True
-        )
-        pairs = zip(self.parameters, gradients, strict=True)
-        total = {name: g.detach() for name, g in pairs if g is not None}
-        return Clipped(total, first.norms, first.factors, first.losses)
 
     @contextmanager
     def _swapped(self, tape: Tape) -> Iterator[None]:
@@ -260,6 +225,10 @@ class Ghost:
         return next(iter(self.model.parameters())).device
 
 
+NO_TWO_PASS = (
+    "two_pass has no effect any more, there is one pass alone. To save memory, use half the "
+    "physical batch: that saves as much."
+)
 TRIES = 3
 """Times a model is looked at before it is said to take another path each time."""
 

@@ -19,14 +19,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.ghost import on_gpu
-from sfumato.ghost.arithmetic import by_row, square_norm, sum_type, widened
+from sfumato.ghost.arithmetic import by_row, widened
 from sfumato.ghost.geometry import Geometry
 
 A = Float[Tensor, "n g d t"]
 B = Float[Tensor, "n g p t"]
-
-CHUNK = 1 << 24
-"""Numbers of per-example gradients that may exist at once when only their norm is wanted."""
 
 COLUMNS = 1 << 17
 """Numbers in one example's columns beyond which a CPU's cache does not hold them."""
@@ -133,20 +130,6 @@ def gradients(
 def per_example_gradient(a: A, b: B) -> Float[Tensor, "n g p d"]:
     """The gradients as products of columns."""
     return b @ a.mT
-
-
-def instantiated_norm(
-    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
-) -> Float[Tensor, " n"]:
-    """Squared norms from gradients that are formed a few examples at a time and dropped."""
-    size = max(1, CHUNK // max(1, weight.numel()))
-    norms = []
-    for first in range(0, examples, size):
-        count = min(size, examples - first)
-        some_x, some_g = (t.unflatten(0, (examples, -1))[first : first + count] for t in (x, g))
-        some_x, some_g = some_x.flatten(0, 1), some_g.flatten(0, 1)
-        norms.append(square_norm(gradients(some_x, some_g, weight, geometry, count)))
-    return torch.cat(norms) if norms else g.new_zeros(0, dtype=sum_type(g))
 
 
 def _unfold(

@@ -110,7 +110,7 @@ def sort_kept(tape: Tape, found: Sequence[Tensor | None]) -> list[Kept]:
     for part, value, extra in zip(tape.parts, tape.values, tape.extras, strict=True):
         count = 1
         if part.kind == "product" and part.method != "store":
-            count = 2 if tape.keeps_factors else 0
+            count = 2
         tensors, queue = tuple(queue[:count]), queue[count:]
         kept.append(Kept(part, value, extra, tensors, tape.examples))
     assert not queue

@@ -20,7 +20,7 @@ from sfumato.ghost.parts import Part
 MODES = ("ghost_mixed", "ghost", "non-ghost")
 
 
-def choose_methods(parts: Sequence[Part], mode: str, *, two_pass: bool) -> None:
+def choose_methods(parts: Sequence[Part], mode: str) -> None:
     """Set the method of every part.
 
     A parameter that is used several times, or through a computation, needs its per-example
@@ -30,13 +30,9 @@ def choose_methods(parts: Sequence[Part], mode: str, *, two_pass: bool) -> None:
     for part in parts:
         if part.kind != "product":
             continue
-        if _must_store(part) or not joint.isdisjoint(part.sources):
-            part.method = "store"
-        elif mode == "ghost" or (mode == "ghost_mixed" and _gram_is_cheaper(part)):
-            part.method = "ghost"
-        else:
-            # Two passes keep nothing; but the norm of a weight is not that of what it was made of.
-            part.method = "square" if two_pass and part.standardised is None else "store"
+        itself = _must_store(part) or not joint.isdisjoint(part.sources)
+        gram = mode == "ghost" or (mode == "ghost_mixed" and _gram_is_cheaper(part))
+        part.method = "ghost" if gram and not itself else "store"
 
 
 def joint_names(parts: Sequence[Part]) -> set[str]:

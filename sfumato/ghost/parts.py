@@ -37,13 +37,13 @@ class Part:
     gram_depth: int = 0
     """Products for one entry of the Gram matrix of its inputs."""
     method: str = "store"
-    """store: keep per-example gradients; ghost: Gram norms; square: form, measure, drop."""
+    """store: keep per-example gradients; ghost: Gram norms."""
     sources: tuple[str, ...] = ()
     """All parameters it depends on."""
     standardised: float | None = None
     """If it is a parameter with standardised rows: the eps of the standardisation."""
     rounded: bool = False
-    """Whether autocast is on here, so that an ordinary backward pass sums in lower precision."""
+    """Whether autocast is on here."""
     output_lost: bool = False
     """Whether the layer's output is rounded, or changed in place later: no norm can rest on it."""
     reads_input: bool = False

@@ -24,7 +24,6 @@ class BackwardPlan(NamedTuple):
     method: str
     examples: int
     reads_input: bool
-    keeps_factors: bool
     keeps_bias: bool
 
 
@@ -63,16 +62,13 @@ class Contraction(torch.autograd.Function):
             squares, keeps = None, []
             if plan.method == "store":
                 keeps.append(contract.gradients(x, g, weight, geometry, examples))
-            elif plan.method == "square":
-                squares = contract.instantiated_norm(x, g, weight, geometry, examples)
-                squares = squares.expand(2, -1)
             elif of_standardised:
                 scale, y, bias = of_standardised
                 settings = (weight, bias, geometry, examples)
                 squares = standardised.ghost_norm(x, g, y, scale, *settings)
             elif plan.method == "ghost":
                 squares = grams.ghost_norm(x, g, weight, geometry, examples)
-            if squares is not None and plan.keeps_factors:
+            if squares is not None:
                 keeps += [x.detach(), g]
             if plan.keeps_bias:
                 keeps.append(_bias_gradient(g, geometry, examples))
@@ -96,8 +92,7 @@ def contraction(
             dummies.append(tape.keep((tape.examples, *weight.shape), sum_type(x)))
         else:
             norm = tape.norms[tape.group_of.get(by_weight.path, 0)]
-            if tape.keeps_factors:
-                dummies += [tape.keep(tuple(x.shape), dtype), tape.keep(out, dtype)]
+            dummies += [tape.keep(tuple(x.shape), dtype), tape.keep(out, dtype)]
             if by_weight.standardised is not None:
                 raw = tape.parameters[by_weight.path].detach()
                 scale = standardised.scale_of_rows(raw, by_weight.standardised)
@@ -105,9 +100,7 @@ def contraction(
         width = out[-1 if geometry.is_linear else 1]
         dummies.append(tape.keep((tape.examples, width), sum_type(x)))
     first = by_weight.reads_input if by_weight is not None else False
-    plan = BackwardPlan(
-        geometry, method, tape.examples, first, tape.keeps_factors, by_bias is not None
-    )
+    plan = BackwardPlan(geometry, method, tape.examples, first, by_bias is not None)
     x, weight = contract.packed(x, weight, dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     y = Contraction.apply(x, weight, bias, scale, norm, plan, *dummies)  # pyright: ignore

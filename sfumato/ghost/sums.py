@@ -49,7 +49,7 @@ def conclude(
     tape: Tape, losses: Tensor, found: Sequence[Tensor | None], clipping: Clipping, margin: float,
     mask: Bool[Tensor, " n"] | None, tell: Tell | None = None,
 ) -> Clipped:  # fmt: skip
-    """Norms, factors and, in one pass, the sums; `found` are the gradients of the tape's dummies.
+    """Norms, factors and sums; `found` are the gradients of the tape's dummies.
 
     An example whose gradient is not finite spoils the sums, so then they are made once more without
     it. Finding that out means waiting for the GPU. A caller that gives `tell` avoids the wait and
@@ -66,7 +66,7 @@ def conclude(
         factors = torch.where(mask, factors, 0.0)
     if tell is not None:
         tell(losses.detach(), norms, factors, mask)
-    total = _sums(tape, left, norms, factors, look=tell is None) if tape.keeps_factors else {}
+    total = _sums(tape, left, norms, factors, look=tell is None)
     return Clipped(total, norms, factors, losses.detach())
 
 

@@ -50,8 +50,6 @@ class Tape:
     group_of: dict[str, int] = field(default_factory=dict)
     """The group, by parameter, that it is clipped with."""
     num_groups: int = 1
-    keeps_factors: bool = True
-    """Whether layer inputs and output gradients are kept for the weighted sum (one pass)."""
     count: int = 0
     """Parts met so far."""
     keeps: list[Tensor] = field(default_factory=list)

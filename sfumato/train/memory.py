@@ -187,7 +187,7 @@ def advise(ghost: Ghost, reading: Reading, tried: int, work: Work | None) -> Con
     if tried > 1:
         advice = f"{fits} fit: repeat the command with --physical-batch-size {fits} (or auto)."
     else:
-        advice = "One is too much already: use --two-pass, smaller images or a smaller model."
+        advice = "One is too much already: use smaller images or a smaller model."
     return ConfigError(f"out of memory with {tried} examples at once. {advice} Nothing is lost.")
 
 

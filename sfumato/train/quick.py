@@ -23,17 +23,15 @@ Clip = Callable[..., Clipped]
 def quick_clip(ghost: Ghost, reading: Reading, *, compiled: bool) -> Clip:
     """`ghost.clip`, the quickest way there is for these losses on this device.
 
-    Losses that something else changes from step to step (extenders, canaries) are not captured, nor
-    are two passes, between which chance is set back.
+    Losses that something else changes from step to step (extenders, canaries) are not captured.
     """
-    clip: Clip = Compiled(ghost) if compiled and not ghost.two_pass else ghost.clip
+    clip: Clip = Compiled(ghost) if compiled else ghost.clip
     return captured(ghost, clip, reading) if captures(ghost, reading) else clip
 
 
 def captures(ghost: Ghost, reading: Reading) -> bool:
     """Whether `quick_clip` captures."""
-    steady = not ghost.two_pass and reading.change is None
-    return reading.device.type == "cuda" and steady
+    return reading.device.type == "cuda" and reading.change is None
 
 
 def captured(ghost: Ghost, clip: Clip, reading: Reading) -> Clip:

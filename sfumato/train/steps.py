@@ -91,7 +91,7 @@ def private_step(
         total = gather(batch)
         ledger.settle()  # while the GPU is busy: the last step's tag is there by now
         numbers = gather.numbers(batch)
-        if numbers[BROKEN] and not ghost.two_pass:
+        if numbers[BROKEN]:
             # An example that is not finite has spoilt the sums, which is rare: again, without it.
             total = gather.with_care(batch)
         # What replays write moves no version: before the weights are done, values are looked at.

@@ -7,12 +7,14 @@ of large numbers. All that an example adds must stay within the bound, as added 
 import pytest
 import torch
 import torch.nn.functional as F
+from oracle import norm_of
 from torch import nn
 
 from sfumato.ghost import arithmetic, grams, lookups
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.ghost.geometry import LINEAR
+from sfumato.ghost.layout import MODES
 from sfumato.nn.wrn import StandardisedConv2d
 
 
@@ -156,3 +158,27 @@ def test_blank_scans_on_a_gpu(side, precision):
     for level in range(150, 210, 4):
         x = greys(level, level + 3, shape=(3, side, side)).cuda()
         assert added(model, loss, (x, torch.tensor([0, 1]).cuda()), 1, bound=0.1) <= 1
+
+
+class Encoder(nn.Module):
+    """A transformer's layer with dropout, whose masks depend on how its inputs lie in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.5)
+        self.last = nn.Linear(16, 5)
+
+    def forward(self, x):
+        return self.last(self.layer(self.first(x)).mean(dim=1))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_example_adds_more_than_the_bound_while_dropout_is_on(mode):
+    torch.manual_seed(0)
+    model, x = Encoder(), torch.randn(8, 7, 6)
+    ghost = Ghost(model, mode, clipping=Clipping(max_norm=1e-3))
+    for turn in range(24):
+        alone = torch.arange(8) == turn % 8
+        found = ghost.clip(lambda m, x: m(x).square().sum(dim=1), (x,), 8, alone)
+        assert 0.99e-3 < norm_of(found.total) <= 1e-3

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,11 +96,10 @@ def test_masked_examples_add_nothing():
         torch.testing.assert_close(padded.total[name], total, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("two_pass", [False, True])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
-def test_a_broken_example_adds_nothing_and_spoils_nothing(bad, two_pass):
+def test_a_broken_example_adds_nothing_and_spoils_nothing(bad):
     model, (x, y) = small_net(), data()
-    ghost = Ghost(model, two_pass=two_pass)
+    ghost = Ghost(model)
     good = ghost.clip(loss_of, (x[1:], y[1:]), 5)
     broken = x.clone()
     broken[0, 0, 0, 0] = bad
@@ -307,7 +307,15 @@ def test_tiny_gradients_do_not_escape_the_bound():
     assert norm_of(clipped.total) <= 1.0
 
 
-def test_a_broken_constant_image_is_left_out_in_two_passes():
+def test_two_passes_are_no_more_and_the_argument_says_what_to_do():
+    model, (x, y) = small_net(), data()
+    with pytest.warns(DeprecationWarning, match="physical batch"):
+        asked = Ghost(model, two_pass=True)
+    for name, total in Ghost(model).clip(loss_of, (x, y), 6).total.items():
+        assert torch.equal(replace(asked, layouts={}).clip(loss_of, (x, y), 6).total[name], total)
+
+
+def test_a_broken_constant_image_is_left_out():
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -319,7 +327,7 @@ def test_a_broken_constant_image_is_left_out_in_two_passes():
 
     x, y = data()
     x[2] = 0.0
-    clipped = Ghost(Scaled(), two_pass=True).clip(loss_of, (x, y), 6)
+    clipped = Ghost(Scaled()).clip(loss_of, (x, y), 6)
     assert not clipped.norms[2].isfinite()
     assert all(total.isfinite().all() for total in clipped.total.values())
 

@@ -309,7 +309,7 @@ def test_on_a_gpu_layers_store_what_is_smaller_than_their_gram_matrices(
 ):
     sizes = {"positions": positions, "inputs": inputs, "outputs": outputs}
     part = Part("w", "w", (outputs, inputs), "product", on_gpu=True, **sizes)
-    choose_methods([part], "ghost_mixed", two_pass=False)
+    choose_methods([part], "ghost_mixed")
     assert part.method == method
 
 

@@ -201,8 +201,7 @@ def test_a_parameter_meets_the_batch_in_any_way(case):
     for n in (1, 2, 5, 15):
         compare(model, n, ghost)
     for mode in MODES:
-        for two_pass in (False, True):
-            compare(model, 4, mode=mode, two_pass=two_pass)
+        compare(model, 4, mode=mode)
 
 
 def test_products_in_other_words_need_no_gradient_of_each_example():

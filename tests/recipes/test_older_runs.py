@@ -8,6 +8,7 @@ from finished import COMMANDS
 from finished import runs as runs
 
 from sfumato import config as config_module
+from sfumato.cli import read_order
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
 from sfumato.recipes import train
@@ -28,7 +29,7 @@ def edit(path, **changes):
 def older(run):
     """As an earlier version left it: some settings were not there, one has been removed since."""
     before = read_json(run / "config.json")["config"]
-    edit(run / "config.json", **dict.fromkeys(NEWER), check_every=7)
+    edit(run / "config.json", **dict.fromkeys(NEWER), two_pass=True)
     assert len(read_json(run / "config.json")["config"]) < len(before)
     return run
 
@@ -70,6 +71,24 @@ def test_an_unfinished_run_goes_on_with_all_of_its_settings_alone(run, runs):
         pytest.raises(RunError, match="extender"),
         open_run(runs.settings.training, verb="train", out=run),
     ):
+        pass
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_an_unfinished_run_goes_on_without_a_setting_that_only_said_how(before, tmp_path):
+    config = train.Config(noise_multiplier=1.0, steps=3, batch_size=50)
+    with open_run(config, verb="train", out=tmp_path) as opened:
+        opened.measure(0, lr=0.1)  # something was made
+    record = read_json(tmp_path / "config.json")
+    record["config"]["two_pass"] = before
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    with open_run(config, verb="train", out=tmp_path) as opened:
+        assert not opened.finished
+    words = ["--noise-multiplier", "1", "--out", str(tmp_path)]
+    assert read_order("train", words).config == config
+    record["config"]["lr"] = 3.0
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    with pytest.raises(RunError, match="lr"), open_run(config, verb="train", out=tmp_path):
         pass
 
 

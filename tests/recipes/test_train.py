@@ -71,7 +71,7 @@ def test_reduced_precision_trains_almost_the_same_model(tmp_path):
 
 def test_the_physical_batch_changes_nothing(tmp_path):
     run_train(tmp_path / "one")
-    run_train(tmp_path / "two", replace(SMALL, physical_batch_size=37, two_pass=True))
+    run_train(tmp_path / "two", replace(SMALL, physical_batch_size=37))
     for name, value in weights(tmp_path / "one").items():
         torch.testing.assert_close(weights(tmp_path / "two")[name], value, rtol=1e-4, atol=1e-4)
 

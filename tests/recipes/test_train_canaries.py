@@ -175,7 +175,7 @@ def seen_exactly(out, **changes):
         {"physical_batch_size": 7},
         {"augmult": 3, "crop": 1, "model": "canary_runs:wide"},
         {"train_only": "head", "ema": 0.9, "secure": True, "noise_seed": None},
-        {"two_pass": True, "model": "canary_runs:wide", "sharpness": 0.1, "clip_decay": 0.3},
+        {"model": "canary_runs:wide", "sharpness": 0.1, "clip_decay": 0.3},
         {"mode": "non-ghost", "precision": "bf16", "clip": "automatic", "max_grad_norm": 0.03},
         {"model": "canary_runs:wide", "optimizer": "adam", "weight_decay": 0.1, "check_every": 1},
     ],

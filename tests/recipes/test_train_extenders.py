@@ -119,7 +119,6 @@ def test_plain_training_can_be_sharp_as_well(tmp_path):
             "steps",
         ),
         ({**MIRROR, "explain": True}, "--explain is about the model"),
-        ({"extender": "dope", "extender_images": "x", "two_pass": True}, "Use one pass"),
         ({"extender": "dope", "extender_images": "x", "per_layer": True}, "leave --per-layer out"),
         ({"extender_images": "x"}, "are for an extender"),
         ({"sharpness": -0.1}, "sharpness=-0.1"),

@@ -12,7 +12,7 @@ from cuts import cut_in
 from safetensors.torch import load_file
 
 from sfumato.cli import read_order
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, SfumatoWarning
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import train
@@ -134,6 +134,18 @@ def test_an_order_that_was_refused_does_not_block_its_directory(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "removed",
+    [["--two-pass"], ["--no-two-pass"], ["--two_pass"]],
+)
+def test_a_flag_that_was_removed_is_ignored_with_a_word_on_what_to_do(removed):
+    words = ["--epsilon", "3", *removed, "--lr", "0.1"]
+    with pytest.warns(SfumatoWarning, match="no effect") as told:
+        config = read_order("train", words).config
+    assert config == train.Config(epsilon=3.0, lr=0.1)
+    assert "--physical-batch-size" in str(told[0].message)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"lr": float("nan")}, "lr=nan"),
@@ -141,7 +153,6 @@ def test_an_order_that_was_refused_does_not_block_its_directory(tmp_path):
         ({"check_every": -3}, "check_every=-3"),
         ({"noise_multiplier": 1.0}, "both of --epsilon and"),
         ({"epsilon": None}, "neither of --epsilon and"),
-        ({"two_pass": True, "precision": "bf16"}, "use float32"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(changes, message):

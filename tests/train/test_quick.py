@@ -12,7 +12,7 @@ from sfumato.ghost.clip import Ghost
 from sfumato.ghost.compiled import Compiled
 from sfumato.ghost.factors import Clipping
 from sfumato.nn.wrn import StandardisedConv2d
-from sfumato.train.quick import captured, nobody, quick_clip
+from sfumato.train.quick import captured, nobody
 from sfumato.train.reading import Reading
 from sfumato.train.replay import WARM
 
@@ -127,9 +127,3 @@ def test_without_care_such_an_example_shows():
     found = ghost.clip(reading.losses, (x, y), 4, tell=nobody)
     assert found.norms.isfinite().tolist() == [True, False, True, True]
     assert not all(total.isfinite().all() for total in found.total.values())
-
-
-def test_two_passes_are_neither_compiled_nor_captured():
-    _, ghost, reading = scene("cpu")
-    ghost.two_pass = True
-    assert quick_clip(ghost, reading, compiled=True) == ghost.clip

@@ -10,7 +10,7 @@ from torch import nn
 
 from sfumato.data.augment import Augmentation
 from sfumato.data.people import People
-from sfumato.errors import ConfigError, PrivacyError
+from sfumato.errors import PrivacyError
 from sfumato.ghost.admit import admit
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
@@ -68,16 +68,6 @@ def test_a_unit_looks_the_same_wherever_it_stands(case):
     assert not torch.equal(alone, later)
 
 
-def test_two_passes_are_refused_where_they_would_round_the_sum():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
-    lower = reading(precision=torch.bfloat16)
-    inputs = lower.trial(4)
-    with pytest.raises(ConfigError, match="would round the sum"):
-        Ghost(model, two_pass=True).clip(lower.losses, inputs, 4)
-    Ghost(model, two_pass=True).clip(reading().losses, inputs, 4)
-    Ghost(model).clip(lower.losses, inputs, 4)
-
-
 def test_a_step_releases_its_own_batch_and_nothing_of_the_ones_before():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(400, 3))
@@ -100,8 +90,7 @@ def test_a_step_releases_its_own_batch_and_nothing_of_the_ones_before():
             assert parameter.grad.stride() == parameter.stride(), "optimizers ask for that"
 
 
-@pytest.mark.parametrize("two_pass", [False, True])
-def test_an_example_that_is_not_finite_is_left_out_of_a_step_and_spoils_nothing(two_pass):
+def test_an_example_that_is_not_finite_is_left_out_of_a_step_and_spoils_nothing():
     class Odd(nn.Module):
         """Image 1 is divided by zero."""
 
@@ -115,7 +104,7 @@ def test_an_example_that_is_not_finite_is_left_out_of_a_step_and_spoils_nothing(
 
     torch.manual_seed(0)
     read, model, told, careful = reading(), Odd(), [], []
-    ghost = Ghost(model, two_pass=two_pass, clipping=Clipping(max_norm=0.1))
+    ghost = Ghost(model, clipping=Clipping(max_norm=0.1))
     plan = Plan(noise_multiplier=0.0, expected_batch=5.0, steps=4, max_norm=0.1)
     secret = Secret.from_seed(0)
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
@@ -138,7 +127,7 @@ def test_an_example_that_is_not_finite_is_left_out_of_a_step_and_spoils_nothing(
         assert numbers["batch"] == 4 + there
         found.append([parameter.grad for parameter in model.parameters()])
     assert told == [3, 2, 3, 2]
-    assert careful == ([] if two_pass else [3, 2]), "a second pass leaves it out by itself"
+    assert careful == [3, 2]
     for one, other in zip(*found, strict=True):
         assert other.any()
         torch.testing.assert_close(one, other)

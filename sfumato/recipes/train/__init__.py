@@ -191,7 +191,7 @@ def explain_layers(config: Config, learner: "Learner", reading: "Reading") -> st
     from sfumato.ghost.layout import explain_layout
 
     mode = "ghost_mixed" if config.mode == "non-private" else config.mode
-    ghost = Ghost(learner.model, mode, config.two_pass)
+    ghost = Ghost(learner.model, mode)
     ghost.clip(reading.losses, reading.trial(), 3)
     (parts,) = ghost.layouts.values()
     return explain_layout(parts, learner.model)

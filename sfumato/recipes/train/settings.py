@@ -20,7 +20,7 @@ FEWEST_CANARIES = 20
 class Config(ImageSource):
     """Private (or plain) training of any vision model."""
 
-    MAY_CHANGE: ClassVar = ("physical_batch_size", "two_pass", "compile", "device", "check_every")
+    MAY_CHANGE: ClassVar = ("physical_batch_size", "compile", "device", "check_every")
     """Settings that say how, not what: a run may go on with others."""
 
     ONE_OF: ClassVar = (("epsilon", "noise_multiplier"), ("epochs", "steps"))
@@ -83,8 +83,6 @@ class Config(ImageSource):
     """Clip function."""
     per_layer: bool = False
     """Clip every layer on its own."""
-    two_pass: bool = False
-    """Less memory, more time."""
     check_every: int = 0
     """Every so many steps, measure what two examples add, and stop if it is beyond the bound."""
     augmult: int = 1
@@ -146,8 +144,6 @@ class Config(ImageSource):
             raise ConfigError(f"lr={self.lr:g} must be above 0 and finite.")
         if self.check_every < 0:
             raise ConfigError(f"check_every={self.check_every} must be 0 (never) or more.")
-        if self.two_pass and self.precision != "float32":
-            raise ConfigError("--two-pass sums in the precision of the model: use float32 with it.")
         if self.people is not None and self.unit == "example":
             raise ConfigError("--people says who is on each image: add --unit person.")
 
@@ -162,11 +158,6 @@ class Config(ImageSource):
             raise ConfigError(f"--extender {self.extender} is for private steps: leave it out.")
         if self.explain:
             raise ConfigError("--explain is about the model: leave --extender out.")
-        if self.extender == "dope" and self.two_pass:
-            raise ConfigError(
-                "--two-pass sums gradients before --extender dope subtracts, so rounding could "
-                "bring an example over the bound. Use one pass."
-            )
         if self.extender == "dope" and self.per_layer:
             raise ConfigError("--extender dope shifts all layers as one: leave --per-layer out.")
 

@@ -71,7 +71,7 @@ def make_step(
         max_norm=config.max_grad_norm, style=config.clip, per_layer=config.per_layer
     )
     mode = "ghost_mixed" if config.mode == "non-private" else config.mode
-    ghost = Ghost(learner.model, mode, config.two_pass, clipping)
+    ghost = Ghost(learner.model, mode, clipping)
     if config.mode == "non-private":
         once = replace(paid.plan, steps=1)
         paid.ledger.charge(once.event("train", 0, data=reading.images.name))
