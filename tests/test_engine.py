@@ -294,6 +294,31 @@ def test_a_model_with_whole_numbers_among_its_inputs_is_admitted_too():
         model(x, y)
 
 
+@pytest.mark.parametrize("why", ["the inputs", "the learning rate"])
+@pytest.mark.parametrize("pieces", [None, 4])
+def test_training_without_a_finite_loss_stops_and_its_budget_is_not_spent(why, pieces):
+    model, optimizer, engine = attached(
+        lr=1e30 if why == "the learning rate" else 0.1, **repeatable(), epochs=None, steps=50
+    )
+    broken = torch.nan if why == "the inputs" else 1.0
+
+    def train():
+        for x, y in engine.loader(dataset(), physical_batch_size=pieces):
+            optimizer.step(loss=losses(model, x * broken, y))
+
+    with pytest.raises(ConfigError, match="finite"):
+        train()
+    assert 5 <= engine.taken == len(engine.ledger.events) < 10
+
+
+def test_some_losses_that_are_not_finite_stop_nothing():
+    model, optimizer, engine = attached(**repeatable(), epochs=None, steps=12)
+    for x, y in engine.loader(dataset()):
+        x[1:] = torch.inf
+        optimizer.step(loss=losses(model, x, y))
+    assert engine.taken == 12
+
+
 def test_a_step_that_failed_does_not_count():
     model, optimizer, engine = attached()
     x, y = dataset()[:12]

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from sfumato.config import differences, to_json
 from sfumato.engine import familiar
 from sfumato.engine.guards import (
+    Finite,
     add_releases,
     check_drawn,
     check_length,
@@ -121,6 +122,7 @@ class PrivacyEngine:
         self._gathered = 0
         self._pass: object = None
         """The pass over an ordinary loader that is under way."""
+        self._finite = Finite()
         self._known = True
         """Whether all of this logical batch was drawn in that pass."""
 
@@ -265,7 +267,7 @@ class PrivacyEngine:
         self._uses_loader = state["uses_loader"]
         self.taken = state["taken"]
         self._passes.begin(self.taken)
-        self._pass = None
+        self._pass, self._finite = None, Finite()
         self._forget()
         if self.average is not None:
             self.average.load_state_dict(state["average"])
@@ -283,6 +285,7 @@ class PrivacyEngine:
         max_norm = self.plan.at(self.taken).max_norm
         self.ghost.clipping = replace(self.ghost.clipping, max_norm=max_norm)
         clipped = self.recorder.clip(tape, loss)
+        self._finite.add(clipped.losses)
         self._sums.add(clipped.total)
         self._last = replace(clipped, total={})
         self._known &= self._drawn is not None
@@ -315,6 +318,7 @@ class PrivacyEngine:
         if not self._uses_loader:
             delta = self.ledger.header.delta
             plan, family = self._passes.price(self.taken, delta, known=self._known)
+        self._finite.check()
         noisy = privatize(
             self._sums, plan, self.ledger, self.secret,
             step=self.taken, stage="train", family=family,

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
@@ -115,6 +115,35 @@ def refuse_second_loader(taken: int, plan: Plan) -> None:
             f"all {plan.steps} steps of the plan are taken: one loader is the whole plan, all "
             "epochs of it. Leave the loop over epochs out."
         )
+
+
+PATIENCE = 5
+"""Steps in a row whose losses were all NaN or infinite, and that were paid for all the same."""
+
+
+class Finite:
+    """Whether there is anything to learn from: an example whose loss is not finite adds nothing."""
+
+    def __init__(self) -> None:
+        self._any: bool | None = None
+        self._without = 0
+
+    def add(self, losses: Tensor) -> None:
+        """These are among the losses of the next step."""
+        self._any = bool(self._any) or bool(losses.isfinite().any())
+
+    def check(self) -> None:
+        """Refuse one step more after a few without a finite loss; it is not paid for."""
+        if self._any is None:  # an empty batch says nothing
+            return
+        self._without, self._any = 0 if self._any else self._without + 1, None
+        if self._without > PATIENCE:
+            raise ConfigError(
+                f"in {self._without} steps in a row no loss was finite: training has diverged, or "
+                "the inputs hold NaN. This step was not taken, and it and the later ones are not "
+                "paid for. Go back to weights from before, with a smaller learning rate. (Losses "
+                "are private, so keep to yourself that training stopped here.)"
+            )
 
 
 def govern_only(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
