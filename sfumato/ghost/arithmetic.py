@@ -28,6 +28,8 @@ def widened(tensor: Tensor) -> Tensor:
 
 def square_norm(gradient: Float[Tensor, "n ..."]) -> Float[Tensor, " n"]:
     """Squared norms of per-example gradients that are there, without another copy of them."""
+    if gradient.ndim == 1:  # of a parameter that is a single number
+        return widened(gradient).square()
     return sum_of_squares(widened(gradient).permute(memory_order(gradient)).flatten(1))
 
 
