@@ -192,6 +192,60 @@ def test_a_rate_above_what_is_allowed_is_said_to_be_within_its_interval_or_not(a
     assert ("within its interval" in told) == within
 
 
+def told_of(*attacks):
+    return "\n".join(
+        tell(
+            read_audit(AuditRecord(target="run", promise=None, attacks=list(attacks)).record()),
+            None,
+        )
+    )
+
+
+def crafted(name, auc, tpr):
+    return {"name": name, "auc": auc, "tpr_at_1_percent_fpr": tpr}
+
+
+def test_the_headline_names_the_attack_that_is_strongest_where_false_alarms_are_few():
+    wide = crafted("rmia", [0.60, 0.57, 0.63], [0.01, 0.0, 0.03])
+    sharp = crafted("lira", [0.52, 0.49, 0.55], [0.05, 0.03, 0.08])
+    told = told_of(wide, sharp)
+    assert "by AUC: rmia, 0.600" in told
+    assert "lira, TPR 0.050" in told
+    assert "better than guessing" not in told
+    assert "lira" not in told_of(wide)
+
+
+def test_attacks_whose_intervals_hold_a_guess_are_not_better_than_guessing():
+    attacks = [
+        crafted("rmia", [0.525, 0.492, 0.559], None),
+        crafted("loss", [0.5, 0.47, 0.53], [0.012, 0.002, 0.03]),
+    ]
+    assert "none of them is better than guessing" in told_of(*attacks)
+    better = crafted("lira", [0.51, 0.48, 0.55], [0.026, 0.014, 0.04])
+    assert "guessing" not in told_of(*attacks, better)
+
+
+def test_no_rate_is_stated_where_no_threshold_has_so_few_false_alarms():
+    inside, outside = np.random.default_rng(0).integers(0, 4, size=(2, 300)).astype(float)
+    found = describe_attack("coarse", inside + 1, outside, 0.95)
+    assert found["tpr_at_1_percent_fpr"][0] > 0.1, "one value is of members alone"
+    found = describe_attack("coarse", inside, outside, 0.95)
+    assert found["tpr_at_1_percent_fpr"] is None
+    assert found["tpr_at_0.1_percent_fpr"] is None
+    assert "TPR 0.0" not in told_of(found)
+    assert "not known" in told_of(found)
+
+
+@pytest.mark.parametrize("caught", [0, 300])
+def test_a_rate_of_none_or_all_has_an_interval_with_a_width(caught):
+    outside = np.linspace(0, 1, 400)
+    inside = np.full(300, 0.9999 if caught else -1.0) + np.arange(300) * 1e-9
+    outside[-1] = 2.0
+    value, low, high = describe_attack("x", inside, outside, 0.95)["tpr_at_1_percent_fpr"]
+    assert value == caught / 300
+    assert high - low == pytest.approx(1 - 0.025 ** (1 / 300), rel=1e-6)
+
+
 def test_the_picture_has_the_interval_of_every_curve(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(

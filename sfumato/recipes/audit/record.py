@@ -8,7 +8,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from sfumato.privacy.proof.lower import Bound, Scores
+    from sfumato.report.leakage import Roc
 
+FEW = (0.01, 0.001)
+"""False-positive rates at which an attack is judged: few, for who is accused must be right."""
 POINTS = 300
 """A curve is kept to so many points."""
 
@@ -62,25 +65,48 @@ def describe_attack(
     """An attack by its scores of members and of others: rates with intervals, and the ROC."""
     import numpy as np
 
-    from sfumato.report.leakage import Roc, clustered_interval, roc
+    from sfumato.report.leakage import clustered_interval, roc
 
     # A score that is large speaks for membership, and an error that is small does.
     errors = -np.asarray(inside, dtype=np.float64), -np.asarray(outside, dtype=np.float64)
     images = np.arange(len(errors[0])), len(errors[0]) + np.arange(len(errors[1]))
     whole = roc(*errors)
     points = thin(whole.fpr, whole.tpr)
-    rates = [0.01, 0.001, *points["fpr"]]
+    rates = [*FEW, *points["fpr"]]
 
-    def numbers(curve: Roc) -> np.ndarray:
+    def numbers(curve: "Roc") -> np.ndarray:
         return np.array([curve.auc, *map(curve.tpr_at, rates)])
 
     limits = clustered_interval(numbers, *errors, *images, level=confidence, resamples=200)
     low, high = (limit.tolist() for limit in limits)
-    auc, one, tenth = zip(numbers(whole).tolist()[:3], low[:3], high[:3], strict=True)
+    found = [
+        tpr_at_few(whole, rate, limits, members=len(errors[0]), confidence=confidence)
+        for rate, limits in zip(FEW, zip(low[1:3], high[1:3], strict=True), strict=True)
+    ]
     return {
-        "name": name, "auc": list(auc), "tpr_at_1_percent_fpr": list(one),
-        "tpr_at_0.1_percent_fpr": list(tenth), "roc": {**points, "low": low[3:], "high": high[3:]},
+        "name": name, "auc": [whole.auc, low[0], high[0]], "tpr_at_1_percent_fpr": found[0],
+        "tpr_at_0.1_percent_fpr": found[1], "roc": {**points, "low": low[3:], "high": high[3:]},
     }  # fmt: skip
+
+
+def tpr_at_few(
+    curve: "Roc", rate: float, limits: tuple[float, float], *, members: int, confidence: float
+) -> list[float] | None:
+    """The TPR at so small an FPR with its interval; None where the scores allow no estimate.
+
+    That is where no threshold separates anybody with so few false positives: others and members
+    share the largest score, or the others are too few. `limits` are those of a bootstrap; one that
+    never varied says nothing, and makes way for the exact interval of a share.
+    """
+    from sfumato.privacy.proof.lower import binomial_interval
+
+    value = curve.tpr_at(rate)
+    if value == 0 and not ((curve.fpr > 0) & (curve.fpr <= rate)).any():
+        return None
+    low, high = limits
+    if low == high:
+        low, high = map(float, binomial_interval(round(value * members), members, confidence))
+    return [value, low, high]
 
 
 def thin(fpr: "np.ndarray", tpr: "np.ndarray") -> dict[str, list[float]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from sfumato.report.words import best_of, down, interval, up
 
 if TYPE_CHECKING:
-    from sfumato.report.found import Attack, Findings, Proved
+    from sfumato.report.found import Attack, Findings, Limits, Proved
 
 
 CHANGED = {"add-or-remove": "added or removed", "replace": "replaced by another"}
@@ -22,11 +22,7 @@ def tell(found: "Findings", promise: Mapping[str, Any] | None) -> list[str]:
             "\n  apart may be the images themselves. Train with --canaries for a proof."
         )
     if found.attacks:
-        best = max(found.attacks, key=_auc)
-        lines.append(
-            f"  best of {len(found.attacks)} attacks: {best.name}, AUC {interval(best.auc)}, "
-            f"TPR {interval(best.tpr_at_1_percent_fpr)} at 1 % FPR{_allowed(found, best)}"
-        )
+        lines += _strongest(found)
     failed = [check for check in found.checks if check.passed is False]
     lines += [f"  FAILED  {check.name}: {check.says}" for check in failed]
     if found.checks:
@@ -70,16 +66,53 @@ def _proofs(bounds: "Sequence[Proved]") -> list[str]:
     return [f"    {down(b.epsilon)} by {b.name}; assumes: {b.assumes}" for b in shown]
 
 
-def _auc(attack: "Attack") -> float:
-    return 0.0 if attack.auc is None else attack.auc[0]
+def _strongest(found: "Findings") -> list[str]:
+    """The strongest attack by AUC and the one at few false alarms; or that none is better."""
+    attacks = found.attacks
+    best = max(attacks, key=lambda attack: _value(attack.auc))
+    sharp = max((best, *attacks), key=lambda attack: _value(attack.tpr_at_1_percent_fpr))
+    of = f"best of {len(attacks)} attacks" if len(attacks) > 1 else "attack"
+    few = f"{_tpr(sharp)} at 1 % FPR{_allowed(found, sharp)}"
+    if sharp is best:
+        lines = [f"  {of}: {best.name}, AUC {interval(best.auc)}, {few}"]
+    else:
+        lines = [
+            f"  {of} by AUC: {best.name}, {interval(best.auc)}",
+            f"  {of} by TPR: {sharp.name}, {few}",
+        ]
+    if not any(map(_beats_guessing, attacks)):
+        lines.append(f"  {'none of them is' if len(attacks) > 1 else 'not'} better than guessing")
+    return lines
+
+
+def _beats_guessing(attack: "Attack") -> bool:
+    """Whether an interval lies above what a guess reaches, AUC 0.5 and as many hits as alarms."""
+    pairs = (attack.auc, 0.5), (attack.tpr_at_1_percent_fpr, 0.01)
+    return any(limits and _low(limits) > guess for limits, guess in pairs)
+
+
+def _low(limits: "Limits") -> float:
+    value, low, _ = limits
+    return value if low is None else low
+
+
+def _value(limits: "Limits | None") -> float:
+    return 0.0 if limits is None else limits[0]
+
+
+def _tpr(attack: "Attack") -> str:
+    """Its rate where false alarms are few, if its scores tell so few apart."""
+    if attack.tpr_at_1_percent_fpr is None:
+        return "TPR not known (too few images, or equal scores)"
+    return f"TPR {interval(attack.tpr_at_1_percent_fpr)}"
 
 
 def _allowed(found: "Findings", attack: "Attack") -> str:
-    if found.allowed is None:
+    if found.allowed is None or attack.tpr_at_1_percent_fpr is None:
         return ""
     import numpy as np
 
     allowed = float(np.interp(0.01, *found.allowed))
-    value, low, _ = attack.tpr_at_1_percent_fpr or (0.0, None, None)
+    value, low, _ = attack.tpr_at_1_percent_fpr
     within = ", which is within its interval" if value > allowed >= (low or 0.0) else ""
     return f"; the ledger allows {allowed:.3f}{within}"
