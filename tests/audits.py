@@ -10,6 +10,7 @@ from sfumato.data.load import load_images
 from sfumato.files import read_json
 from sfumato.recipes import audit, train
 from sfumato.runs import open_run
+from sfumato.trust import trusting
 
 
 def small_network(classes):
@@ -65,7 +66,7 @@ def learn_digits(images):
 
 def do(config, out):
     """An audit, whole."""
-    with open_run(config, verb="audit", out=out) as run:
+    with trusting(), open_run(config, verb="audit", out=out) as run:
         return audit.run(config, run)
 
 
