@@ -45,6 +45,8 @@ class Kind:
         Pixels that have the size of this kind are framed already, and are left as they are. Grey
         becomes colour, and colour its grey. Raises `DataError` for what has no such image.
         """
+        if not isinstance(given, Iterable) and not isinstance(given, One):
+            raise _no_image(given)
         several = [given] if isinstance(given, One) else list(given)
         if not several:
             raise DataError("no images were given.")
@@ -75,10 +77,7 @@ class Kind:
             or pixels.dtype != torch.uint8
             or pixels.ndim not in (3, 4)
         ):
-            raise DataError(
-                "an image is a path, a picture of Pillow's, or a tensor of uint8 (c h w, or n c h "
-                f"w), and this is {_name(pixels)}."
-            )
+            raise _no_image(pixels)
         pixels = pixels[None] if pixels.ndim == 3 else pixels
         framed = pixels.shape[2:] == self.shape[1:]
         return pixels if framed else self.framing.images(self._images(pixels)).pixels
@@ -99,6 +98,13 @@ def in_colour(images: Images) -> Images:
 
 def _from_array(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array.copy()).permute(2, 0, 1)[None]
+
+
+def _no_image(given: object) -> DataError:
+    return DataError(
+        "an image is a path, a picture of Pillow's, or a tensor of uint8 (c h w, or n c h w), and "
+        f"this is {_name(given)}."
+    )
 
 
 def _told(shape: Sequence[int]) -> str:

@@ -78,7 +78,6 @@ class Framing:
             images = replace(images, pixels=images.pixels[:, :, *side].contiguous())
         if self.image_size is None or images.shape[1:] == (self.image_size, self.image_size):
             return images
-        self.require_room(len(images), images.shape[0], images.shape[1:])
         self.tell_cut([images.shape[1:]] * len(images), images.name)
         return resize(images, self.image_size)
 
@@ -98,6 +97,7 @@ def resize(images: Images, image_size: int) -> Images:
         return images
     from torchvision.transforms.v2.functional import center_crop, resize
 
+    Framing(image_size=image_size).require_room(len(images), images.shape[0], images.shape[1:])
     channels, height, width = images.shape
     # In pieces, so that the float copy stays small beside the images.
     at_once = max(1, PIECE // (4 * channels * max(height * width, image_size**2)))

@@ -32,6 +32,10 @@ def load_model(
     from sfumato.train.setup import pick_device
     from sfumato.train.trained import NAME, TrainedModel
 
+    if not isinstance(run, Run | str | Path):
+        raise ConfigError(
+            f"load_model takes the directory of a run, and got {run!r}. Give its path."
+        )
     folder = find_model(run.path if isinstance(run, Run) else Path(run).expanduser())
     description = read_description(folder)
     name, own = description.model, is_own_code(description.model)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.errors import PrivacyError
+from sfumato.errors import ConfigError, PrivacyError
 from sfumato.lineage import START, Origin, data_name, ledger_lines, origin_of
 from sfumato.recipes.train.settings import Config
 from sfumato.runs import Run
@@ -91,10 +91,16 @@ def require_strange(config: Config, images: "Images") -> None:
 def require_covered(config: Config) -> None:
     """Refuse weights of a run on the same data that no ledger speaks of, or that of a part alone.
 
+    First of all, weights that are not there.
+
     Such are those in a run's `private/`, and those of a warm-up that took a share of the data for
     public: a promise to all examples would be one to that share too, learnt without noise.
     """
-    if config.weights is None or config.mode == "non-private":
+    if config.weights is None:
+        return
+    if not config.weights.is_file():
+        raise ConfigError(f"--weights {config.weights}: there is no such file.")
+    if config.mode == "non-private":
         return
     for origin in _origins(config.weights):
         # In private/ anything may have been learnt of the data that those before it learnt.

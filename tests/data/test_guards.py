@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from folders import save_folder
-from jaxtyping import config
 from PIL import Image, ImageOps
+from unchecked import unchecked
 
 from sfumato.data.arrays import load_samples
 from sfumato.data.images import Images
@@ -175,18 +175,15 @@ def test_numbers_of_people_are_closed_up():
         pixels=pixels, labels=torch.arange(5) % 2, classes=("a", "b"), name="x", private=True,
         people=people,
     )  # fmt: skip
+    assert images.people is not None
     assert images.people.tolist() == [1, 0, 1, 3, 2]
 
 
 @pytest.mark.parametrize("labels", [torch.rand(5), torch.zeros(5, 1, dtype=torch.int64)])
 def test_labels_that_are_no_whole_numbers_are_refused(labels):
     pixels = torch.zeros(5, 1, 4, 4, dtype=torch.uint8)
-    config.update("jaxtyping_disable", True)  # users have no checks of types
-    try:
-        with pytest.raises(DataError, match="whole number"):
-            Images(pixels=pixels, labels=labels, classes=("a",), name="x", private=True)
-    finally:
-        config.update("jaxtyping_disable", False)
+    with unchecked(), pytest.raises(DataError, match="whole number"):
+        Images(pixels=pixels, labels=labels, classes=("a",), name="x", private=True)
 
 
 def test_data_root_may_be_a_string(tmp_path):

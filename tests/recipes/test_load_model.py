@@ -11,9 +11,10 @@ import torch
 from audits import few_digits
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from unchecked import unchecked
 
 import sfumato
-from sfumato.errors import RunError
+from sfumato.errors import ConfigError, DataError, RunError
 from sfumato.nn.zoo import build_model
 from sfumato.recipes import train
 from sfumato.runs import Run, open_run
@@ -233,3 +234,15 @@ def test_code_that_a_folder_names_is_run_for_those_who_trust_it_alone(run, tmp_p
     with pytest.raises(RunError, match=r"code that would be imported and run.*trust_code=True"):
         sfumato.load_model(copied)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("given", [None, 3, 2.5, object()])
+def test_what_is_no_run_and_no_image_is_refused_by_what_it_is(given, run):
+    with unchecked():
+        with pytest.raises(ConfigError, match="load_model"):
+            load_model(given)
+        trained = load_model(run)
+        for call in (trained.predict, trained.logits, trained.preprocess):
+            for images in (given, [given]):
+                with pytest.raises(DataError, match=type(given).__name__):
+                    call(images)

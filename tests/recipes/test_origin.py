@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from warmups import tiny as tiny_warmup
 from warmups import warm
 
-from sfumato.errors import DataError, PrivacyError
+from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.files import read_lines
 from sfumato.lineage import read_note
 from sfumato.privacy.ledger import Ledger
@@ -325,3 +325,15 @@ def test_a_note_that_is_damaged_is_said_in_words(first, tmp_path):
         save_file(state, tmp_path / f"{number}.safetensors", {"sfumato": note})
         with pytest.raises(DataError, match="its note of where it comes from is damaged"):
             read_note(tmp_path / f"{number}.safetensors")
+
+
+def test_weights_that_are_not_there_are_refused_before_anything_is_said_of_them(
+    settings, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("sfumato.data.load.load_splits", None)  # and before images are read
+    for mode in (settings.mode, "non-private"):
+        plain = {"epsilon": None} if mode == "non-private" else {}
+        config = replace(settings, weights=tmp_path / "nofile.pt", mode=mode, **plain)
+        with pytest.raises(ConfigError, match=r"--weights .*nofile\.pt"):
+            go(config, tmp_path / mode)
+    assert "public" not in "".join(capsys.readouterr())

@@ -96,11 +96,12 @@ def set_scene(config: Config, run: Run) -> Scene:
             config, relation=book.header.relation, unit=settings.unit, people=settings.people,
             images_per_person=settings.images_per_person,
         )  # fmt: skip
+    if book is None:
+        require_covered(config)
     private, test = load_splits(settings.data, people=settings.people, **settings.loading)
     # What is said here goes before what a given teacher was told.
     own = {name: value for name, value in config.loading.items() if value}
     if book is None:
-        require_covered(config)
         require_strange(config, private)
     require_same_data(private, run)
     taught = config.teacher and config.teacher / "model.safetensors"
