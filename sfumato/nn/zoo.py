@@ -1,7 +1,8 @@
 """Models by name: ours, timm's, torchvision's, or your own. The door to both libraries."""
 
+import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
@@ -239,25 +240,37 @@ def _timm(name: str, classes: int, channels: int, pretrained: bool) -> nn.Module
     import timm
 
     if not timm.is_model(name):
-        near = get_close_matches(name, [*MODELS, *timm.list_models()], n=3)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        hint = _did_you_mean(name, [*MODELS, *timm.list_models()])
         raise ConfigError(
             f'no model is called "{name}".{hint} Ours are {", ".join(MODELS)}; timm\'s go by their '
             "name, torchvision's by torchvision:NAME, yours by module:function."
         )
     settings: dict[str, Any] = {"num_classes": classes, "in_chans": channels}
+    # It logs each of five retries, and then raises all the same.
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)
     try:
         return timm.create_model(name, pretrained=pretrained, **settings)
     except (RuntimeError, OSError, ValueError) as problem:
         if not pretrained:
             raise
         raise _not_fetched(name, problem) from problem
+    finally:
+        hub.setLevel(level)
+
+
+def _did_you_mean(name: str, known: Sequence[str]) -> str:
+    """Names that begin like this one, the shortest first, and then those spelt alike."""
+    longer = sorted((one for one in known if one.startswith(name)), key=len)
+    near = list(dict.fromkeys([*longer, *get_close_matches(name, known, n=3)]))[:3]
+    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def _not_fetched(name: str, problem: Exception) -> ConfigError:
     return ConfigError(
-        f'the weights of "{name}" could not be fetched ({type(problem).__name__}). Bring them as a '
-        "file and give --weights FILE."
+        f'the published weights of "{name}" could not be fetched ({type(problem).__name__}), and '
+        "are not on this machine. Is there a network? Or bring them as a file: --weights FILE."
     )
 
 
@@ -265,8 +278,7 @@ def _torchvision(name: str, classes: int, pretrained: bool) -> nn.Module:
     from torchvision import models
 
     if name not in models.list_models(module=models):
-        near = get_close_matches(name, models.list_models(module=models), n=3)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        hint = _did_you_mean(name, models.list_models(module=models))
         raise ConfigError(f'torchvision has no classifier called "{name}".{hint}')
     if not pretrained:
         # Said aloud, or torchvision warns of another default to come.

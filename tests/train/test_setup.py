@@ -1,5 +1,6 @@
 """What is chosen before the first step: devices, parameters, batch sizes; and advice on memory."""
 
+import logging
 from dataclasses import replace
 from urllib.error import URLError
 
@@ -243,3 +244,23 @@ def test_the_runtime_check_notices_a_norm_that_is_too_small(monkeypatch):
     monkeypatch.setattr(sums, "_measure", too_small)
     with pytest.raises(PrivacyError, match=r"beyond the bound 0\.001"):
         check_contributions(ghost, read.losses, inputs, 4)
+
+
+def test_a_name_that_is_the_beginning_of_a_model_is_understood_as_such():
+    with pytest.raises(ConfigError, match="vit_tiny_patch16_224"):
+        build_model("vit_tiny", classes=3, shape=(3, 32, 32))
+
+
+def test_weights_that_cannot_be_fetched_are_one_message(monkeypatch):
+    def without_network(*_, **__):
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("no route to host")
+
+    said = []
+    handler = logging.Handler()
+    handler.emit = said.append
+    monkeypatch.setattr(timm.models._builder, "load_pretrained", without_network)
+    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "handlers", [handler])
+    with pytest.raises(ConfigError, match=r'"resnet18".*--weights'):
+        build_model("resnet18", classes=3, shape=(3, 32, 32), pretrained=True)
+    assert not said

@@ -32,6 +32,8 @@ def prepare(
     from sfumato.train.setup import choose_parameters
 
     torch.manual_seed(config.seed)
+    if config.pretrained:
+        say(f"looking for the published weights of {config.model}, here or online")
     model = build_model(
         config.model, classes=len(images.classes), shape=images.shape,
         pretrained=config.pretrained,
