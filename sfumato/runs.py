@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 
 CHECKPOINT = "checkpoint.safetensors"
+UNTIL_FINISHED = ("secret.key", CHECKPOINT, "sums.safetensors", "count.json")
+"""What `private/` holds only until a run or stage is finished: its secret, and exact numbers that it
+released with noise."""
 
 
 @dataclass
@@ -212,8 +215,8 @@ class Run:
                 else:
                     draft.unlink(missing_ok=True)
         if self.finished:
-            (self.path / "private" / "secret.key").unlink(missing_ok=True)
-            (self.path / "private" / CHECKPOINT).unlink(missing_ok=True)
+            for name in UNTIL_FINISHED:
+                (self.path / "private" / name).unlink(missing_ok=True)
             for stage in (self.path / "stages").glob("*"):
                 Run(stage, _is_shared=self._is_shared)._tidy()
 

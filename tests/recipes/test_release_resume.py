@@ -1,6 +1,8 @@
 """A release that is cut anywhere goes on to the same bundle and pays for nothing twice."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,6 +76,10 @@ def file(wanted):
 
 def stage(wanted):
     return lambda run, *_: run.path.name == wanted
+
+
+def is_there(name):
+    return lambda path, *_: path.name == name and path.exists()
 
 
 CUTS = {
@@ -163,6 +169,33 @@ def test_a_release_whose_sums_changed_after_it_was_paid_pays_again(settings, tmp
     monkeypatch.setattr(synth_moments, "sum_moments", lambda *a: real(*a) + 1e-9)
     make(config, out)
     assert stages_of(out) == {"train": 5, "moments": 2}
+
+
+@pytest.mark.parametrize("exact", ["sums.safetensors", "count.json", "secret.key"])
+def test_exact_numbers_are_gone_even_after_a_kill_when_they_were_to_go(
+    settings, tmp_path, monkeypatch, exact
+):
+    config, out = replace(settings, noise_seed=None), tmp_path / "run"
+    cut(monkeypatch, config, out, Path, "unlink", when=is_there(exact))
+    assert list(out.rglob(exact))
+    make(config, out)
+    assert not list(out.rglob(exact))
+
+
+def test_exact_numbers_that_an_earlier_version_left_go_on_the_next_start(
+    undisturbed, settings, tmp_path
+):
+    out = tmp_path / "run"
+    shutil.copytree(undisturbed, out)
+    left = [
+        out / "stages/moments/private/sums.safetensors",
+        out / "stages/match/private/count.json",
+    ]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    make(settings, out)
+    assert not any(path.exists() for path in left)
 
 
 def test_stages_one_by_one_are_the_whole(settings, undisturbed, tmp_path):

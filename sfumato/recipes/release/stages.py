@@ -57,7 +57,8 @@ def moments(scene: Scene, stage: Run) -> None:
         count = len(scene.private.classes) if scene.config.per_class else 1
         table = sum_moments(model, reading, gauge, groups, count)
         stage.save_tensors("private/sums.safetensors", {"table": table, **gauge.state()})
-    # Read back, so that a run cut here releases the same sums again, with the same noise.
+    # Read back, so that a run cut here releases the same sums again, with the same noise. They go
+    # when the stage is finished: adding up again might round otherwise.
     kept = load_file(exact)
     gauge = type(gauge).load(kept, torch.device("cpu"))
     plan = one_release(scene.config, scene.units, noise, gauge.max_norm)
@@ -69,8 +70,6 @@ def moments(scene: Scene, stage: Run) -> None:
     means = weighted_means(noisy["table"], gauge.weight, least=1 / scene.units).float()
     stage.save_tensors("moments.safetensors", {"means": means, **gauge.state()})
     stage.finish({"numbers": means.numel(), "noise_multiplier": noise, "epsilon": ledger.epsilon()})
-    # Last: a run cut before that must not have to add up again, where rounding may not repeat.
-    exact.unlink()
 
 
 def goal_of(scene: Scene) -> "Goal | None":
@@ -183,7 +182,6 @@ def near_copies(scene: Scene, images: "Images", stage: Run) -> dict[str, float]:
         "standard_error": plan.noise_deviation / scene.units,
     }  # fmt: skip
     stage.write_json("near_copies.json", found)
-    (stage.path / "private" / "count.json").unlink()
     return found
 
 
