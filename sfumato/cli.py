@@ -178,9 +178,9 @@ def _require_own_words(recipe: Recipe, order: "Order[Any]", words: list[str]) ->
         return
     typed = {part for word in words for part in (word, word.partition("=")[2])}
     for name in CODE:
-        value = getattr(order.config, name, None) or ()
-        for code in (value,) if isinstance(value, str) else value:
-            if is_own_code(code) and code not in typed:
+        value = getattr(order.config, name, None)
+        for code in value if isinstance(value, tuple) else (value,):
+            if isinstance(code, str) and is_own_code(code) and code not in typed:
                 require_trust(code, order.out / "config.json")
 
 

@@ -71,7 +71,7 @@ def test_without_coins_no_epsilon_is_proved_and_that_is_said(audited, plain):
     assert found["promise"] is None
     assert found["curve"] is None
     assert found["bounds"] == found["checks"] == []
-    told = audit.show(read_json(audited / "done.json"))
+    told = audit.show(Run(audited).summary)
     assert "promised: nothing" in told
     assert "nobody tossed a coin" in told
 
@@ -145,7 +145,7 @@ def test_canaries_prove_a_part_of_what_was_promised(digits, tmp_path, monkeypatc
     assert all(bound["delta"] == found["promise"]["delta"] for bound in found["bounds"])
     assert all(check["passed"] is not False for check in found["checks"])
     assert [attack["name"] for attack in found["attacks"]][1:] == ["loss"]
-    told = audit.show(read_json(tmp_path / "audit" / "done.json"))
+    told = audit.show(Run(tmp_path / "audit").summary)
     assert "which does not break the promise" in told
     assert "assumes: a fair coin" in told
     assert read_json(run / "private" / "audit.json") == found, "a report on the run has it too"
