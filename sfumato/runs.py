@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "checkpoint.safetensors"
 UNTIL_FINISHED = ("secret.key", CHECKPOINT, "sums.safetensors", "count.json")
-"""What `private/` holds only until a run or stage is finished: its secret, and exact numbers that it
-released with noise."""
+"""What `private/` holds only until a run or stage is finished: its secret, where it is, and exact
+numbers that it releases with noise."""
 
 
 @dataclass
