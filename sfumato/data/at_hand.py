@@ -22,7 +22,7 @@ from sfumato.errors import DataError
 
 One = str | Path | Image.Image | Tensor | Images
 AtHand = One | Iterable[One]
-"""A path, a picture of Pillow's, pixels (uint8, c h w or n c h w), a set of images; or several."""
+"""A path, a Pillow image, pixels (uint8, c h w or n c h w), a set of images; or several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def _from_array(array: np.ndarray) -> Tensor:
 
 def _no_image(given: object) -> DataError:
     return DataError(
-        "an image is a path, a picture of Pillow's, or a tensor of uint8 (c h w, or n c h w), and "
+        "an image is a path, a Pillow image, or a tensor of uint8 (c h w, or n c h w), and "
         f"this is {_name(given)}."
     )
 

@@ -123,7 +123,7 @@ class TrainedModel:
     def preprocess(self, images: AtHand) -> Float[Tensor, "n c h w"]:
         """Inputs of the network, on its device: framed, scaled and normalised as in training.
 
-        Images are paths, pictures of Pillow's, pixels (uint8, c h w or n c h w), or a set; one or
+        Images are paths, Pillow images, pixels (uint8, c h w or n c h w), or a set; one or
         several. Pixels of `image_size` count as framed.
         """
         reading = self._reading(images)

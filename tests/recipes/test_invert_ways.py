@@ -91,7 +91,7 @@ def test_pixels_of_a_target_of_ones_own_can_be_said_and_are_missed(settings, tmp
         with open_run(order, verb="invert", out=tmp_path / name, say=said[name].append) as run:
             invert.run(order, run)
             scene = set_scene(order, run)
-    assert "black is 0 and white 255. If it learnt these, say --target-pixels 0 255." in (
+    assert "black is 0 and white 255. If it was trained on these, say --target-pixels 0 255." in (
         "".join(said["as_usual"])
     )
     assert "mind" not in "".join(said["as_learnt"])

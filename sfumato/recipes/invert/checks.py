@@ -106,7 +106,7 @@ USUAL_PIXELS = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))
 
 
 def say_strange(scene: Scene, accuracy: float) -> None:
-    """Say it if a network of somebody's own hardly knows its images: on the screen alone.
+    """Warn of a network of the user's own that hardly knows its images: on the screen alone.
 
     Nobody else can tell that its pixels, its classes or their order are others than was said.
     """
@@ -118,8 +118,8 @@ def say_strange(scene: Scene, accuracy: float) -> None:
         if better > accuracy + 0.1 * (1 - chance):
             black, white = pixels
             scene.run.say(
-                f"mind: {known}, and {better:.3f} where black is {black:g} and white {white:g}. If "
-                f"it learnt these, say --target-pixels {black:g} {white:g}."
+                f"warning: {known}, and {better:.3f} where black is {black:g} and white {white:g}. "
+                f"If it was trained on these, say --target-pixels {black:g} {white:g}."
             )
             return
     if accuracy < (1 + chance) / 2:
