@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from sfumato.data.load import load_images as load_images
     from sfumato.engine import PrivacyEngine as PrivacyEngine
     from sfumato.engine import make_private as make_private
+    from sfumato.errors import ConfigError as ConfigError
+    from sfumato.errors import DataError as DataError
+    from sfumato.errors import PrivacyError as PrivacyError
+    from sfumato.errors import RunError as RunError
+    from sfumato.errors import SfumatoError as SfumatoError
+    from sfumato.errors import SfumatoWarning as SfumatoWarning
+    from sfumato.errors import UnsupportedLayer as UnsupportedLayer
     from sfumato.ghost.admit import admit as admit
     from sfumato.ghost.admit import clipped_gradient as clipped_gradient
     from sfumato.ghost.clip import Ghost as Ghost
@@ -44,6 +51,13 @@ _HOMES = {
     "load_images": "data.load",
     "PrivacyEngine": "engine",
     "make_private": "engine",
+    "ConfigError": "errors",
+    "DataError": "errors",
+    "PrivacyError": "errors",
+    "RunError": "errors",
+    "SfumatoError": "errors",
+    "SfumatoWarning": "errors",
+    "UnsupportedLayer": "errors",
     "admit": "ghost.admit",
     "clipped_gradient": "ghost.admit",
     "Clipping": "ghost.factors",
@@ -72,4 +86,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(_HOMES)
+    return sorted([*_HOMES, "__version__"])

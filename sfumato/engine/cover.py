@@ -26,8 +26,12 @@ from sfumato.engine import familiar
 from sfumato.engine.guards import (
     Finite,
     add_releases,
+    check_counts,
     check_drawn,
+    check_given,
     check_length,
+    check_numbers,
+    check_price,
     check_promise,
     check_turn,
     govern_only,
@@ -38,6 +42,7 @@ from sfumato.engine.guards import (
 from sfumato.engine.passes import LOOP, Passes, size_of, sizes_of
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
 from sfumato.errors import ConfigError, PrivacyError
+from sfumato.ghost.checks import check_model
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.nn.average import new_average
 from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
@@ -86,7 +91,18 @@ class PrivacyEngine:
         noise: Literal["philox", "chacha20"] = "philox",
         secret: Secret | None = None,
     ) -> None:
+        check_model(module)
         refuse_several_processes(module)
+        check_given(batch_size=batch_size, sample_size=sample_size, max_grad_norm=max_grad_norm)
+        check_counts(sample_size=sample_size, steps=steps)
+        check_numbers(
+            batch_size=batch_size, max_grad_norm=max_grad_norm, epochs=epochs, ema=ema,
+            noise_multiplier=noise_multiplier, target_epsilon=target_epsilon,
+            target_delta=target_delta, noise_decay=noise_decay, clip_decay=clip_decay,
+            numerical_stability_constant=numerical_stability_constant,
+        )  # fmt: skip
+        if not isinstance(secret, Secret | None):
+            raise ConfigError("secret must be a sfumato.Secret: leave it out, and one is drawn.")
         clipping = familiar.clipping(clip_function, max_grad_norm, numerical_stability_constant)
         familiar.accountants(accounting_mode)
         check_length(epochs, steps)
@@ -101,6 +117,7 @@ class PrivacyEngine:
             noise_multiplier=noise_multiplier, max_norm=max_grad_norm, noise_decay=noise_decay,
             clip_decay=clip_decay,
         )  # fmt: skip
+        check_price(self.plan)
         self.average = new_average(module, ema)
         self.secret = Secret.draw() if secret is None else secret
         header = Header(

@@ -3,11 +3,14 @@
 import inspect
 import warnings
 from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, PrivacyError
+from sfumato.privacy.accounting import LEAST_NOISE
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
 
@@ -162,6 +165,39 @@ def check_promise(target_epsilon: float | None, noise_multiplier: float | None) 
         raise ConfigError(
             "give either target_epsilon, and the noise that it needs is found, or "
             "noise_multiplier, and get_privacy_spent() says what that comes to."
+        )
+
+
+def check_numbers(**named: Any) -> None:
+    """Refuse settings that are no numbers; None is for those that are left out."""
+    for name, value in named.items():
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if value is not None and not is_number:
+            raise ConfigError(f"{name}={value!r} must be a number.")
+
+
+def check_counts(**named: Any) -> None:
+    """Refuse settings that are no whole numbers; None is for those that are left out."""
+    for name, value in named.items():
+        is_count = isinstance(value, Integral) and not isinstance(value, bool)
+        if value is not None and not is_count:
+            raise ConfigError(f"{name}={value!r} must be a whole number.")
+
+
+def check_given(**named: Any) -> None:
+    """Refuse to guess what must be said."""
+    for name, value in named.items():
+        if value is None:
+            raise ConfigError(f"{name}=None: give a number.")
+
+
+def check_price(plan: Plan) -> None:
+    """Refuse so little noise that no accountant can price it; none at all is infinite, and said."""
+    least = min(plan.at(step).noise_multiplier for step in (0, plan.steps - 1))
+    if 0 < least < LEAST_NOISE:
+        raise ConfigError(
+            f"noise_multiplier={least:g} is too small to be priced: at least {LEAST_NOISE:g}, or 0 "
+            "for a training without a promise."
         )
 
 

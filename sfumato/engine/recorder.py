@@ -20,7 +20,8 @@ from sfumato.engine.outside import Factors, Span, look_outside, next_node, refus
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.ghost.admit import admit, refuse_batch_norm
 from sfumato.ghost.buffers import Buffers
-from sfumato.ghost.clip import Clipped, Ghost, check_losses
+from sfumato.ghost.checks import check_losses, refuse_compiled
+from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.mixing import is_due, refuse_mixing, refuse_places
 from sfumato.ghost.tape import Tape
 
@@ -97,8 +98,6 @@ class Recorder:
 
     def clip(self, tape: Tape, loss: Tensor) -> Clipped:
         """Clipped gradients of the losses, each of which must be of one example alone."""
-        if loss.grad_fn is None:
-            raise ConfigError("the loss has no graph: compute it from the model's output.")
         check_losses(loss, tape.examples)
         self._look_outside(loss, tape.examples)
         try:
@@ -117,6 +116,8 @@ class Recorder:
         self._clipped[self._kind] += tape.examples > 1
         return clipped
 
+    # torch.compiler.disable, which is the same, would load the compiler here and now.
+    @torch._disable_dynamo  # pyright: ignore
     def _recorded_forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self.module.training:
             return self._forward(*args, **kwargs)
@@ -128,6 +129,7 @@ class Recorder:
     def _follow(self, *args: Any, **kwargs: Any) -> Any:
         """A pass that is learnt from, on a tape."""
         assert self.optimizer is not None
+        refuse_compiled(self.module)
         refuse_batch_norm(self.module)
         check_governed(self.ghost.parameters, self._governed, self.optimizer)
         values, names = [*args, *kwargs.values()], list(kwargs)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import PrivacyError, UnsupportedLayer
 from sfumato.ghost.buffers import Buffers
+from sfumato.ghost.checks import check_losses
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.ghost.mixing import PLACE_MATTERS, place_matters
@@ -57,7 +58,7 @@ def admit(
     refuse_batch_norm(ghost.model)
     exact_loss_fn = exact_loss_fn or loss_fn
     with without_dropout(ghost.model), torch.enable_grad():
-        _check_buffers(ghost.model, loss_fn, inputs)
+        _check_buffers(ghost.model, loss_fn, inputs, examples)
         model, exact_inputs = awake(ghost.model, exact_loss_fn, inputs)
         _check_independence(model, exact_loss_fn, exact_inputs, examples)
         _check_places(model, exact_loss_fn, exact_inputs, examples)
@@ -153,15 +154,24 @@ def _contribution(
 
 
 def _check_buffers(
-    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
+    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int
 ) -> None:
     """A buffer that the batch writes to would carry private statistics out without noise."""
     buffers = Buffers(model)
-    for learning in (False, True):
-        buffers.remember_parameters()
-        with torch.set_grad_enabled(learning):
+    buffers.remember_parameters()
+    check_losses(loss_fn(model, *inputs), examples, graph=False)
+    buffers.check(values=True)
+    buffers.remember_parameters()
+    try:
+        with torch.no_grad():
             loss_fn(model, *inputs)
-        buffers.check(values=True)
+    except RuntimeError as problem:
+        raise UnsupportedLayer(
+            f"{type(model).__name__} works with gradients on and not without ({problem}). A model "
+            "that asks for gradients inside its forward pass (a penalty on them) has no "
+            "per-example gradients that can be followed: take the penalty out."
+        ) from problem
+    buffers.check(values=True)
 
 
 def _check_independence(

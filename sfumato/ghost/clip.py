@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost.arithmetic import sum_type
+from sfumato.ghost.checks import check_losses, check_model, check_precision
 from sfumato.ghost.dispatch import dispatch
 from sfumato.ghost.factors import MARGIN, Clipping
 from sfumato.ghost.layout import MODES, choose_methods, layer_groups
@@ -42,6 +43,7 @@ class Ghost:
     def __post_init__(self, two_pass: bool) -> None:
         if two_pass:
             warnings.warn(NO_TWO_PASS, DeprecationWarning, stacklevel=3)
+        check_model(self.model)
         if self.mode not in MODES:
             raise ConfigError(f'mode "{self.mode}": there are {", ".join(MODES)}.')
         self.leaf_type = new_leaf_type(dispatch)
@@ -115,7 +117,7 @@ class Ghost:
         axis holds them. A model that keeps constants from its first pass (relative positions) makes
         other operations in the second, so it is given another try.
         """
-        self._refuse_half_precision()
+        check_precision(self.model)
         for _ in range(TRIES):
             watch = self._watch(forward, resized(inputs, examples, MANY))
             try:
@@ -166,14 +168,6 @@ class Ghost:
             _refuse_untracked(out, named)
         return tape.parts
 
-    def _refuse_half_precision(self) -> None:
-        for name, parameter in self.parameters.items():
-            if parameter.dtype in (torch.float16, torch.bfloat16):
-                raise ConfigError(
-                    f'"{name}" is {parameter.dtype}: sums would be rounded before the noise comes. '
-                    "Keep parameters in float32 and use autocast."
-                )
-
     @property
     def margin(self) -> float:
         """TF32 products keep ten bits: what is summed may be that much longer than its norm."""
@@ -208,6 +202,7 @@ class Ghost:
     @contextmanager
     def _swapped(self, tape: Tape) -> Iterator[None]:
         leaves = {n: p.as_subclass(self.leaf_type) for n, p in tape.parameters.items()}
+        tape.names = {id(leaf): name for name, leaf in leaves.items()}
         if tape.survey:
             tape.roots = {id(leaf): (name, True) for name, leaf in leaves.items()}
         if tape.recipes is not None:
@@ -236,15 +231,6 @@ TRIES = 3
 def kind_of_batch(inputs: Sequence[Tensor], examples: int) -> Any:
     """What a layout is made for: shapes of the rows, and how many of them an example has."""
     return tuple((tuple(x.shape[1:]), x.shape[0] // max(1, examples)) for x in inputs)
-
-
-def check_losses(losses: Tensor, examples: int) -> None:
-    """Refuse losses that are not one number for each example."""
-    if losses.shape != (examples,):
-        raise ConfigError(
-            f"the loss has shape {tuple(losses.shape)}, and must be one number for each of the "
-            f'{examples} examples. Use reduction="none", and average over views.'
-        )
 
 
 def _refuse_untracked(out: Any, named: dict[str, nn.Parameter]) -> None:

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sfumato.errors import UnsupportedLayer
-from sfumato.ghost.clip import Ghost, check_losses, kind_of_batch
+from sfumato.ghost.checks import check_losses
+from sfumato.ghost.clip import Ghost, kind_of_batch
 from sfumato.ghost.leaf import Leaf, change_leaves
 from sfumato.ghost.parts import Recipe
 from sfumato.ghost.sizes import FEW, flat

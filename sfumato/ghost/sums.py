@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from sfumato.errors import UnsupportedLayer
 from sfumato.ghost import standardised
 from sfumato.ghost.arithmetic import square_norm, sum_of_squares, weighted_sum, without
 from sfumato.ghost.factors import Clipping, clip_factors
@@ -157,6 +158,9 @@ def _add_up(
     if names:
         sums = [summed.to(value.dtype) for summed, value in zip(sums, values, strict=True)]
         wanted = [tape.parameters[n] for n in names]
-        found = torch.autograd.grad(values, wanted, sums, retain_graph=again)
-        total |= {name: g.detach() for name, g in zip(names, found, strict=True)}
+        found = torch.autograd.grad(values, wanted, sums, retain_graph=again, allow_unused=True)
+        for name, gradient in zip(names, found, strict=True):
+            if gradient is None:
+                raise UnsupportedLayer(tape.wandered(f"what uses {name}"))
+            total[name] = gradient.detach()
     return total

@@ -83,6 +83,8 @@ class Tape:
     """If wanted: id of a Leaf -> how to make it again."""
     leaves: Mapping[str, Tensor] = field(default_factory=dict)
     """With recipes: the Leafs that parameters are in this pass."""
+    names: dict[int, str] = field(default_factory=dict)
+    """Id of a Leaf that is a parameter as it is -> its name."""
     replaying: bool = False
     """Activation checkpointing computes again what it dropped: nothing new is recorded then."""
     norms: tuple[Tensor, ...] = ()
@@ -125,7 +127,13 @@ class Tape:
         """The part for a Leaf that meets the batch here; `kind` is one of `Part.kind`."""
         if self.replaying:
             wanted = (kind, operation, tuple(leaf.shape))
-            return next(p for p in self.parts if (p.kind, p.operation, p.shape) == wanted)
+            same = [p for p in self.parts if (p.kind, p.operation, p.shape) == wanted]
+            return self._of([leaf], same)[0]
+        if leaf.is_complex():
+            raise UnsupportedLayer(
+                f'"{self.name_of(leaf)}" is made a complex number ({operation}), and there are no '
+                "rules for those. Freeze it, or write the product out in real numbers."
+            )
         if self.survey:
             name, same = self.roots[id(leaf)]
             root = name if same else None
@@ -170,8 +178,14 @@ class Tape:
         """What it was when it was made first; only values count now, not where they come from."""
         shapes = {tuple(t.shape) for t in tensors if isinstance(t, Leaf)}
         same = [p for p in self.parts if p.func == func and p.shape in shapes]
+        same = self._of(tensors, same)
         self.here = (same[0].meeting if same else None) or NOWHERE
         return self.here if same else None
+
+    def _of(self, tensors: list[Tensor], parts: list[Part]) -> list[Part]:
+        """Those of these very parameters, if any are: layers of one shape may differ otherwise."""
+        names = {self.names[id(t)] for t in tensors if id(t) in self.names}
+        return [part for part in parts if part.root in names] or parts
 
     def _compare(self, func: str, tensors: list[Tensor]) -> Meeting | None:
         """The axes that have grown since the pass with another number of examples."""

@@ -1,0 +1,94 @@
+"""What a model and its losses must be before anything is clipped; the message says what is not."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.errors import ConfigError, UnsupportedLayer
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no model, what has nothing to train, and what cannot be followed."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model must be a torch.nn.Module, and is a {type(model).__name__}.")
+    for name, module in model.named_modules():
+        refuse_compiled(module, name)
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ConfigError(
+                f"{_place(name)} is TorchScript, in which parameters cannot be followed. Give the "
+                "torch.nn.Module that it was made of."
+            )
+    named = dict(model.named_parameters())
+    for name, parameter in named.items():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ConfigError(
+                f'"{name}" has no shape yet: run the model once on an input of the right size.'
+            )
+    if not any(parameter.requires_grad for parameter in named.values()):
+        what = "all are frozen" if named else "it has none"
+        raise ConfigError(f"the model has no parameters to train: {what}.")
+    check_precision(model)
+
+
+def refuse_compiled(module: nn.Module, name: str = "") -> None:
+    """Refuse a compiled module: its code was made for other tensors than those that are followed.
+
+    A plan of its own is what `sfumato train --compile` has.
+    """
+    # There is no public way to ask; the class itself would load the compiler.
+    if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+        raise ConfigError(
+            f"{_place(name)} is compiled, and parameters cannot be followed through compiled code. "
+            "Give the module before torch.compile (compiled._orig_mod), and do not call "
+            "module.compile(). `sfumato train --compile` compiles a private step as a whole."
+        )
+
+
+def check_precision(model: nn.Module) -> None:
+    """Refuse trainable parameters of types in which sums would be wrong."""
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.is_complex():
+            raise UnsupportedLayer(
+                f'"{name}" is {parameter.dtype}: there are no rules for complex parameters. Freeze '
+                "it, or keep it as two real parameters and make no complex number of them."
+            )
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            raise ConfigError(
+                f'"{name}" is {parameter.dtype}: sums would be rounded before the noise comes. '
+                "Keep parameters in float32 and use autocast."
+            )
+
+
+def check_losses(losses: Any, examples: int, *, graph: bool = True) -> None:
+    """Refuse losses that are not one real number for each example, with a graph unless not asked.
+
+    The first mistake of all is a mean.
+    """
+    advice = 'Use reduction="none", and average over views.'
+    if not isinstance(losses, Tensor):
+        raise ConfigError(
+            f"the loss is a {type(losses).__name__}, and must be a tensor with one number for each "
+            f"of the {examples} examples. {advice}"
+        )
+    if losses.shape != (examples,):
+        raise ConfigError(
+            f"the loss has shape {tuple(losses.shape)}, and must be one number for each of the "
+            f"{examples} examples. {advice}"
+        )
+    if graph and not losses.requires_grad:
+        raise ConfigError(
+            "the loss has no graph (it was detached, or made under torch.no_grad): compute it from "
+            "the model's output, with gradients on."
+        )
+    if not losses.is_floating_point():
+        raise ConfigError(
+            f"the losses are {losses.dtype}, and must be real numbers (torch.float32) that can be "
+            "differentiated."
+        )
+
+
+def _place(name: str) -> str:
+    return f'"{name}" in the model' if name else "the model"

@@ -1,0 +1,238 @@
+"""What users hand over by mistake, in each of the library's ways: run as a program.
+
+Tests check the types of arguments before we can, so this runs without them. It prints
+JSON: for each mistake and way the class of the error, and whether that is one of ours.
+"""
+
+import json
+import sys
+import warnings
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+import sfumato
+
+torch.manual_seed(0)
+N = 8
+X, Y = torch.randn(N, 6), torch.arange(N) % 3
+
+
+def net():
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def each(model, x, y):
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+class Complex(nn.Module):
+    def __init__(self, *, made=False):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        made_of = torch.randn(3, 2) if made else torch.randn(3, dtype=torch.complex64)
+        self.filter = nn.Parameter(made_of)
+
+    def forward(self, x):
+        made = not self.filter.is_complex()
+        return (self.layer(x) * (torch.view_as_complex(self.filter) if made else self.filter)).abs()
+
+
+class Penalty(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        out = self.layer(x).tanh()
+        (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return out + gradient.square().sum(dim=1, keepdim=True)
+
+
+class Branch(nn.Module):
+    """Takes another layer if there are more examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.few, self.many = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.many(x) if len(x) > 5 else self.few(x)
+
+
+class Free(nn.Module):
+    def forward(self, x):
+        return x[:, :3]
+
+
+def in_place():
+    model = net()
+    model.compile(backend="eager")
+    return model
+
+
+LOSSES = {
+    "a mean": lambda m, x, y: each(m, x, y).mean(),
+    "a sum": lambda m, x, y: each(m, x, y).sum(),
+    "of shape (n, k)": lambda m, x, y: m(x),
+    "of shape (n, 1)": lambda m, x, y: each(m, x, y)[:, None],
+    "of shape (n - 1,)": lambda m, x, y: each(m, x, y)[1:],
+    "of shape (n + 1,)": lambda m, x, y: F.pad(each(m, x, y), (0, 1)),
+    "of whole numbers": lambda m, x, y: m(x).argmax(dim=1),
+    "detached": lambda m, x, y: each(m, x, y).detach(),
+    "a list": lambda m, x, y: list(each(m, x, y)),
+    "a float": lambda m, x, y: each(m, x, y).mean().item(),
+    "None": lambda m, x, y: None,
+    "complex": lambda m, x, y: each(m, x, y) + 0j,
+    "of numpy": lambda m, x, y: each(m, x, y).detach().numpy(),
+    "divided by their number": lambda m, x, y: each(m, x, y) / len(x),
+}
+MODELS = {
+    "without parameters": Free,
+    "all frozen": lambda: net().requires_grad_(False),
+    "with complex parameters": Complex,
+    "with parameters made complex": lambda: Complex(made=True),
+    "with a penalty on gradients": Penalty,
+    "with a branch by len(x)": Branch,
+    "compiled": lambda: torch.compile(net(), backend="eager"),
+    "compiled in place": in_place,
+    "with a compiled part": lambda: nn.Sequential(torch.compile(nn.Linear(6, 3), backend="eager")),
+    "in half precision": lambda: net().half(),
+    "in TorchScript": lambda: torch.jit.trace(net(), X),
+    "without shapes": lambda: nn.Sequential(nn.LazyLinear(3)),
+    "None": lambda: None,
+    "a function": lambda: F.relu,
+}
+SETTINGS = {
+    "batch_size": ["a", None, -1, 0, 1000, float("nan")],
+    "sample_size": ["a", None, -1, 8.5],
+    "max_grad_norm": ["a", None, -1.0, float("nan")],
+    "noise_multiplier": ["a", None, -1.0, 1e-9],
+    "target_delta": ["a", 2.0],
+    "steps": ["a", None, 0, 2.5],
+    "secret": ["a"],
+    "ema": ["a", 2.0],
+    "noise": ["a"],
+    "clip_function": ["a"],
+    "module": [None, "a"],
+}
+
+
+def clip(model, loss):
+    sfumato.Ghost(model).clip(loss, (X, Y), N)
+
+
+def clipped_gradient(model, loss):
+    sfumato.clipped_gradient(model, loss, (X, Y), max_norm=1.0)
+
+
+def admit(model, loss):
+    sfumato.admit(sfumato.Ghost(model), loss, (X, Y), N)
+
+
+def engine(model, loss):
+    _, optimizer = attached(model)
+    optimizer.step(loss=loss(model, X, Y))
+
+
+def give(way, model):
+    way(model(), each)
+
+
+WAYS = [clip, clipped_gradient, admit, engine]
+
+
+def made(**changes):
+    settings = {
+        "batch_size": 8,
+        "sample_size": 80,
+        "steps": 3,
+        "max_grad_norm": 1.0,
+        "noise_multiplier": 1.0,
+    }
+    settings |= changes
+    return sfumato.PrivacyEngine(settings.pop("module", None) or net(), **settings)
+
+
+def attached(model, **more):
+    made_for = sfumato.PrivacyEngine(
+        model, batch_size=8, sample_size=80, steps=3, max_grad_norm=1.0, noise_multiplier=1.0,
+        **more,
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made_for.attach(optimizer)
+    return made_for, optimizer
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(X[0], Y[0])] * 80)
+
+
+def private_stream():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(Stream(), 8)
+    sfumato.make_private(
+        model, optimizer, loader, epochs=1, max_grad_norm=1.0, noise_multiplier=1.0
+    )
+
+
+def compiled_later():
+    model = net()
+    _, optimizer = attached(model)
+    model.compile(backend="eager")
+    optimizer.step(loss=each(model, X, Y))
+
+
+def trained(*, compiled):
+    """Weights after two steps, the model being called as it is, or compiled in the loop."""
+    torch.manual_seed(0)
+    model = net()
+    _, optimizer = attached(model, secret=sfumato.Secret.from_seed(0))
+    called = torch.compile(model, backend="eager") if compiled else model
+    for _ in range(2):
+        optimizer.step(loss=each(called, X, Y))
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def cases():
+    """By name, what to call."""
+    for what, loss in LOSSES.items():
+        for way in WAYS:
+            # One number for all of them shows only where it is asked with other numbers of them.
+            if not (way is clip and what == "divided by their number"):
+                yield f"a loss {what} to {way.__name__}", partial(way, net(), loss)
+    for what, model in MODELS.items():
+        for way in WAYS:
+            yield f"a model {what} to {way.__name__}", partial(give, way, model)
+    for name, values in SETTINGS.items():
+        for value in values:
+            if name == "module":
+                yield f"module={value!r}", partial(engine, value, each)
+            else:
+                yield f"{name}={value!r}", partial(made, **{name: value})
+    yield "a stream to engine.loader", lambda: next(attached(net())[0].loader(Stream()))
+    yield "a stream to make_private", private_stream
+    yield "a list to engine.shuffled", lambda: next(attached(net())[0].shuffled([(X, Y)]))
+    yield "a model that is compiled later", compiled_later
+
+
+def found(call):
+    """The class of the error, and whether it is one of ours."""
+    try:
+        call()
+    except Exception as problem:
+        return type(problem).__name__, isinstance(problem, sfumato.SfumatoError)
+    return "nothing", False
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    answers = {name: found(call) for name, call in cases()}
+    same = torch.equal(trained(compiled=True), trained(compiled=False))
+    json.dump({"answers": answers, "same if compiled in the loop": same}, sys.stdout)
