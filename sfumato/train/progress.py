@@ -21,7 +21,8 @@ def progress(
     """A function for `fit` to call after each step; it speaks every few seconds.
 
     `first` is what was done before, which tells nothing of the time that is left; `counted` is what
-    is numbered, if not steps. Numbers without a loss are fine.
+    is numbered, if not steps. Numbers without a loss are fine; with one, it and the speed, which
+    tells how large batches are, come from private images, and are marked so.
     """
     started = last = time.monotonic()
     seen = 0.0
@@ -35,10 +36,11 @@ def progress(
         last = now
         left = (now - started) / max(1, done - first) * (steps - done)
         budget = "" if spent is None else f"  epsilon {spent(done):.2f}"
-        loss = f"  loss {numbers['loss']:.3f}" if "loss" in numbers else ""
         rate = seen / (now - started)
-        speed = f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
-        say(f"{counted} {done}/{steps}  {speed} {unit}/s{loss}{budget}  {left:.0f} s left")
+        speed = f"{rate:.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"
+        if "loss" in numbers:
+            speed = f"private: loss {numbers['loss']:.3f}, {speed}"
+        say(f"{counted} {done}/{steps}{budget}  {left:.0f} s left  {speed}")
 
     return tell
 

@@ -11,8 +11,9 @@ import torch
 from people import portraits
 from releases import clouds, ledger_of, make, moved, promising, stages_of, tiny
 
-from sfumato.errors import ConfigError
-from sfumato.files import read_json
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.files import append_line, read_json, read_lines
+from sfumato.privacy import noise
 from sfumato.privacy.accounting import price
 from sfumato.privacy.budget import Budget, make_plan
 from sfumato.privacy.events import Mechanism
@@ -24,6 +25,7 @@ from sfumato.recipes.release.budget import (
     moments_noise,
     share_budget,
 )
+from sfumato.report import quality
 from sfumato.synth.bundle import verify_bundle
 from sfumato.synth.match import Matching
 
@@ -176,6 +178,41 @@ def test_noise_by_hand_is_what_the_ledger_says(settings, tmp_path):
     make(replace(settings, stage="moments", moments_noise=7.0), tmp_path / "run")
     noises = {e.stage: e.noise_multiplier for e in ledger_of(tmp_path / "run").events}
     assert noises == {"train": 2.0, "moments": 7.0}
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_a_bundle_beyond_the_budget_is_not_packed(settings, tmp_path, k):
+    config, out = promising(moved(settings, k), 2.0), tmp_path / "run"
+    make(replace(config, stage="teacher"), out)
+    path = out / "stages/teacher/ledger.jsonl"
+    for last in [record for record in read_lines(path) if "event" in record]:
+        # As after a crash, where a step was taken again with other sums.
+        append_line(path, {"event": {**last["event"], "tag": "another"}}, durable=False)
+    with pytest.raises(PrivacyError, match="nothing is released"):
+        make(config, out)
+    assert not (out / "bundle").exists()
+
+
+def test_near_copies_count_people_and_not_their_images(settings, tmp_path, monkeypatch):
+    portraits(120, 30).save_npz(tmp_path / "faces.npz", portraits(30, 8, seed=1))
+    clouds(size=12).save_npz(tmp_path / "clouds.npz", clouds(9, size=12))
+    config = replace(
+        moved(settings, 0), data=str(tmp_path / "faces.npz"), unit="person", images_per_person=2,
+        public=str(tmp_path / "clouds.npz"), batch_size=10, stage="match",
+    )  # fmt: skip
+    counted, real, far = [], noise.privatize, quality.nearest_distances
+
+    def listen(total, *arguments, stage, **others):
+        counted.extend([float(total["count"])] if stage == "card" else [])
+        return real(total, *arguments, stage=stage, **others)
+
+    def all_near(of, among, itself=False):
+        return far(of, among, itself=itself) if itself else torch.zeros(len(of))
+
+    monkeypatch.setattr(noise, "privatize", listen)
+    monkeypatch.setattr(quality, "nearest_distances", all_near)
+    make(config, tmp_path / "run")
+    assert counted == [30.0]
 
 
 def test_people_are_counted_once_each_whatever_they_have_of_images(settings, tmp_path):

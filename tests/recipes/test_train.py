@@ -40,7 +40,8 @@ def test_a_run_leaves_a_model_a_ledger_and_private_scores(tmp_path):
     assert ledger.epsilon() == summary["epsilon"]
     left = {path.name for path in (tmp_path / "run" / "private").iterdir()}
     assert left == {"data.json", "metrics.jsonl", "scores.json"}
-    assert all("loss" not in line for line in read_lines(tmp_path / "run" / "metrics.jsonl"))
+    public = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [set(line) for line in public] == [{"step", "lr"}] * 6  # no batch size, no time, no loss
     private = read_lines(tmp_path / "run" / "private" / "metrics.jsonl")
     assert [line["step"] for line in private] == list(range(6))
     assert "test_accuracy" in json.loads((tmp_path / "run/private/scores.json").read_text())

@@ -166,4 +166,4 @@ def test_it_says_how_far_it_is_and_where_it_goes_on(tmp_path, monkeypatch):
         train(ALL_BY_HEART, tmp_path, gen_looks=5)
     _, _, told = train(ALL_BY_HEART, tmp_path, gen_looks=5)
     assert told.startswith("going on after 64 images\n")
-    assert re.search(r"\nstep 5/20  \d\S* images/s  \d+ s left\n", told)
+    assert re.search(r"\nstep 5/20  \d+ s left  \d\S* images/s\n", told)

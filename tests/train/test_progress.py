@@ -26,7 +26,10 @@ def test_rate_and_time_left_are_those_of_this_start(clock):
         clock[0] += 1
         tell(step, {"batch": 64.0, "loss": 0.25})
     assert len(told) == 4, "it speaks every five seconds"
-    assert told[-1] == "step 30/50  64 examples/s  loss 0.250  epsilon 3.00  20 s left"
+    before, private, after = told[-1].partition("private:")
+    assert before.split() == ["step", "30/50", "epsilon", "3.00", "20", "s", "left"]
+    assert private, "whoever shares the screen is told"
+    assert after == " loss 0.250, 64 examples/s"
 
 
 def test_images_are_counted_without_a_loss_and_slow_ones_are_not_rounded_away(clock):
@@ -34,7 +37,7 @@ def test_images_are_counted_without_a_loss_and_slow_ones_are_not_rounded_away(cl
     tell = progress(100, 40, None, told.append, unit="images", counted="image")
     clock[0] += 20
     tell(44, {"batch": 4.0})
-    assert told == ["image 44/100  0.2 images/s  280 s left"]
+    assert told == ["image 44/100  280 s left  0.2 images/s"]
 
 
 def test_the_epsilon_shown_is_that_of_the_ledger_when_the_step_is_taken():
