@@ -40,7 +40,7 @@ def evaluate(scene: Scene, stage: Run) -> None:
         scores["repeats"] = repeat(scene, scores["test_accuracy"])
     scene.run.write_json("private/scores.json", scores)
     chance = 1 / len(scene.private.classes)
-    words = "" if scores["test_accuracy"] > 2 * chance else ": hardly more than by chance"
+    words = "" if scores["test_accuracy"] > 2 * chance else ": about as good as guessing"
     # On the screen only: whoever runs this owns the images, and nothing else may keep the score.
     scene.run.say(
         f"test accuracy, for your eyes: teacher {scores['teacher_accuracy']:.3f}, student "
