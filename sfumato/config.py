@@ -18,6 +18,7 @@ Config = TypeVar("Config")
 
 REMOVED = {
     "two_pass": "half the --physical-batch-size saves as much memory",
+    "check_every": "every run measures what one example adds, at first and then rarely",
 }
 """Settings of earlier versions that no longer exist, and what to do instead. They said how to
 compute, not what, so runs that still have them are read, and go on, without them."""

@@ -1,20 +1,20 @@
 """Real bugs of private training, planted in real runs, and what catches each.
 
     noise of half the size             check "noise size"; the bound by the noise is above epsilon
-    clipping skipped for one layer     admission; while training --check-every
-    clipping skipped for all           admission; check "contributions"
+    clipping skipped for one layer     admission; what one example adds
+    clipping skipped for all           admission; what one example adds; check "contributions"
     noise for each micro-batch         the ledger, which refuses a step twice; check "noise size";
                                        where it adds up to too little, the bound by the noise too
     a shuffle, accounted as Poisson    check "visits"
     a divisor that is the batch's size check "steady noise"
-    a parameter outside the norm       admission; while training --check-every
+    a parameter outside the norm       admission; what one example adds
     statistics without noise           admission; check "statistics"
     the same noise in every step       check "fresh noise"
     a seed that somebody knows         the ledger, in its objections
 
-What canaries cannot see (another layer than their own) is measured by admission before the first
-step, and by --check-every during training. In tests of the second line of defence the first is
-switched off.
+What canaries cannot see (another layer than their own) is found by admission before the first step,
+and by what one example adds, which is measured in the first step. In tests of the second line of
+defence the first ones are switched off.
 """
 
 from dataclasses import replace
@@ -45,6 +45,12 @@ def quick(monkeypatch):
 def not_admitted(monkeypatch):
     """Models are not tested before training."""
     monkeypatch.setattr("sfumato.ghost.admit.admit", lambda *_, **__: None)
+
+
+@pytest.fixture
+def not_measured(monkeypatch):
+    """What one example adds is not measured in the first step."""
+    monkeypatch.setattr("sfumato.train.gather.contributions_due", lambda _: False)
 
 
 def caught(out, **changes):
@@ -109,13 +115,24 @@ def test_clipping_skipped_for_one_layer_is_noticed_while_training(
     retained(monkeypatch)
     monkeypatch.setattr(sums, "_add_up", unclipped_weight(sums._add_up))
     with pytest.raises(PrivacyError, match="beyond the bound"):
-        run_small(tmp_path / "run", check_every=1, max_grad_norm=0.01)
+        run_small(tmp_path / "run", max_grad_norm=0.01)
 
 
-def test_clipping_skipped_for_all_is_caught(tmp_path, monkeypatch, not_admitted):
+def unclipped(monkeypatch):
+    """Every example's whole gradient in the sums."""
     monkeypatch.setattr(
         "sfumato.ghost.sums.clip_factors", lambda norms, *_, **__: torch.ones_like(norms)
     )
+
+
+def test_clipping_skipped_for_all_is_noticed_while_training(tmp_path, monkeypatch, not_admitted):
+    unclipped(monkeypatch)
+    with pytest.raises(PrivacyError, match="beyond the bound"):
+        run_small(tmp_path / "run")
+
+
+def test_clipping_skipped_for_all_is_caught(tmp_path, monkeypatch, not_admitted, not_measured):
+    unclipped(monkeypatch)
     assert "contributions" in caught(tmp_path / "run")
 
 
@@ -135,13 +152,13 @@ def noise_in_parts(monkeypatch, size):
     monkeypatch.setattr(noise, "to_philox_mean", lambda total, _, divisor, key: total.div_(divisor))
 
 
-def test_noise_for_each_micro_batch_is_caught(tmp_path, monkeypatch, not_admitted):
+def test_noise_for_each_micro_batch_is_caught(tmp_path, monkeypatch, not_admitted, not_measured):
     noise_in_parts(monkeypatch, 1.0)
     assert "noise size" in caught(tmp_path / "run")
 
 
 def test_noise_divided_by_the_number_of_micro_batches_breaks_the_promise_and_is_caught(
-    tmp_path, monkeypatch, not_admitted
+    tmp_path, monkeypatch, not_admitted, not_measured
 ):
     # A batch of 150 comes in three parts of 64. Variances add up, so a third of the noise each is
     # 0.58 of it in all.
@@ -212,7 +229,7 @@ def test_a_parameter_outside_the_norm_is_noticed_while_training(
 ):
     monkeypatch.setattr(sums, "_measure", without_bias(sums._measure))
     with pytest.raises(PrivacyError, match="beyond the bound"):
-        run_small(tmp_path / "run", check_every=1, max_grad_norm=0.01)
+        run_small(tmp_path / "run", max_grad_norm=0.01)
 
 
 def test_statistics_without_noise_are_not_admitted(tmp_path):

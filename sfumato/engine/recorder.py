@@ -18,7 +18,7 @@ from sfumato.engine.guards import check_governed, refuse_closures
 from sfumato.engine.outputs import tensors_of, trial_losses
 from sfumato.engine.outside import Factors, Span, look_outside, next_node, refuse_parameters
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.ghost.admit import admit, refuse_batch_norm
+from sfumato.ghost.admit import admit, check_contributions, contributions_due, refuse_batch_norm
 from sfumato.ghost.buffers import Buffers
 from sfumato.ghost.checks import check_losses, refuse_compiled
 from sfumato.ghost.clip import Clipped, Ghost
@@ -46,6 +46,8 @@ class Recorder:
         self._calls = 0
         self._clipped: Counter[Any] = Counter()
         """Batches of each kind so far, of two examples or more."""
+        self._finished: Counter[Any] = Counter()
+        """All batches of each kind so far."""
         self._batches: dict[Any, set[int]] = {}
         """Of each kind, which arguments have the examples along their first axis."""
         self._kind: Any = None
@@ -103,6 +105,12 @@ class Recorder:
         try:
             if self._leaves is not None:
                 refuse_mixing(self.ghost, tape, loss, self._leaves, retain=True)
+            if contributions_due(self._finished[self._kind]):
+                check_contributions(
+                    self.ghost,
+                    lambda mask: self.ghost.finish(tape, loss, mask, retain=True),
+                    tape.examples,
+                )
             clipped = self.ghost.finish(tape, loss)
         except RuntimeError as problem:
             if "backward through the graph a second time" not in str(problem):
@@ -114,6 +122,7 @@ class Recorder:
         # Where versions do not tell, on a GPU, values do: now and then there is time for that.
         self._buffers.check(values=self._leaves is not None)
         self._clipped[self._kind] += tape.examples > 1
+        self._finished[self._kind] += 1
         return clipped
 
     # torch.compiler.disable, which is the same, would load the compiler here and now.

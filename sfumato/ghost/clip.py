@@ -178,18 +178,23 @@ class Ghost:
 
     def finish(
         self, tape: Tape, losses: Tensor, mask: Bool[Tensor, " n"] | None = None,
-        tell: Tell | None = None,
+        tell: Tell | None = None, *, retain: bool = False,
     ) -> Clipped:  # fmt: skip
-        """Backward pass, norms, clip factors and the weighted sums."""
+        """Backward pass, norms, clip factors and the weighted sums.
+
+        With `retain` the tape can be finished once more.
+        """
         if tape.count != len(tape.parts):
             raise UnsupportedLayer(tape.wandered("the end of the forward pass"))
         check_losses(losses, tape.examples)
         # A compiler plans memory itself, and before torch 2.12 takes a freed graph for used up.
-        retain = torch.compiler.is_compiling()
-        found = self.go_back(tape, losses.sum(), [*tape.norms, *tape.keeps], retain=retain)
+        keep = retain or torch.compiler.is_compiling()
+        found = self.go_back(tape, losses.sum(), [*tape.norms, *tape.keeps], retain=keep)
         # Whatever a caller has on: rounded to bf16, a sum may grow beyond the bound.
         with torch.autocast(self._device.type, enabled=False):
-            return conclude(tape, losses, found, self.clipping, self.margin, mask, tell)
+            return conclude(
+                tape, losses, found, self.clipping, self.margin, mask, tell, retain=retain
+            )
 
     def go_back(
         self, tape: Tape, total: Tensor, wanted: Sequence[Tensor], *, retain: bool

@@ -48,7 +48,7 @@ class Left:
 
 def conclude(
     tape: Tape, losses: Tensor, found: Sequence[Tensor | None], clipping: Clipping, margin: float,
-    mask: Bool[Tensor, " n"] | None, tell: Tell | None = None,
+    mask: Bool[Tensor, " n"] | None, tell: Tell | None = None, *, retain: bool = False,
 ) -> Clipped:  # fmt: skip
     """Norms, factors and sums; `found` are the gradients of the tape's dummies.
 
@@ -67,7 +67,7 @@ def conclude(
         factors = torch.where(mask, factors, 0.0)
     if tell is not None:
         tell(losses.detach(), norms, factors, mask)
-    total = _sums(tape, left, norms, factors, look=tell is None)
+    total = _sums(tape, left, norms, factors, look=tell is None, again=retain)
     return Clipped(total, norms, factors, losses.detach())
 
 
@@ -79,18 +79,18 @@ def norms_of(tape: Tape, found: Sequence[Tensor | None]) -> Float[Tensor, " n"]:
 
 
 def _sums(
-    tape: Tape, left: Left, norms: Tensor, factors: Tensor, *, look: bool
+    tape: Tape, left: Left, norms: Tensor, factors: Tensor, *, look: bool, again: bool
 ) -> dict[str, Tensor]:
     """The sums; if it is to `look`, without examples that are not finite."""
     if not look:
-        return _add_up(tape, left, factors, None)
+        return _add_up(tape, left, factors, None, again=again)
     broken = ~norms.isfinite()
     if torch.compiler.is_compiling():
-        return _add_up(tape, left, factors, broken)
+        return _add_up(tape, left, factors, broken, again=again)
     # Whether one is broken arrives while the sums are made: nearly always they are good.
     is_spoilt = from_device(broken.any())
     total = _add_up(tape, left, factors, None, again=True)
-    return _add_up(tape, left, factors, broken) if bool(is_spoilt()) else total
+    return _add_up(tape, left, factors, broken, again=again) if bool(is_spoilt()) else total
 
 
 def _measure(

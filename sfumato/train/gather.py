@@ -5,13 +5,15 @@ In one process an ordinary step does not wait for a GPU's sums: `numbers` waits 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from sfumato.ghost.admit import check_contributions
+from sfumato.ghost.admit import check_contributions, contributions_due
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.mixing import check_mixing, is_due
 from sfumato.privacy.flat import Layout, Sums
@@ -36,8 +38,8 @@ class Gather:
     scope: tuple[str, ...]
     """`secret.scope` of the ledger: what is drawn is drawn for it alone."""
     world: World
-    check_every: int = 0
-    """In every so many steps two examples are added alone, and may not pass the bound."""
+    turns: Iterator[int] = field(default_factory=count)
+    """Batches so far of which this process had a share."""
 
     @cached_property
     def layout(self) -> Layout:
@@ -52,7 +54,6 @@ class Gather:
         """The sums. An example that is not finite spoils them, which `numbers` shows."""
         total = self._nothing()
         self._tally.begin()
-        checked = self.check_every and batch.step % self.check_every == 0
         # At first often, then ever more rarely: recorded steps are much quicker than this.
         unmixed = is_due(batch.step, rarely=None)
         for number, (seed, given) in enumerate(self._chunks(batch)):
@@ -60,10 +61,9 @@ class Gather:
                 losses, inputs, examples, _ = given
                 check_mixing(self.ghost, losses, inputs, examples)
                 torch.manual_seed(seed)
-            if checked and not number:
+            if not number and contributions_due(next(self.turns)):
                 # Before: what a captured clip gives is overwritten by its next call.
-                losses, inputs, examples, _ = given
-                check_contributions(self.ghost, losses, inputs, examples, clip=self._look)
+                self._check_contributions(given)
                 self._tally.begin()
                 torch.manual_seed(seed)
             # It gets no name: it is as large as the sums, and memory is short where noise is added.
@@ -97,7 +97,14 @@ class Gather:
             mask = to_device(chunk.mask, self.reading.device)
             yield seed, (self.reading.losses, inputs, len(mask), mask)
 
-    def _look(self, *given: Any) -> Clipped:
-        """What a step calls, with care."""
-        found = self.clip(*given, tell=self._tally)
-        return found if bool(found.norms.isfinite().all()) else self.ghost.clip(*given)
+    def _check_contributions(self, given: tuple[Any, ...]) -> None:
+        """What an example of this chunk adds, clipped as the step clips, must be in the bound."""
+        losses, inputs, examples, _ = given
+
+        def look(alone: Tensor) -> Clipped:
+            found = self.clip(losses, inputs, examples, alone, tell=self._tally)
+            if bool(found.norms.isfinite().all()):
+                return found
+            return self.ghost.clip(losses, inputs, examples, alone)
+
+        check_contributions(self.ghost, look, examples)

@@ -55,7 +55,6 @@ def private_step(
     *,
     world: World | None = None,
     clip: Callable[..., Clipped] | None = None,
-    check_every: int = 0,
 ) -> Step:
     """A step that leaves the noisy mean of clipped gradients on every parameter.
 
@@ -64,8 +63,8 @@ def private_step(
     processes each adds its share of the batch, and noise enters once. No buffer of the model is
     written to by the batch: that is an error, at the latest in the plan's last step.
 
-    `clip` is `ghost.clip`, or what is quicker and does the same (`quick_clip`). Every `check_every`
-    steps two examples are added alone, and a contribution beyond the bound is an error.
+    `clip` is `ghost.clip`, or what is quicker and does the same (`quick_clip`). In the first step,
+    and rarely after it, two examples are added alone: a contribution beyond the bound is an error.
     """
     world = World() if world is None else world
     plan, ledger, secret = paid.plan, paid.ledger, paid.secret
@@ -75,7 +74,7 @@ def private_step(
     reading = replace(reading, seed=secret.seed(("views", *scope, "train")))
     gather = Gather(
         ghost=ghost, reading=reading, clip=clip or ghost.clip, secret=secret, scope=scope,
-        world=world, check_every=check_every,
+        world=world,
     )  # fmt: skip
 
     buffers = Buffers(ghost.model)

@@ -29,7 +29,7 @@ def edit(path, **changes):
 def older(run):
     """As an earlier version left it: some settings were not there, one has been removed since."""
     before = read_json(run / "config.json")["config"]
-    edit(run / "config.json", **dict.fromkeys(NEWER), two_pass=True)
+    edit(run / "config.json", **dict.fromkeys(NEWER), two_pass=True, check_every=7)
     assert len(read_json(run / "config.json")["config"]) < len(before)
     return run
 

@@ -55,7 +55,7 @@ WAYS = {
     "mirror": {"extender": "mirror"},
     "weight-multiplicity": {"extender": "weight-multiplicity"},
     "uphill": {"sharpness": 0.1},
-    "both": {"extender": "dope", "sharpness": 0.1, "check_every": 1, "precision": "bf16"},
+    "both": {"extender": "dope", "sharpness": 0.1, "precision": "bf16"},
 }
 
 

@@ -192,7 +192,7 @@ def test_the_ledger_of_a_run_on_people_says_so(tmp_path):
     path = images.save_npz(tmp_path / "p.npz", test=images.select(range(30)))
     config = train.Config(
         data=str(path), epsilon=8.0, delta=1e-3, unit="person", images_per_person=3, batch_size=16,
-        steps=4, model="sfumato.nn.wrn:tanh_cnn", image_size=28, check_every=1,
+        steps=4, model="sfumato.nn.wrn:tanh_cnn", image_size=28,
     )  # fmt: skip
     with open_run(config, verb="train", out=tmp_path / "run") as run:
         summary = train.run(config, run)

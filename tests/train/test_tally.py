@@ -15,6 +15,7 @@ from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import Secret
 from sfumato.recipes.train import Config
 from sfumato.runs import open_run
+from sfumato.train import gather
 from sfumato.train.loop import Learner, fit
 from sfumato.train.quick import captured
 from sfumato.train.reading import Reading
@@ -93,16 +94,17 @@ def batch(step, *parts):
     return Batch(step, tuple(map(Chunk, map(torch.tensor, parts), every)))
 
 
-def test_to_check_contributions_changes_nothing_of_the_step():
+def test_to_check_contributions_changes_nothing_of_the_step(monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 3))
     _, _, reading = scene()
     plan = Plan(noise_multiplier=0.0, expected_batch=4.0, steps=9, max_norm=2.0)
     secret, found = Secret.from_seed(0), []
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
-    for every in (0, 1):
+    for checked in (False, True):
+        monkeypatch.setattr(gather, "contributions_due", lambda _, checked=checked: checked)
         ghost = Ghost(model, clipping=Clipping(max_norm=2.0))
-        step = private_step(ghost, reading, Paid(plan, Ledger(header), secret), check_every=every)
+        step = private_step(ghost, reading, Paid(plan, Ledger(header), secret))
         numbers = step(batch(0, [0, 1, 2], [3, 4]))
         found.append((numbers, [p.grad.clone() for p in model.parameters()]))
     (one, gradients), (other, again) = found
@@ -119,7 +121,7 @@ def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeate
     batches = [batch(0, [0, 1], [2]), batch(1), batch(2, [5, 6, 7])]
 
     def gradients(ledger):
-        step = private_step(ghost, reading, Paid(plan, ledger, secret), check_every=2)
+        step = private_step(ghost, reading, Paid(plan, ledger, secret))
         for each in batches:
             step(each)
             yield [None if p.grad is None else p.grad.clone() for p in model.parameters()]
@@ -137,7 +139,8 @@ def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeate
 
 
 @pytest.mark.usefixtures("kernels")
-def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path):
+def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(gather, "contributions_due", lambda _: False)
     model, ghost, reading = scene()
     plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=4, max_norm=2.0)
     secret = Secret.draw()

@@ -20,7 +20,7 @@ FEWEST_CANARIES = 20
 class Config(ImageSource):
     """Private (or plain) training of any vision model."""
 
-    MAY_CHANGE: ClassVar = ("physical_batch_size", "compile", "device", "check_every")
+    MAY_CHANGE: ClassVar = ("physical_batch_size", "compile", "device")
     """Settings that say how, not what: a run may go on with others."""
 
     ONE_OF: ClassVar = (("epsilon", "noise_multiplier"), ("epochs", "steps"))
@@ -83,8 +83,6 @@ class Config(ImageSource):
     """Clip function."""
     per_layer: bool = False
     """Clip every layer on its own."""
-    check_every: int = 0
-    """Every so many steps, measure what two examples add, and stop if it is beyond the bound."""
     augmult: int = 1
     """Augmented views of each example; they count as one example."""
     crop: int = 0
@@ -142,8 +140,6 @@ class Config(ImageSource):
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise ConfigError(f"lr={self.lr:g} must be above 0 and finite.")
-        if self.check_every < 0:
-            raise ConfigError(f"check_every={self.check_every} must be 0 (never) or more.")
         if self.people is not None and self.unit == "example":
             raise ConfigError("--people says who is on each image: add --unit person.")
 

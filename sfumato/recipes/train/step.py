@@ -91,9 +91,7 @@ def make_step(
         if config.canaries and config.canary_kind == "gradient":
             ghost, reading = admit_canaries(ghost, reading, config.canaries)
     clip = quick_clip(ghost, reading, compiled=config.compile)
-    step = private_step(
-        ghost, reading, paid, world=world, clip=clip, check_every=config.check_every
-    )
+    step = private_step(ghost, reading, paid, world=world, clip=clip)
     if extender is not None:
         step = extended(step, model, extender)
     if learner.last is not None:
