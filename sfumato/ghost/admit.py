@@ -264,10 +264,49 @@ def _check_equality(
     )
     set_random_state(state)  # what chance there is left is the same for both
     clipped = trial.clip(loss_fn, inputs, examples)
-    _compare(rows, norms, clipped)
+    found = _difference(rows, norms, clipped)
+    if found is None:
+        return
+    where, error = found
+    if _reaches_others(trial.model, loss_fn, inputs, examples, where):
+        raise UnsupportedLayer(
+            f"{type(trial.model).__name__} mixes the examples of a batch: the loss of one depends "
+            f'on what the layer of "{where}" says of another, so no per-example gradient exists. '
+            "Look for attention across the batch, where an axis of examples is taken for one of "
+            "positions."
+        )
+    raise UnsupportedLayer(
+        f"the per-example gradients found for this model are not those of autograd (worst at "
+        f'"{where}", relative error {error:.1e}). Freeze that parameter, or write a rule for the '
+        "operation that uses it with @norm_rule; where there is one, it is wrong."
+    )
 
 
-def _compare(rows: list[dict[str, Tensor]], norms: Tensor, clipped: Clipped) -> None:
+def _reaches_others(
+    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int,
+    name: str,
+) -> bool:  # fmt: skip
+    """Whether the first loss depends on rows of other examples in what this parameter's layer says.
+
+    No rule has a part in this. Rows that happen to be equal hide it from the losses themselves.
+    """
+    said: list[Tensor] = []
+    layer = model.get_submodule(name.rpartition(".")[0])
+    hook = layer.register_forward_hook(lambda *given: said.append(given[-1]))
+    try:
+        losses = loss_fn(model, *inputs)
+    finally:
+        hook.remove()
+    rows = [t for t in said if isinstance(t, Tensor) and t.requires_grad and t.ndim > 1]
+    rows = [t for t in rows if len(t) and len(t) % examples == 0]
+    found = torch.autograd.grad(losses[0], rows, allow_unused=True) if rows else []
+    return any(g is not None and bool(g.reshape(examples, -1)[1:].count_nonzero()) for g in found)
+
+
+def _difference(
+    rows: list[dict[str, Tensor]], norms: Tensor, clipped: Clipped
+) -> tuple[str, float] | None:
+    """The parameter whose sum is furthest from autograd's, and how far; None if all are right."""
     (factors,) = clipped.factors
     scale = max(float(norms.max()), 1e-12)
     worst, where = 0.0, ""
@@ -281,12 +320,7 @@ def _compare(rows: list[dict[str, Tensor]], norms: Tensor, clipped: Clipped) -> 
         if not error <= worst:
             worst, where = error, name
     wrong_norm = bool(((clipped.norms - norms).abs() > TOLERANCE * norms.clamp(min=1e-12)).any())
-    if wrong_norm or worst > TOLERANCE:
-        raise UnsupportedLayer(
-            f"the per-example gradients found for this model are not those of autograd (worst at "
-            f'"{where}", relative error {worst:.1e}). Freeze that parameter, or write a rule for '
-            "the operation that uses it with @norm_rule; where there is one, it is wrong."
-        )
+    return (where, worst) if wrong_norm or worst > TOLERANCE else None
 
 
 def _with_example_changed(x: Tensor, example: int, examples: int) -> Tensor:

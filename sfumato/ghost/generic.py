@@ -115,6 +115,8 @@ def _take(
     axis = next(axes)
     if isinstance(item, Leaf):
         value, axis = own_copies(tape, item, func.__name__), 0
+        if tape.survey:
+            tape.parts[-1].has_rule = False
     else:
         value = item if axis is None else item.unflatten(axis, (tape.examples, -1))
     tensors.append(value)

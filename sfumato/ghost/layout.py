@@ -109,7 +109,8 @@ def explain_layout(parts: Sequence[Part], model: nn.Module) -> str:
         )
         lines.append(
             f"{name:<44} {part.operation:<16} {method:<9} {part.positions:>6} {part.inputs:>6} "
-            f"{part.outputs:>6} {work / 1e6:>9.2f} {_percent(extra, work):>7} {kept / 1e3:>9.1f} "
+            f"{part.outputs:>6} {_flops(part, work):>9} {_percent(extra, work):>7} "
+            f"{kept / 1e3:>9.1f} "
             f"{_percent(prod(part.shape), total):>7}"
         )
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
@@ -118,6 +119,13 @@ def explain_layout(parts: Sequence[Part], model: nn.Module) -> str:
         f"{plain / 1e6:.1f} MFLOP of products in plain training, predicted private cost "
         f"{1 + added / plain if plain else 1:.3f} times that."
     )
+    without = sorted({part.path for part in parts if not part.has_rule})
+    if without:
+        lines.append(
+            f"Not in these numbers: {', '.join(without[:3])}{' ...' if len(without) > 3 else ''}. "
+            "There is no rule for what uses them, so it runs once per example, which can be the "
+            "slowest part of all. Write a rule with @norm_rule (docs/rules.md)."
+        )
     return "\n".join(lines)
 
 
@@ -131,6 +139,10 @@ def part_cost(part: Part) -> tuple[float, float, float]:
     if part.method == "ghost":
         return work, 2.0 * t * t * (part.gram_depth + p) * g, 4.0 * t * p * g
     return work, 2.0 * d * p * g, size
+
+
+def _flops(part: Part, work: float) -> str:
+    return f"{work / 1e6:.2f}" if part.has_rule else "unknown"
 
 
 def _percent(part: float, whole: float) -> str:

@@ -46,6 +46,8 @@ class Part:
     """Whether autocast is on here."""
     output_lost: bool = False
     """Whether the layer's output is rounded, or changed in place later: no norm can rest on it."""
+    has_rule: bool = True
+    """False if the operation runs once an example under vmap, which costs nobody knows what."""
     reads_input: bool = False
     """Whether nobody wants the gradient of the layer's input: the batch itself, or a constant."""
     func: str = ""

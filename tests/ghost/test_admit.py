@@ -9,6 +9,7 @@ from sfumato.errors import UnsupportedLayer
 from sfumato.ghost import grams
 from sfumato.ghost.admit import admit
 from sfumato.ghost.clip import Ghost
+from sfumato.ghost.layout import explain
 
 
 def test_a_sound_model_is_admitted():
@@ -164,3 +165,37 @@ def test_batches_that_are_mixed_at_times_are_noticed(when, examples):
     torch.manual_seed(0)
     with pytest.raises(UnsupportedLayer, match="mixes the examples"):
         admit(Ghost(Turning(WHEN[when])), loss_of, data(examples), examples)
+
+
+class Across(nn.Module):
+    """Attention from example to example, behind a norm that makes all of them equal (CSATv2)."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(1), nn.Linear(192, 15)
+
+    def forward(self, x):
+        x = self.norm(x.flatten(1)[..., None]).squeeze(-1)
+        q, k, v = self.qkv(x).chunk(3, dim=1)
+        return (q @ k.T).softmax(dim=1) @ v
+
+
+def test_mixing_that_equal_rows_hide_is_called_mixing():
+    with pytest.raises(UnsupportedLayer, match="mixes the examples"):
+        admit(Ghost(Across()), loss_of, data(), 6)
+
+
+def test_what_has_no_rule_is_not_priced_at_zero():
+    class Cumulated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.weight = nn.Linear(192, 5), nn.Parameter(torch.randn(5))
+
+        def forward(self, x):
+            return torch.cdist(self.layer(x.flatten(1))[:, None], self.weight.expand(1, 1, 5))[:, 0]
+
+    table = explain(Cumulated(), (3, 8, 8))
+    row = next(line for line in table.splitlines() if line.startswith("weight"))
+    assert "unknown" in row
+    assert "Not in these numbers: weight" in table
+    assert "unknown" not in explain(small_net(), (3, 8, 8))
