@@ -44,7 +44,14 @@ def to_json(value: Any) -> Any:
 
 def dumps(value: Any, indent: int | None = None) -> str:
     """The value as JSON text that any program can read."""
-    return json.dumps(to_json(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(to_json(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:  # from a path or name that some other system wrote
+        name = text[text.rfind('"', 0, problem.start) + 1 : text.find('"', problem.start)]
+        shown = name.encode(errors="backslashreplace").decode()
+        raise ConfigError(f'the name "{shown}" is not UTF-8. Rename it.') from None
+    return text
 
 
 def from_json(kind: type[Config], data: Any) -> Config:

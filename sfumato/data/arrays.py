@@ -69,7 +69,7 @@ def load_npz_splits(
             classes=classes,
             name=f"{name or path.resolve().stem}-{split}",
             private=private,
-            people=_people(arrays, split),
+            people=_people(arrays, split, path),
         )
         found.append(images if framing is None else framing.images(images))
     return found
@@ -174,10 +174,13 @@ def _require_classes(
         raise DataError(f'{path} has no image of class "{name}". Every class needs some.')
 
 
-def _people(arrays: dict[str, np.ndarray], split: str) -> torch.Tensor | None:
+def _people(arrays: dict[str, np.ndarray], split: str, path: Path) -> torch.Tensor | None:
     if f"people_{split}" not in arrays:
         return None
-    numbers = np.unique(arrays[f"people_{split}"], return_inverse=True)[1]
+    names = arrays[f"people_{split}"]
+    if names.dtype.kind not in "iuUS" or names.shape[1:] not in ((), (1,)):
+        raise DataError(f"{path}: people_{split} must be one whole number or name per image.")
+    numbers = np.unique(names, return_inverse=True)[1]
     return torch.from_numpy(numbers.ravel().astype(np.int64))
 
 
@@ -232,6 +235,8 @@ class NpzFile:
 def open_npz(path: Path) -> NpzFile:
     """The headers of a file. Raises `DataError` for what is no .npz file, or a damaged one."""
     headers = {}
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise DataError(f"{path} is damaged or no .npz file.")
     with _reading(path), path.open("rb") as opened, ZipFile(opened) as archive:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")

@@ -56,6 +56,10 @@ def decode_parts(
     bad: dict[Path, DataError] = {}
     with ThreadPoolExecutor() as pool:
         heads = [_each(pool, _read_head, files, bad) for files in parts]
+        for files, some in zip(parts, heads, strict=True):
+            for file, head in zip(files, some, strict=True):
+                if head is not None:
+                    framing.require_crop(head.size, str(file))
         known = [head for some in heads for head in some if head is not None]
         if known:
             framing.require_room(len(known), max(head.channels for head in known), known[0].size)

@@ -43,6 +43,12 @@ class Framing:
             count * channels * height * width, f"{count} images of {width} x {height}", remedy
         )
 
+    def require_crop(self, size: tuple[int, int], name: str) -> None:
+        """Refuse a crop that is larger than an image of this size (height, width)."""
+        if self.centre_crop is not None:
+            height, width = size
+            self._corner(width, height, name)
+
     def tell_cut(self, sizes: Sequence[tuple[int, int]], name: str) -> None:
         """Say how much of images of these sizes is cut off, where a square is made of others."""
         if self.image_size is None or self.centre_crop is not None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from sfumato.data.classes import distinct, find_classes, require_same
+from sfumato.data.classes import distinct, find_classes, require_same, shown
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.files import atomic
 
@@ -47,6 +47,8 @@ class Images:
             )
         if self.labels.is_floating_point() or self.labels.is_complex() or self.labels.ndim != 1:
             raise DataError(f'"{self.name}": labels must be one whole number per image.')
+        if len(set(self.classes)) < len(self.classes):
+            raise DataError(f'"{self.name}" has two classes of one name: {shown(self.classes)}.')
         if self.people is not None:  # from 0 and without gaps, whatever they were called
             numbers = self.people.unique(return_inverse=True)[1]
             object.__setattr__(self, "people", numbers)

@@ -69,9 +69,11 @@ def load_splits(
     framing = Framing(centre_crop=centre_crop, image_size=image_size)
     train, test = _load(source, PARTS, private, framing, data_root, download, people, grey)
     if train.shape != test.shape:
+        sizes, colours = train.shape[1:] != test.shape[1:], train.shape[0] != test.shape[0]
+        remedies = [*["--image-size"] * sizes, *["--grey"] * colours]
         raise DataError(
             f'"{train.name}" has images of {train.shape} (channels, height, width) and '
-            f'"{test.name}" of {test.shape}. Give --image-size, or make them alike.'
+            f'"{test.name}" of {test.shape}. Give {" and ".join(remedies)}, or make them alike.'
         )
     require_same(train.classes, train.name, test.classes, test.name)
     unseen = set(test.labels.tolist()) - set(train.labels.tolist())

@@ -95,10 +95,10 @@ def people_by_csv(files: Sequence[Path], root: Path, source: str) -> list[str]:
     path, column = (f"{path}.csv", column) if column else (source, "person")
     try:
         with open(path, newline="", encoding="utf-8-sig") as opened:  # Excel puts a mark first
-            table = list(csv.DictReader(opened, restkey=MORE))
+            reader = csv.DictReader(opened, restkey=MORE)
+            table, columns = list(reader), list(reader.fieldnames or ())
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
         raise DataError(f"{path} cannot be read as a table ({problem}).") from problem
-    columns = [name for name in table[0] if name != MORE] if table else []
     for wanted in ("file", column):
         if wanted not in columns:
             others = [name for name in columns if name != "file"]
@@ -121,10 +121,9 @@ def people_by_csv(files: Sequence[Path], root: Path, source: str) -> list[str]:
                 f'{path}, line {line}: "{file}" shows "{person}" and "{person_of[name]}". An image '
                 "belongs to one person: join those who are on images together."
             )
-    names = []
-    for file in files:
-        name = file.relative_to(root).as_posix()
-        if not person_of.get(name):
-            raise DataError(f'{path} names no person for "{name}": every image needs one.')
-        names.append(person_of[name])
-    return names
+    names = [file.relative_to(root).as_posix() for file in files]
+    unknown = [name for name in names if not person_of.get(name)]
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise DataError(f'{path} names no person for "{unknown[0]}"{more}: every image needs one.')
+    return [person_of[name] for name in names]

@@ -1,5 +1,6 @@
 """What is asked before images are read: whether they have room, and whether all can be used."""
 
+import os
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -14,7 +15,9 @@ from unchecked import unchecked
 from sfumato.data.arrays import load_samples
 from sfumato.data.images import Images
 from sfumato.data.load import load_images, load_splits
-from sfumato.errors import DataError, SfumatoError, SfumatoWarning
+from sfumato.errors import ConfigError, DataError, SfumatoError, SfumatoWarning
+from sfumato.recipes import train
+from sfumato.runs import open_run
 from sfumato.synth.bundle_parts import read_soft_labels
 
 LABELS = np.arange(40) % 2
@@ -222,3 +225,52 @@ def test_a_table_with_a_field_too_many_or_another_column_says_what_to_do(scans, 
     table.write_text("\n".join(["file,person", rows[0] + ",more", *rows[1:]]))
     with pytest.raises(DataError, match=r"line 2"):
         load_images(scans, people=str(table))
+
+
+def test_a_table_that_does_not_know_all_files_says_how_many(scans, tmp_path):
+    files = [file.relative_to(scans) for file in sorted(scans.rglob("*.png"))]
+    rows = [f"{file},{place % 7}" for place, file in enumerate(files)]
+    (tmp_path / "who.csv").write_text("\n".join(["file,person", *rows[5:]]))
+    with pytest.raises(DataError, match=rf'"{files[0]}" and 4 more'):
+        load_images(scans, people=str(tmp_path / "who.csv"))
+    (tmp_path / "who.csv").write_text("file,person\n")
+    with pytest.raises(DataError, match=rf'"{files[0]}" and 39 more'):
+        load_images(scans, people=str(tmp_path / "who.csv"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"people_train": np.full(40, np.nan), "people_test": LABELS}, "people_train"),
+        ({"people_train": np.zeros((40, 2), int), "people_test": LABELS}, "people_train"),
+        ({"classes": np.array(["a", "a"])}, "two classes of one name"),
+        ({"x_train": np.zeros((40, 8, 8, 3), np.uint8)}, "Give --grey"),
+        ({"x_test": np.zeros((40, 9, 8), np.uint8)}, "Give --image-size"),
+        ({"x_train": np.zeros(40, [("a", "u1")])}, "plain arrays"),
+    ],
+)
+def test_arrays_that_do_not_belong_together_are_refused_by_name(changes, word, tmp_path):
+    pixels = np.zeros((40, 8, 8), np.uint8)
+    arrays = {"x_train": pixels, "y_train": LABELS, "x_test": pixels, "y_test": LABELS, **changes}
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DataError, match=word):
+        load_splits(tmp_path / "a.npz")
+
+
+def test_a_pipe_is_no_file_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.npz")
+    with pytest.raises(DataError, match=r"a\.npz"):
+        load_images(tmp_path / "a.npz")
+
+
+def test_a_crop_that_is_larger_than_files_is_one_error_before_they_are_decoded(scans, monkeypatch):
+    decoded = calls(monkeypatch, ImageOps, "exif_transpose")
+    with pytest.raises(DataError, match=r"28x28.*--centre-crop"):
+        load_images(scans, centre_crop=29)
+    assert not decoded
+
+
+def test_a_name_that_no_file_can_hold_is_refused_before_it_is_written(tmp_path):
+    with pytest.raises(ConfigError, match="UTF-8") as caught:
+        open_run(train.Config(data="caf\udce9", epsilon=8.0), verb="train", out=tmp_path / "run")
+    str(caught.value).encode()
