@@ -32,7 +32,7 @@ VERBS = {
     "reconstruct": "training images back from a model's weights, and how sure one can be",
     "audit": "does a model keep its promise? What attacks reach and prove, beside the ledger",
     "account": "budget arithmetic: epsilon of a plan, noise for an epsilon",
-    "report": "one page on a run, or on several side by side; --serve shows a folder live",
+    "report": "one page on a run, or on several side by side",
 }
 """Verb -> what it does. The recipe of a verb is sfumato.recipes.VERB.RECIPE."""
 

@@ -27,23 +27,24 @@ class Config:
     """One self-contained page on a run, or on several side by side.
 
     The words are run directories: sfumato report RUN [RUN ...]. Without any, the newest run in
-    runs/ is meant. With --serve, the word is a folder of runs.
+    runs/ is meant.
     """
 
     runs: tuple[Path, ...] = ()
-    """Run directories; with --serve a folder of them."""
+    """Run directories (also: --run RUN)."""
+    run: Path | None = None
+    """The same as a word: one run directory."""
     include_private: bool = False
     """Also what must not be shared: scores, attacks, pictures. The page says so in red."""
     serve: bool = False
-    """Show a folder of runs in the browser, live, to this machine alone."""
-    port: int = 8008
-    """Where to serve; 0 takes any port that is free."""
+    """Gone. Give the runs, and open report.html in a browser."""
 
     def __post_init__(self) -> None:
-        if self.serve and self.include_private:
-            raise ConfigError("private/ is never served: leave --serve or --include-private out.")
-        if self.serve and len(self.runs) > 1:
-            raise ConfigError(f"--serve shows one folder, and there are {len(self.runs)}.")
+        if self.serve:
+            raise ConfigError(
+                "--serve is gone. Write the page with sfumato report RUN [RUN ...], and open "
+                "report.html in a browser."
+            )
 
 
 def digits_cpu() -> Config:
@@ -60,10 +61,9 @@ def run(config: Config, _: Run | None) -> dict[str, Any]:
 
 
 def write_file(config: Config, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
-    """Write the three files, or serve until Ctrl-C."""
-    if config.serve:
-        return serve_folder(config, say)
-    folders = config.runs or (newest(ROOT),)
+    """Write the three files."""
+    given = config.runs if config.run is None else (config.run, *config.runs)
+    folders = given or (newest(ROOT),)
     if out is None:
         out = folders[0] if len(folders) == 1 else folders[0].resolve().parent / "report"
     return write_report(folders, out, include_private=config.include_private)
@@ -105,23 +105,8 @@ def write_report(
     }  # fmt: skip
 
 
-def serve_folder(config: Config, say: Callable[[str], None]) -> dict[str, Any]:
-    """Serve until Ctrl-C."""
-    from sfumato.report.serve import serve
-
-    (folder,) = config.runs or (ROOT,)
-    if not folder.is_dir():
-        raise RunError(f"there is no folder {folder}. Give one that has runs in it.")
-    if (folder / "config.json").exists():
-        raise RunError(f"{folder} is a run itself: give the folder that it lies in.")
-    serve(folder, say, config.port)
-    return {"served": str(folder)}
-
-
 def show(summary: Mapping[str, Any]) -> str:
     """Where the page is."""
-    if "served" in summary:
-        return f"{summary['served']} is no longer served."
     lines = [
         f"Report on {', '.join(summary['runs'])}:",
         f"  page      {summary['report']}: opens in any browser, from disk",

@@ -87,8 +87,8 @@ class Card:
     """What to type for the same again; None if this version has no such settings."""
 
 
-def read_card(path: Path, *, include_private: bool = False, curve: bool = True) -> Card:
-    """The card of the run in that directory, finished or not; `curve` takes the longest.
+def read_card(path: Path, *, include_private: bool = False) -> Card:
+    """The card of the run in that directory, finished or not.
 
     Guarantee: without `include_private` no file under a folder called `private` is opened, and a
     run that itself lies in the `private/` of another is refused.
@@ -120,7 +120,7 @@ def read_card(path: Path, *, include_private: bool = False, curve: bool = True) 
         damage=problems,
         subject=subject,
         events=() if ledger is None else _spent(ledger.events),
-        curve=_curve(ledger, coming) if ledger is not None and curve and not problems else None,
+        curve=_curve(ledger, coming) if ledger is not None and not problems else None,
         plan=None if plan is None else to_json(plan),
         steps=None if plan is None or ledger is None else (len(steps_of(ledger)), plan.steps),
         stages=_stages(path),

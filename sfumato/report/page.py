@@ -7,7 +7,7 @@ show. Everything from a run goes through the template's escaping. The door to ji
 import base64
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,8 @@ PICTURE_LIMIT = 4_000_000
 """Bytes of one picture; a larger one is left out."""
 
 
-def render_page(
-    cards: Sequence[Card], folders: Sequence[Path], *, refresh: int = 0, back: str = ""
-) -> str:
-    """The page of these runs, whose pictures are in these folders.
-
-    `refresh` reloads it after so many seconds, while a run goes on; `back` links to a list of runs.
-    """
+def render_page(cards: Sequence[Card], folders: Sequence[Path]) -> str:
+    """The page of these runs, whose pictures are in these folders."""
     shown = [
         _run(card, folder, cost)
         for card, folder, cost in zip(cards, folders, costs(cards), strict=True)
@@ -36,17 +31,10 @@ def render_page(
         runs=shown, several=len(cards) > 1, title=words.title(cards),
         pictures_title=captions.pictures_title(cards),
         private=words.PRIVATE if any(card.private is not None for card in cards) else "",
-        differing=words.differing(cards), made_by=made_by(), refresh=refresh, back=back,
+        differing=words.differing(cards), made_by=made_by(),
         interval=words.interval, down=words.down, confidence=words.confidence,
         spent_words=words.spent_words,
     )  # fmt: skip
-
-
-def render_list(rows: Sequence[Mapping[str, Any]], folder: Path, *, refresh: int) -> str:
-    """The page of a folder: one line a run."""
-    return template("list.html.jinja").render(
-        rows=rows, folder=str(folder), refresh=refresh, made_by=made_by()
-    )
 
 
 def made_by() -> str:

@@ -1,19 +1,15 @@
 """The page in a real browser: Debian's chromium, driven by playwright."""
 
-import http.client
 import json
 import re
 import shutil
-import threading
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from pages import MARKER, PNG, make_audit, make_run, plant
+from pages import PNG, make_audit, make_run
 
-from sfumato.errors import ConfigError
 from sfumato.recipes import report
-from sfumato.report.serve import make_server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -44,26 +40,6 @@ def written(tmp_path_factory) -> Path:
     return Path(report.write_report(runs, folder / "out", include_private=True)["report"])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("served")
-    plant(make_run(folder / "old & <done>"))
-    make_run(folder / "training", taken=10, finished=False)
-    (make_run(folder / "damaged") / "ledger.jsonl").write_text("no ledger\n")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def served(folder):
-    server = make_server(folder)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
 def watched(browser, **options):
     """A page that tells of errors and lets nothing out."""
     page = browser.new_page(**options)
@@ -73,7 +49,7 @@ def watched(browser, **options):
 
     def judge(route):
         url = route.request.url
-        if url.startswith(("file:", "data:", "http://127.0.0.1:")):
+        if url.startswith(("file:", "data:")):
             return route.continue_()
         troubles.append(f"asked for {url}")
         return route.abort()
@@ -96,21 +72,6 @@ def test_the_page_renders_alone_and_without_errors(browser, written, tmp_path, s
     assert len(shot) > 20_000
     assert troubles == []
     page.close()
-
-
-def test_runs_are_read_before_anybody_asks_and_once(folder, monkeypatch):
-    read, known = [], threading.Event()
-
-    def slowly(path, *, curve):
-        read.append(path)
-        known.set()
-        raise ConfigError("damaged")
-
-    monkeypatch.setattr("sfumato.report.serve.read_card", slowly)
-    with make_server(folder) as server:
-        assert known.wait(10), "nobody has asked yet"
-        shelf = server.RequestHandlerClass.shelf
-        assert len(shelf.rows()) == len(shelf.rows()) == len(read) == 3
 
 
 def test_who_cannot_see_is_told_the_same(browser, written):
@@ -166,7 +127,7 @@ def test_every_text_stands_out_from_its_ground(browser, written, scheme):
     page.close()
 
 
-def test_the_keyboard_reaches_everything_and_shows_where_it_is(browser, written, served):
+def test_the_keyboard_reaches_everything_and_shows_where_it_is(browser, written):
     page, _ = watched(browser)
     page.goto(written.as_uri())
     page.keyboard.press("Tab")
@@ -183,14 +144,6 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(browser, written,
             outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
             assert outline == "solid"
     assert reached >= wanted == 3
-    page.goto(served)
-    links = page.locator("main a").count()
-    found = set()
-    for _ in range(12):
-        page.keyboard.press("Tab")
-        found.add(page.evaluate("document.activeElement.getAttribute('href')"))
-    assert links == 3
-    assert len([href for href in found if href and href.startswith("/run/")]) == 3
     page.close()
 
 
@@ -201,93 +154,6 @@ def test_it_prints(browser, written, tmp_path):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.pdf(path=tmp_path / "page.pdf", format="A4").startswith(b"%PDF")
     page.close()
-
-
-def test_a_folder_is_shown_newest_first_and_live(browser, folder, served):
-    page, troubles = watched(browser)
-    page.goto(served)
-    assert page.locator("tbody th").all_inner_texts() == ["damaged", "training", "old & <done>"]
-    assert "step 10 of 30" in page.inner_text("main")
-    assert page.locator("progress").get_attribute("value") == "0.3333"
-    page.click("text=training")
-    before = page.inner_text(".big >> nth=0")
-    assert page.locator("meta[http-equiv=refresh]").count() == 1
-    more = make_run(folder.parent / "more", taken=20, finished=False)
-    shutil.copyfile(more / "ledger.jsonl", folder / "training" / "ledger.jsonl")
-    shutil.rmtree(more)
-    page.reload()
-    after = page.inner_text(".big >> nth=0")
-    assert "step 20 of 30" in page.inner_text("header")
-    assert float(after.removeprefix("ε ≤ ")) > float(before.removeprefix("ε ≤ "))
-    page.click("text=all runs")
-    page.click("text=old & <done>")
-    assert "old & <done>" in page.inner_text("header")
-    assert page.locator("meta[http-equiv=refresh]").count() == 0
-    assert troubles == []
-    page.close()
-
-
-def ask(address: str, path: str, host: str | None = None) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(address.removeprefix("http://"))
-    connection.request("GET", path, headers={} if host is None else {"Host": host})
-    answer = connection.getresponse()
-    return answer.status, answer.read().decode()
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/private", "/run/private", "/run/..", "/run/../private/scores.json",
-        "/run/training/private", "/run/training/private/scores.json",
-        "/run/training%2Fprivate%2Fscores.json", "/run/%2e%2e", "/run/%2e%2e%2fserved",
-        "//etc/passwd", "/etc/passwd", "/run//etc/passwd", "/run/", "/run",
-        "/run/training/config.json", "/training/ledger.jsonl", "/run/training\0", "/run/.", "/?x",
-        "training", "/run/TRAINING", "/run/old & <done>/private",
-    ],
-)  # fmt: skip
-def test_no_address_leads_anywhere_but_to_a_run(served, path):
-    path = path.replace(" ", "%20").replace("\0", "%00").replace("<", "%3C").replace(">", "%3E")
-    status, text = ask(served, path)
-    assert status == 404
-    assert text == "There is no such run."
-
-
-def test_private_is_never_served(served, folder):
-    for path in ("/", "/run/old%20%26%20%3Cdone%3E", "/run/training", "/run/damaged"):
-        status, text = ask(served, path)
-        assert status == (500 if "damaged" in path else 200)
-        assert MARKER not in text
-    assert "cannot be trusted" in text or "damaged" in text
-
-
-def test_only_this_machine_is_answered(served, folder):
-    assert ask(served, "/", host="evil.example")[0] == 403
-    assert ask(served, "/", host="evil.example:8008")[0] == 403
-    port = served.rpartition(":")[2]
-    assert ask(served, "/", host=f"localhost:{port}")[0] == 200
-    with make_server(folder) as server:
-        assert server.server_address[0] == "127.0.0.1"
-
-
-def test_serving_ends_with_control_c_and_tells_the_address(folder, monkeypatch):
-    from sfumato.report import serve
-
-    def interrupted(self, *_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(serve.ThreadingHTTPServer, "serve_forever", interrupted)
-    heard: list[str] = []
-    config = report.Config(runs=(folder,), serve=True, port=0)
-    found = report.write_file(config, None, heard.append)
-    assert heard[0].startswith("http://127.0.0.1:")
-    assert "no longer served" in report.show(found)
-
-
-def test_a_port_that_cannot_be_had_is_named(folder, served):
-    for port in (int(served.rpartition(":")[2]), 99999):
-        config = report.Config(runs=(folder,), serve=True, port=port)
-        with pytest.raises(ConfigError, match=f"--port {port} cannot be had"):
-            report.write_file(config, None, lambda _: None)
 
 
 def test_the_card_of_the_page_is_json_that_programs_can_read(written):
