@@ -7,7 +7,7 @@ sums from what was kept. (Book-keeping: Bu et al. 2023; clip functions: Abadi et
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from sfumato.batch_norm import guarded
 from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost.arithmetic import sum_type
 from sfumato.ghost.checks import check_losses, check_model, check_precision
@@ -215,7 +216,9 @@ class Ghost:
         cell = self.leaf_type.cell
         before, cell.tape = cell.tape, tape
         try:
-            with swapped(self.model, tape.parameters, leaves):
+            alone = tape.examples == 1 and not torch.compiler.is_compiling()
+            guard = guarded(self.model) if alone else nullcontext()
+            with guard, swapped(self.model, tape.parameters, leaves):
                 yield
         finally:
             cell.tape = before

@@ -12,9 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-NormPolicy = Literal["group", "frozen", "keep"]
+from sfumato.batch_norm import BatchNorm as BatchNorm
+from sfumato.batch_norm import guard_batch_norm
 
-BatchNorm = nn.modules.batchnorm._BatchNorm
+NormPolicy = Literal["group", "frozen", "keep"]
 
 
 class GroupNormAct(nn.GroupNorm):
@@ -48,7 +49,7 @@ def freeze_batch_norm(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, BatchNorm):
             module.eval()
-    return model
+    return guard_batch_norm(model)
 
 
 def replace_batch_norm(model: nn.Module) -> nn.Module:

@@ -13,6 +13,7 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
+from sfumato.batch_norm import guard_batch_norm
 from sfumato.errors import ConfigError, SfumatoWarning
 from sfumato.nn.faces import IrNet, VggFace, mcnn, scnn
 from sfumato.nn.resnet import SmallResNet, group_cnn, small_group_cnn
@@ -83,7 +84,7 @@ def build_model(
         _start_at_zero(model, head_parameters(model))
     if weights is not None:
         load_weights(model, weights)
-    return model.train()
+    return guard_batch_norm(model).train()
 
 
 def pixel_statistics(
