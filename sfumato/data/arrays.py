@@ -235,8 +235,9 @@ class NpzFile:
 def open_npz(path: Path) -> NpzFile:
     """The headers of a file. Raises `DataError` for what is no .npz file, or a damaged one."""
     headers = {}
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise DataError(f"{path} is damaged or no .npz file.")
+    with _reading(path):
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ValueError("no file")
     with _reading(path), path.open("rb") as opened, ZipFile(opened) as archive:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")

@@ -44,26 +44,32 @@ def load_folder(
     all are read, since the split is that of the whole folder.
     """
     stem = path.resolve().name
-    roots, ours = _roots(path, splits)
-    classes = _class_names(path if ours else path / "train")
-    found = [_find(root, classes) for root in roots]
+    try:
+        roots, ours = _roots(path, splits)
+        classes = _class_names(path if ours else path / "train")
+        found = [_find(root, classes) for root in roots]
+    except OSError as problem:
+        raise DataError(f"{problem.filename} cannot be read ({problem.strerror}).") from problem
     _tell_left_out([file for _, _, others in found for file in others])
-    pixels = decode_parts([files for files, _, _ in found], framing, stem)
-    parts = []
-    for root, (files, labels, _), some in zip(roots, found, pixels, strict=True):
+    kept = range(len(classes)) if listed is None else find_classes(listed, classes, stem)
+    shown: list[Tensor | None] = []
+    for root, (files, labels, _) in zip(roots, found, strict=True):
         if private and people is None:
             _tell_nested(files, root)
-        kept = range(len(classes)) if listed is None else find_classes(listed, classes, stem)
         wanted = [file for file, label in zip(files, labels, strict=True) if label in kept]
-        images = Images(
+        shown.append(None if people is None else _people(files, wanted, path, root, people))
+    pixels = decode_parts([files for files, _, _ in found], framing, stem)
+    parts = [
+        Images(
             pixels=some,
             labels=torch.tensor(labels),
             classes=classes,
             name=stem,
             private=private,
-            people=None if people is None else _people(files, wanted, path, root, people),
+            people=who,
         )
-        parts.append(images)
+        for some, (_, labels, _), who in zip(pixels, found, shown, strict=True)
+    ]
     if ours:
         test, train = parts[0].split(TEST_SHARE, seed=0)
         parts = [test if split == "test" else train for split in splits]
@@ -160,6 +166,8 @@ def _files(folder: Path) -> list[Path]:
         for item in sorted(folder.rglob("*"))
         if not any(part.startswith(".") for part in item.relative_to(folder).parts)
     ]
+    for place in (folder, *(item for item in items if item.is_dir())):
+        next(place.iterdir(), None)  # a folder that may not be read is no empty one
     broken = [item for item in items if not item.exists()]
     if broken:
         raise all_bad([f"{item} is a link to nothing." for item in broken])

@@ -28,8 +28,9 @@ class Framing:
 
     def __post_init__(self) -> None:
         for name in ("centre_crop", "image_size"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least 1.")
 
     def require_room(self, count: int, channels: int, size: tuple[int, int]) -> None:
         """Refuse so many images that would not fit; `size` (height, width) is theirs as they are.

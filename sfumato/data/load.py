@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from os.path import exists, expanduser
+from os.path import exists, expanduser, isdir
 from pathlib import Path
 
 from sfumato.data.alike import to_grey
@@ -28,7 +28,7 @@ def load_images(
     centre_crop: int | None = None,
     data_root: str | Path = "data",
     download: bool = False,
-    people: str | None = None,
+    people: str | Path | None = None,
     grey: bool = False,
 ) -> Images:
     """The train or test split of `source`, framed as asked for, and grey if asked for.
@@ -59,7 +59,7 @@ def load_splits(
     centre_crop: int | None = None,
     data_root: str | Path = "data",
     download: bool = False,
-    people: str | None = None,
+    people: str | Path | None = None,
     grey: bool = False,
 ) -> tuple[Images, Images]:
     """Train and test images of `source`, of one size and with the same classes, each read once.
@@ -107,12 +107,17 @@ def _load(
     framing: Framing,
     data_root: str | Path,
     download: bool,
-    people: str | None,
+    people: str | Path | None,
     grey: bool,
 ) -> list[Images]:
     """Splits of a source, of the classes listed, and checked."""
     if not isinstance(source, str | Path):
         raise ConfigError(f"images are loaded by name or path, and not from {source!r}.")
+    if not isinstance(data_root, str | Path):
+        raise ConfigError(f"data_root={data_root!r} must be the path of a folder.")
+    if people is not None and not isinstance(people, str | Path):
+        raise ConfigError(f'people={people!r} must be "folder" or the path of a table.')
+    people = None if people is None else str(people)
     whole, listed = part_source(str(source))
     found = []
     for split, images in zip(
@@ -144,7 +149,8 @@ def _read(
     people: str | None,
     listed: str | None,
 ) -> list[Images]:
-    if people is not None and not Path(source).expanduser().is_dir():
+    path = Path(expanduser(source))
+    if people is not None and not isdir(path):
         raise ConfigError(
             f'people="{people}" is for folders, and "{source}" is none. An .npz file says who is '
             "on each image by arrays people_train and people_test."
@@ -155,7 +161,6 @@ def _read(
         return load_named(
             source, splits, private=private, data_root=data_root, framing=framing, download=download
         )
-    path = Path(source).expanduser()
     if path.suffix == ".npz":
         return load_npz_splits(path, splits, private=private, framing=framing)
     if source and exists(path):  # an empty path would be the folder one stands in

@@ -274,3 +274,45 @@ def test_a_name_that_no_file_can_hold_is_refused_before_it_is_written(tmp_path):
     with pytest.raises(ConfigError, match="UTF-8") as caught:
         open_run(train.Config(data="caf\udce9", epsilon=8.0), verb="train", out=tmp_path / "run")
     str(caught.value).encode()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_folder_that_may_not_be_read_is_no_empty_one(inside, scans, monkeypatch):
+    locked = scans / "1" / "more" if inside else scans / "1"
+    locked.mkdir(exist_ok=True)
+    real = Path.iterdir
+
+    def iterdir(path):
+        if path == locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    with pytest.raises(DataError, match=rf"{locked} cannot be read"):
+        load_images(scans)
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        (3, {}),
+        (None, {}),
+        ("digits", {"image_size": "8"}),
+        ("digits", {"centre_crop": 8.5}),
+        ("mnist", {"data_root": None}),
+        (".", {"people": 3}),
+        ("~nobody-of-this-name/x", {}),
+        ("x" * 5000 + ".npz", {}),
+        ("a\0b", {}),
+    ],
+)
+def test_what_names_no_images_is_refused_in_words(source, options):
+    with unchecked(), pytest.raises(SfumatoError):
+        load_splits(source, **options)
+
+
+def test_a_table_is_read_before_images_are_decoded(scans, monkeypatch):
+    decoded = calls(monkeypatch, ImageOps, "exif_transpose")
+    with pytest.raises(DataError, match="nowhere"):
+        load_images(scans, people="nowhere.csv")
+    assert not decoded
