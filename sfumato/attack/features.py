@@ -20,6 +20,9 @@ from sfumato.runs import Run
 from sfumato.train.plain import reading_of, train_plainly
 from sfumato.train.steps import plain_step
 
+AT_ONCE = 256
+"""Images whose features are found together."""
+
 
 @dataclass(frozen=True)
 class Features:
@@ -109,7 +112,7 @@ def headless(model: nn.Module) -> nn.Module:
 @torch.no_grad()
 def extract(
     base: nn.Module, images: Images, device: torch.device, *, size: int | None = None,
-    norm: float | None = None, batch_size: int = 256,
+    norm: float | None = None, batch_size: int = AT_ONCE,
 ) -> Features:  # fmt: skip
     """Features of all images, in float32; with `norm`, each scaled to that length."""
     pieces = []

@@ -7,6 +7,7 @@ a network's images came, the same arithmetic is here.
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from os.path import expanduser
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,8 @@ class Kind:
             raise DataError("no images were given.")
         with ThreadPoolExecutor() as pool:
             parts = list(pool.map(self._fit, several))
+        if not sum(map(len, parts)):
+            raise DataError("no images were given.")
         return self._images(torch.cat(parts) if len(parts) > 1 else parts[0])
 
     def _fit(self, one: One) -> Tensor:
@@ -68,7 +71,7 @@ class Kind:
     def _pixels(self, one: One) -> Tensor:
         """Pixels, framed: n c h w."""
         if isinstance(one, str | Path):
-            return _from_array(decode_file(Path(one).expanduser(), self.framing))
+            return _from_array(decode_file(Path(expanduser(one)), self.framing))
         if isinstance(one, Image.Image):
             return _from_array(decode_picture(one, self.framing))
         pixels = one.pixels if isinstance(one, Images) else one
@@ -76,11 +79,12 @@ class Kind:
             not isinstance(pixels, Tensor)
             or pixels.dtype != torch.uint8
             or pixels.ndim not in (3, 4)
+            or 0 in pixels.shape[-3:]
         ):
             raise _no_image(pixels)
         pixels = pixels[None] if pixels.ndim == 3 else pixels
         framed = pixels.shape[2:] == self.shape[1:]
-        return pixels if framed else self.framing.images(self._images(pixels)).pixels
+        return pixels if framed else self.framing.images(self._images(pixels), tell=False).pixels
 
     def _images(self, pixels: Tensor) -> Images:
         labels = torch.zeros(len(pixels), dtype=torch.int64)

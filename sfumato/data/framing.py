@@ -76,8 +76,8 @@ class Framing:
         size = (self.image_size, self.image_size)
         return ImageOps.fit(picture, size, Image.Resampling.BICUBIC)
 
-    def images(self, images: Images) -> Images:
-        """A set in memory, framed."""
+    def images(self, images: Images, *, tell: bool = True) -> Images:
+        """A set in memory, framed; with `tell`, it is said what is cut off."""
         if self.centre_crop is not None:
             _, height, width = images.shape
             left, top = self._corner(width, height, f'"{images.name}"')
@@ -85,7 +85,8 @@ class Framing:
             images = replace(images, pixels=images.pixels[:, :, *side].contiguous())
         if self.image_size is None or images.shape[1:] == (self.image_size, self.image_size):
             return images
-        self.tell_cut([images.shape[1:]] * len(images), images.name)
+        if tell:
+            self.tell_cut([images.shape[1:]] * len(images), images.name)
         return resize(images, self.image_size)
 
     def _corner(self, width: int, height: int, name: str) -> tuple[int, int]:

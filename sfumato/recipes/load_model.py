@@ -1,5 +1,6 @@
 """`load_model`: from a run directory to a classifier that names pictures."""
 
+from os.path import expanduser, isdir
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ def load_model(
         raise ConfigError(
             f"load_model takes the directory of a run, and got {run!r}. Give its path."
         )
-    folder = find_model(run.path if isinstance(run, Run) else Path(run).expanduser())
+    folder = find_model(run.path if isinstance(run, Run) else Path(expanduser(run)))
     description = read_description(folder)
     name, own = description.model, is_own_code(description.model)
     if own and not trust_code:
@@ -60,7 +61,7 @@ def load_model(
 def find_model(place: Path) -> Path:
     """The folder with model.json and the weights, or why there is none."""
     folder = place.parent if place.name == "model.safetensors" else place
-    if not folder.is_dir():
+    if not isdir(folder):
         raise RunError(f"{place}: there is no such folder. Give the directory of a run.")
     found = [folder / inner for inner in PLACES if (folder / inner / "model.json").exists()]
     if not found:

@@ -246,3 +246,19 @@ def test_what_is_no_run_and_no_image_is_refused_by_what_it_is(given, run):
             for images in (given, [given]):
                 with pytest.raises(DataError, match=type(given).__name__):
                     call(images)
+
+
+@pytest.mark.parametrize("given", ["~nobody-of-this-name/x", "x" * 5000, "a\0b"])
+def test_a_path_that_cannot_be_is_refused_in_words(given, run):
+    with pytest.raises(RunError):
+        load_model(given)
+    with pytest.raises(DataError):
+        load_model(run).predict(given)
+
+
+def test_images_without_pixels_are_refused_and_others_are_cut_in_silence(run):
+    trained = load_model(run)
+    for shape in ((0, 1, 28, 28), (1, 0, 0), (0, 28, 28)):
+        with pytest.raises(DataError):
+            trained.predict(torch.zeros(shape, dtype=torch.uint8))
+    assert len(trained.predict(torch.zeros(1, 40, 30, dtype=torch.uint8))) == 1  # no warning

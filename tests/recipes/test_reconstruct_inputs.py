@@ -65,6 +65,8 @@ def test_a_bound_below_one_is_not_rounded_to_none():
         ({"steps": 0}, "at least 1"),
         ({"gate": 0.99}, "--base-epochs"),
         ({"data": "nowhere"}, "known name"),
+        ({"image_size": 100_000}, "--image-size"),
+        ({"feature_size": 100_000}, "--feature-size"),
     ],
 )
 def test_bad_input_is_named(tmp_path, changes, message):

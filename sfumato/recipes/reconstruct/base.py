@@ -56,12 +56,19 @@ def build_base(scene: Scene, number: int = 0) -> "nn.Module":
     """The base's network, with its public weights if it has any."""
     import torch
 
+    from sfumato.attack.features import AT_ONCE
+    from sfumato.data.room import require_room
     from sfumato.nn.zoo import build_model
 
     config = scene.config
     channels, height, width = scene.base.shape
     if config.feature_size is not None:
         height = width = config.feature_size
+        require_room(
+            AT_ONCE * channels * height * width,
+            f"{AT_ONCE} images of {width} x {height}",
+            "Give a smaller --feature-size.",
+        )
     torch.manual_seed(config.seed + number)
     return build_model(
         config.base, classes=len(scene.base.classes), shape=(channels, height, width),
