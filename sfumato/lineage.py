@@ -2,26 +2,34 @@
 
 It says which verb made them and of which data, and has the lines of the ledger that paid for them;
 and the same of the weights that these began with. Nothing in it is of images. Names and ledgers are
-public; a digest of private images, by which a guess at them could be checked, is not in it.
+public; a digest of private images, by which a guess at them could be checked, is not in it. A
+digest of the tensors is: it says whether they are still those that the ledger paid for.
 """
 
 import base64
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sfumato.config import dumps, from_json
+from sfumato.config import dumps, read_finished
 from sfumato.errors import DataError, SfumatoError
 from sfumato.files import read_json, read_lines
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NOTE = "sfumato"
 """The name of the note in a file's metadata."""
 DESCRIPTION = "model.json"
 """Where a run notes what its weights are weights of; a note of that name in the file says it too.
 """
+LARGEST = 2**26
+"""Bytes that the ledgers in a note may have when unpacked: 200,000 steps. What is larger was made
+to fill the memory."""
 START = "start.json"
 """Where a run notes what is known of the weights that it begins with."""
 
@@ -41,14 +49,24 @@ class Origin:
     """The ledger's lines, packed; see `lines`."""
     start: "Origin | None"
     """The same of the weights that it began with; None if there were none, or nothing is known."""
+    tensors: str = ""
+    """A digest of the file's tensors; empty if an earlier version made the file."""
+
+    @property
+    def text(self) -> bytes:
+        """The ledger as a file has it; a `ValueError` if it is cut, or larger than any ledger."""
+        if not self.ledger:
+            return b""
+        unpacking = zlib.decompressobj()
+        whole = unpacking.decompress(base64.b85decode(self.ledger), LARGEST)
+        if not unpacking.eof:
+            raise ValueError(f"its ledger is cut, or has more than {LARGEST} bytes")
+        return whole
 
     @property
     def lines(self) -> list[dict[str, Any]]:
         """The ledger's lines; none if there was no ledger."""
-        if not self.ledger:
-            return []
-        whole = zlib.decompress(base64.b85decode(self.ledger))
-        return [json.loads(line) for line in whole.splitlines()]
+        return [json.loads(line) for line in self.text.splitlines()]
 
     @property
     def all(self) -> "Iterator[Origin]":
@@ -72,11 +90,17 @@ def origin_of(file: Path) -> Origin | None:
 def read_note(file: Path) -> Origin | None:
     """What sfumato wrote into a file of tensors; None if it did not write that."""
     note = _notes(file).get(NOTE)
-    if note is None:
-        return None
+    return None if note is None else _parsed(file, note)
+
+
+def _parsed(file: Path, note: str) -> Origin:
     try:
-        found = from_json(Origin, json.loads(note))
+        found = read_finished(Origin, json.loads(note))
+        size = 0
         for one in found.all:
+            size += len(one.text)
+            if size > LARGEST:
+                raise ValueError(f"its ledgers have more than {LARGEST} bytes")
             _ = one.lines  # to the end, or it is damaged
     except (ValueError, zlib.error, RecursionError, SfumatoError) as problem:
         raise DataError(
@@ -108,6 +132,46 @@ def _notes(file: Path) -> dict[str, str]:
         return {}  # it is of another kind, or damaged: whoever reads its tensors says so
 
 
+@dataclass(frozen=True)
+class Weights:
+    """A file of tensors, read to its end."""
+
+    note: Origin | None
+    made: Any
+    """What model.json said when the file was written; None if the file does not have it."""
+    digest: str
+    nan: str
+    """The first tensor that has a NaN; empty if none has."""
+
+
+def read_weights(file: Path) -> Weights:
+    """What a file of tensors holds, without the tensors; a `DataError` if it cannot be read."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors, notes = load_file(file), _notes(file)
+        made = json.loads(notes[DESCRIPTION]) if DESCRIPTION in notes else None
+    except (SafetensorError, ValueError, OSError) as problem:
+        raise DataError(f"{file.name} is damaged: {problem}") from problem
+    note = _parsed(file, notes[NOTE]) if NOTE in notes else None
+    floats = (name for name, value in tensors.items() if value.is_floating_point())
+    nan = next((name for name in floats if bool(tensors[name].float().isnan().any())), "")
+    return Weights(note, made, digest_of(tensors), nan)
+
+
+def digest_of(tensors: "Mapping[str, Tensor]") -> str:
+    """A hash of names, types, shapes and values, in whatever order they come."""
+    import torch
+
+    made = blake2b(digest_size=16)
+    for name, value in sorted(tensors.items()):
+        made.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
+        flat = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+        made.update(flat.numpy().data)
+    return made.hexdigest()
+
+
 def origin_in_place(file: Path) -> Origin | None:
     """What the folders say that a file lies in, or will."""
     run = next((folder for folder in file.parents if settings_of(folder)), file.parent)
@@ -116,14 +180,14 @@ def origin_in_place(file: Path) -> Origin | None:
         return None
     settings = record.get("config", {})
     whole = "\n".join(map(dumps, lines)).encode()
-    start = next((f / START for f in _stage_and_run(file.parent) if (f / START).exists()), None)
+    start = next((f / START for f in stage_and_run(file.parent) if (f / START).exists()), None)
     return Origin(
         verb=record.get("verb", ""),
         data=data_name(str(settings["data"])) if "data" in settings else "",
         public_share=settings.get("public_share") is not None,
         private="private" in file.relative_to(run).parts,
         ledger=base64.b85encode(zlib.compress(whole)).decode() if lines else "",
-        start=None if start is None else from_json(Origin, read_json(start)),
+        start=None if start is None else read_finished(Origin, read_json(start)),
     )
 
 
@@ -135,8 +199,14 @@ def settings_of(folder: Path) -> dict[str, Any]:
 
 def ledger_lines(folder: Path) -> list[dict[str, Any]]:
     """The lines of the ledger of the bundle, stage or run in a folder; none if there is none."""
-    found = (read_lines(place / "ledger.jsonl") for place in _stage_and_run(folder))
+    found = (read_lines(place / "ledger.jsonl") for place in stage_and_run(folder))
     return next(filter(None, found), [])
+
+
+def home_of(folder: Path) -> Path:
+    """The folder with the ledger of a stage or run: the stage itself, or its run."""
+    places = stage_and_run(folder)
+    return next((place for place in places if (place / "ledger.jsonl").exists()), places[-1])
 
 
 def data_name(source: str) -> str:
@@ -144,6 +214,7 @@ def data_name(source: str) -> str:
     return Path(source.partition("@")[0]).expanduser().resolve().name.removesuffix(".npz")
 
 
-def _stage_and_run(folder: Path) -> tuple[Path, ...]:
+def stage_and_run(folder: Path) -> tuple[Path, ...]:
+    """A folder, and the run that it is a stage of."""
     folder = folder.resolve()
     return (folder, folder.parent.parent) if folder.parent.name == "stages" else (folder,)

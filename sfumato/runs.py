@@ -18,7 +18,7 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from sfumato.checkpoints import read_checkpoint, write_checkpoint
 from sfumato.config import dumps, to_json
 from sfumato.errors import RunError
 from sfumato.files import append_line, atomic, lock, read_json, read_lines
-from sfumato.lineage import DESCRIPTION, NOTE, origin_in_place
+from sfumato.lineage import DESCRIPTION, NOTE, digest_of, origin_in_place
 from sfumato.settled import REPORT as REPORT
 from sfumato.settled import changes, contents, has_begun, settle
 
@@ -173,14 +173,17 @@ class Run:
     ) -> Path:  # fmt: skip
         """An artefact in the safetensors format, with a note of where it comes from.
 
-        `made` describes the network that the tensors are weights of.
+        `made` describes the network that the tensors are weights of, as model.json does: whoever
+        reads both sees whether one of them was exchanged.
         """
         from safetensors.torch import save
 
         path = self.path / name
         plain = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
         origin = origin_in_place(path.resolve())
-        notes = {} if origin is None else {NOTE: origin.note}
+        notes = {}
+        if origin is not None:
+            notes[NOTE] = replace(origin, tensors=digest_of(plain)).note
         notes |= {} if promise is None else {"promise": dumps(promise)}
         notes |= {} if made is None else {DESCRIPTION: dumps(made)}
         with atomic(path) as file:

@@ -17,6 +17,10 @@ def small_network(classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, classes))
 
 
+def narrow_network(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, classes))
+
+
 def noise_images(count, size, seed=0):
     """Noise of three classes."""
     generator = torch.Generator().manual_seed(seed)

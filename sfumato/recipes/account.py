@@ -26,8 +26,8 @@ from sfumato.privacy.budget import (
 )
 from sfumato.privacy.events import Relation
 from sfumato.privacy.ledger import Ledger
+from sfumato.provenance import damage
 from sfumato.recipes import Recipe
-from sfumato.report.damage import damage
 from sfumato.runs import Run
 
 
@@ -109,7 +109,7 @@ def show(summary: Mapping[str, Any]) -> str:
     if summary.get("stages") == {}:
         lines.append(("events", "none: nothing has been spent"))
     for problem in summary.get("damage", []):
-        lines.append(("DAMAGED LEDGER", problem))
+        lines.append(("DAMAGED", problem))
     for objection in summary.get("not_for_release", []):
         lines.append(("NOT FOR RELEASE", objection))
     if summary.get("plot"):
@@ -117,8 +117,15 @@ def show(summary: Mapping[str, Any]) -> str:
     return "\n".join(f"{name:<17} {value}" for name, value in lines)
 
 
+def alarm(summary: Mapping[str, Any]) -> str | None:
+    """That the ledger cannot be believed, for programs."""
+    return "DAMAGED: this ledger is no proof of anything." if summary.get("damage") else None
+
+
 # Arithmetic leaves nothing, unless it is given a place.
-RECIPE = Recipe(config=Config, presets=PRESETS, run=run, show=show, needs_run=lambda _: False)
+RECIPE = Recipe(
+    config=Config, presets=PRESETS, run=run, show=show, alarm=alarm, needs_run=lambda _: False
+)
 
 
 def _plan(config: Config) -> tuple[Plan, float]:

@@ -23,13 +23,14 @@ def load_model(
 
     `run` is the directory of a run of `sfumato train`, `warmup` or `release`, one of its stages, or
     any folder with model.json and model.safetensors. Where a ledger lies beside them, the promise
-    comes with it. Raises `RunError` where there is no such model, or it cannot be built again.
+    comes with it. Raises `RunError` where there is no such model, it cannot be built again, or the
+    run is damaged (`sfumato.provenance`): then nobody knows what is promised.
 
     A network of somebody's own is built by code whose name the folder gives. It is imported and run
     with `trust_code` alone: a folder from elsewhere may name anything.
     """
     from sfumato.nn.zoo import load_exactly
-    from sfumato.recipes.origin import ledger_beside
+    from sfumato.provenance import require_whole
     from sfumato.train.setup import pick_device
     from sfumato.train.trained import NAME, TrainedModel
 
@@ -42,6 +43,7 @@ def load_model(
     name, own = description.model, is_own_code(description.model)
     if own and not trust_code:
         require_trust(name, folder / NAME)
+    ledger = require_whole(folder)
     try:
         network = description.new_network()
     except ConfigError as problem:
@@ -55,7 +57,7 @@ def load_model(
         hint = " Was its code changed since?" if own else ""
         raise RunError(f'{problem} By model.json it is a "{name}".{hint}') from problem
     network = network.to(pick_device(device))
-    return TrainedModel(network=network, description=description, ledger=ledger_beside(folder))
+    return TrainedModel(network=network, description=description, ledger=ledger)
 
 
 def find_model(place: Path) -> Path:

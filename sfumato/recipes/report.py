@@ -114,7 +114,7 @@ def show(summary: Mapping[str, Any]) -> str:
         f"  card      {summary['card']}: for programs",
     ]
     for folder, problems in summary["damaged"].items():
-        lines += [f"  DAMAGED   the ledger of {folder}: {problem}" for problem in problems]
+        lines += [f"  DAMAGED   {folder}: {problem}" for problem in problems]
     if summary["includes_private"]:
         lines.append("  PRIVATE   all three hold what no ledger covers: do not share them")
     elif summary["hidden"]:
@@ -122,9 +122,15 @@ def show(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def alarm(summary: Mapping[str, Any]) -> str | None:
+    """That a run cannot be believed, for programs."""
+    damaged = summary.get("damaged")
+    return f"DAMAGED, no proof of anything: {', '.join(damaged)}" if damaged else None
+
+
 # It is about runs and none itself: it writes into the directories of other verbs.
 RECIPE = Recipe(
-    config=Config, presets=PRESETS, run=run, show=show, needs_run=lambda _: False,
+    config=Config, presets=PRESETS, run=run, show=show, alarm=alarm, needs_run=lambda _: False,
     writes_file=lambda _: True, write_file=write_file, words="runs",
 )  # fmt: skip
 

@@ -3,13 +3,16 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sfumato.errors import ConfigError, RunError
 from sfumato.processes import num_processes
 from sfumato.recipes import train
 from sfumato.runs import Run
 from sfumato.trust import is_own_code, require_trust
+
+if TYPE_CHECKING:
+    from sfumato.privacy.ledger import Ledger
 
 Scene = TypeVar("Scene")
 Work = Callable[[Scene, Run], object]
@@ -58,11 +61,15 @@ def require_one_process(verb: str, what: str, run: Run | None) -> Run:
     return run
 
 
-def given_run(folder: Path, config: train.Config) -> tuple[train.Config, Path]:
-    """Settings and weights of a finished run of `sfumato train`, on the device of `config`."""
+def given_run(folder: Path, config: train.Config) -> "tuple[train.Config, Path, Ledger | None]":
+    """Settings, weights and ledger of a finished run of `sfumato train`, on the device of `config`.
+
+    A run that is damaged is refused: see `sfumato.provenance`.
+    """
     from sfumato.config import read_finished
     from sfumato.files import read_json
     from sfumato.lineage import norm_of
+    from sfumato.provenance import require_whole
 
     record = folder / "config.json"
     verb = read_json(record)["verb"] if record.exists() else "train"
@@ -74,11 +81,11 @@ def given_run(folder: Path, config: train.Config) -> tuple[train.Config, Path]:
     settings = read_finished(train.Config, read_json(record)["config"])
     if is_own_code(settings.model):
         require_trust(settings.model, record)
-    weights = folder / "model.safetensors"
+    ledger, weights = require_whole(folder), folder / "model.safetensors"
     # As it was, whatever the weights say now that it began with.
     norm = norm_of(weights) or settings.norm
     settings = replace(settings, data_root=config.data_root, device=config.device, norm=norm)
-    return settings, weights
+    return settings, weights, ledger
 
 
 def say_unheeded(

@@ -18,7 +18,7 @@ from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Ledger
-from sfumato.report.damage import damage, plan_of, steps_of
+from sfumato.provenance import damage, plan_of, steps_of
 from sfumato.report.findings import find
 from sfumato.report.found import Findings
 from sfumato.report.generator import Generator, read_generator

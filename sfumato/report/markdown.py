@@ -20,7 +20,7 @@ def render_markdown(cards: Sequence[Card]) -> str:
     if any(card.private is not None for card in cards):
         parts.append(f"> **PRIVATE. DO NOT SHARE THIS FILE.** {words.PRIVATE}")
     parts += [
-        f"> **DAMAGED LEDGER of {_plain(card.name)}.** {words.DAMAGED} "
+        f"> **DAMAGED: {_plain(card.name)}.** {words.DAMAGED} "
         f"Found: {_plain('; '.join(card.damage))}."
         for card in cards
         if card.damage

@@ -12,7 +12,7 @@ from typing import Any
 
 from sfumato.errors import RunError
 from sfumato.files import read_json
-from sfumato.report.damage import damage
+from sfumato.provenance import damage
 from sfumato.report.promise import Promise, ledger_of, promise_of
 
 ROLES = {"invert": "target", "release": "teacher"}

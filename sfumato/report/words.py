@@ -21,7 +21,7 @@ HIDDEN = (
     "What was measured on private images (accuracy, attacks, audits) is not here. "
     "--include-private puts it on a page of its own, which must not be shared."
 )
-DAMAGED = "The ledger is damaged: what is left of it is no promise. Do not rely on this run."
+DAMAGED = "This run is damaged: what is left of it is no promise. Do not rely on it."
 ABOUT = {
     "account": "A plan and its price",
     "audit": "An audit of {data}",

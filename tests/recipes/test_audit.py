@@ -345,7 +345,7 @@ def renamed(copy):
     [
         (lambda copy: (copy / "done.json").unlink(), "done.json is missing"),
         (lambda copy: (copy / "model.safetensors").unlink(), "model.safetensors is missing"),
-        (lambda copy: (copy / "ledger.jsonl").unlink(), "has no ledger.jsonl"),
+        (lambda copy: (copy / "ledger.jsonl").unlink(), "there is no ledger"),
         (lambda copy: (copy / "plan.json").unlink(), "has no plan.json"),
         (renamed, "is a run of sfumato invert"),
     ],

@@ -169,20 +169,19 @@ def without_weights(copy):
     (copy / "model.safetensors").unlink()
 
 
-def with_other_weights(copy):
-    state = load_file(copy / "model.safetensors")
-    save_file({**state, "3.weight": state["3.weight"][:9].clone()}, copy / "model.safetensors")
-
-
 def with_more_weights(copy):
-    state = load_file(copy / "model.safetensors")
-    save_file({**state, "4.weight": torch.zeros(3)}, copy / "model.safetensors")
+    state = {**load_file(copy / "model.safetensors"), "4.weight": torch.zeros(3)}
+    Run(copy).save_tensors("model.safetensors", state)
 
 
 def described(**changes):
+    """As if the run had been of another network from the start."""
+
     def change(copy):
-        known = json.loads((copy / "model.json").read_text())
-        (copy / "model.json").write_text(json.dumps({**known, **changes}))
+        made = {**json.loads((copy / "model.json").read_text()), **changes}
+        (copy / "model.json").write_text(json.dumps(made))
+        state = load_file(copy / "model.safetensors")
+        Run(copy).save_tensors("model.safetensors", state, made=made)
 
     return change
 
@@ -197,7 +196,10 @@ def described(**changes):
         (of_a_generator, r"a generator, and no classifier.*warmup sample --run"),
         (without_model, "an earlier version of sfumato made it"),
         (without_weights, "model.safetensors is missing"),
-        (with_other_weights, r'first that differs is "3.weight".*Was its code changed since'),
+        (
+            described(model="audits:narrow_network"),
+            r'first that differs is "1.weight".*Was its code changed since',
+        ),
         (with_more_weights, r'first that differs is "4.weight"'),
         (described(model="not_there:network"), r"not_there:network cannot be loaded.*code of your"),
         (described(model="tanh-cn"), r"cannot be built again: no model is called"),

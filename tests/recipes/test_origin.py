@@ -224,7 +224,7 @@ def test_a_model_says_what_it_promises_and_nothing_of_images(first):
     assert origin is not None
     assert origin.lines == read_lines(first / "ledger.jsonl")
     assert set(json.loads(notes["sfumato"])) == {
-        "verb", "data", "public_share", "private", "ledger", "start"
+        "verb", "data", "public_share", "private", "ledger", "start", "tensors"
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from sfumato.cli import main
 from sfumato.data.load import load_images
+from sfumato.errors import RunError
 from sfumato.nn.zoo import build_model, pixel_statistics
 from sfumato.recipes import release
 from sfumato.recipes.load_model import load_model
@@ -69,6 +70,19 @@ def test_the_student_is_loaded_with_the_promise_of_the_whole_run(finished, setti
     assert trained.promise is not None
     assert trained.promise["epsilon"] == ledger_of(finished).epsilon()
     assert load_model(finished / "stages/teacher").promise["epsilon"] < trained.promise["epsilon"]
+
+
+@pytest.mark.parametrize("place", ["", "stages/teacher"])
+def test_a_release_is_not_believed_when_a_ledger_of_it_lost_a_line(finished, tmp_path, place):
+    run = shutil.copytree(finished, tmp_path / "run")
+    lines = (run / place / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (run / place / "ledger.jsonl").write_text("".join(lines[:-1]))
+    for given in (run, run / place):
+        with pytest.raises(RunError):
+            load_model(given)
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", str(run), "--out", str(tmp_path)])
+    assert stopped.value.code == 3
 
 
 def test_nothing_outside_private_was_measured_on_private_or_test_images(finished):

@@ -120,9 +120,9 @@ def change_verb(run):
 @pytest.mark.parametrize(
     ("damage", "changes", "kind", "message"),
     [
-        (lose_ledger, {}, PrivacyError, "has no ledger.jsonl"),
-        (lose_lines, {}, PrivacyError, "lines are gone"),
-        (lose_all_lines, {}, PrivacyError, "adds up to 0: lines are gone"),
+        (lose_ledger, {}, RunError, "there is no ledger"),
+        (lose_lines, {}, RunError, "2 of the 5 steps"),
+        (lose_all_lines, {}, RunError, "0 of the 5 steps"),
         (lose_end, {}, RunError, "no finished run of sfumato train: done.json is missing"),
         (change_verb, {}, RunError, "a run of sfumato reconstruct: one of sfumato train"),
         (None, {"data": "mnist"}, ConfigError, 'and --data is "mnist"'),

@@ -16,7 +16,7 @@ from whole_runs import fixtures
 from sfumato.cli import main
 from sfumato.data.augment import Augmentation
 from sfumato.data.load import load_images
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import train, warmup
@@ -63,6 +63,19 @@ def test_what_is_made_before_the_private_stage_does_not_depend_on_a_private_imag
     equal = same(tmp_path / "run", finished)
     assert all(equal[name] for name in MADE[:4])
     assert not equal["stages/train/model.safetensors"]
+
+
+def test_a_warm_up_is_not_believed_when_its_ledger_lost_a_line(finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    file = run / "stages/train/ledger.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    for given in (run, file.parent):
+        with pytest.raises(RunError):
+            load_model(given)
+    for command in (["report", run, "--out", tmp_path], ["account", "--ledger", file]):
+        with pytest.raises(SystemExit) as stopped:
+            main([str(word) for word in command])
+        assert stopped.value.code == 3
 
 
 def test_the_ledger_tells_public_weights_from_the_model_of_the_same_name(finished):

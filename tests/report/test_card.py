@@ -92,6 +92,9 @@ def test_what_is_not_promised_follows_from_the_ledgers_first_line(tmp_path):
     first = header(unit="person", relation="replace", fixed_seed=True, public="only the weather")
     first["header"]["id"] = json.loads(before)["header"]["id"]
     write(path / "done.json", {})
+    record = json.loads((path / "config.json").read_text())
+    record["config"] |= {"unit": "person", "relation": "replace", "noise_seed": 1}
+    write(path / "config.json", record)
     (path / "ledger.jsonl").write_text("\n".join([json.dumps(first), *lines]) + "\n")
     text = " ".join(limits(read_card(path)))
     assert "one person, with all of their images" in text

@@ -71,8 +71,6 @@ def open_target(config: Config, run: Run) -> Target:
     """The run's settings, ledger and images; or what is wrong with them."""
     from sfumato.data.known import known_data
     from sfumato.data.load import load_splits
-    from sfumato.files import read_lines
-    from sfumato.privacy.ledger import Ledger
     from sfumato.recipes.stages import given_run
     from sfumato.train.setup import pick_device
 
@@ -80,9 +78,8 @@ def open_target(config: Config, run: Run) -> Target:
     if not folder.is_dir():
         raise RunError(f"--run {folder}: there is no such folder. Give a run of sfumato train.")
     like = train.Config(mode="non-private", data_root=config.data_root, device=config.device)
-    settings, _ = given_run(folder, like)
-    records = read_lines(folder / "ledger.jsonl")
-    if not records:
+    settings, _, ledger = given_run(folder, like)
+    if ledger is None:
         raise RunError(f"{folder} has no ledger.jsonl: nobody knows what it promised.")
     members, test = load_splits(settings.data, people=settings.people, **settings.loading)
     _check_size(folder, len(members), settings)
@@ -93,8 +90,8 @@ def open_target(config: Config, run: Run) -> Target:
     test = replace(test, people=None)
     population, others = test.split(POPULATION, seed=config.seed)
     return Target(
-        folder, settings, Ledger.from_records(records), members.joined(others), len(members),
-        population, pick_device(config.device),
+        folder, settings, ledger, members.joined(others), len(members), population,
+        pick_device(config.device),
     )  # fmt: skip
 
 

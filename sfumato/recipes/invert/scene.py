@@ -149,7 +149,7 @@ def given_target(config: Config, run: Run) -> tuple[train.Config, Path]:
         return replace(settings, weights=None, norm=config.norm or "keep"), config.weights
     if config.target_pixels is not None:
         raise ConfigError(f"{config.target} knows its pixels: leave --target-pixels out.")
-    settings, weights = given_run(Path(config.target), config)
+    settings, weights, _ = given_run(Path(config.target), config)
     require_heeded(Path(config.target), config, settings)
     say_unheeded(Path(config.target), config, settings, run)
     return settings, weights

@@ -134,7 +134,7 @@ def given_judge(scene: Scene, path: Path) -> "tuple[nn.Module, Reading]":
     from sfumato.data.load import load_images
     from sfumato.nn.zoo import load_weights
 
-    settings, weights = given_run(path, scene.config)
+    settings, weights, _ = given_run(path, scene.config)
     lessons = load_images(settings.data, "train", people=settings.people, **settings.loading)
     if lessons.shape[0] != scene.members.shape[0]:
         raise ConfigError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.config import differences, to_json
 from sfumato.errors import ConfigError, RunError
-from sfumato.files import atomic, lock, read_json, read_lines, sha256
+from sfumato.files import atomic, lock, read_json, sha256
 from sfumato.recipes.warmup.checks import require_all_classes
 from sfumato.recipes.warmup.settings import Config
 from sfumato.recipes.warmup.watch import watch_file
@@ -118,7 +118,7 @@ def open_generator(folder: Path, config: Config) -> "tuple[Stored, dict[str, Any
 
 def promise_of(folder: Path, ledger: bool) -> dict[str, Any]:
     """What the generator's ledger says; that nothing is promised, if it learnt public images."""
-    from sfumato.privacy.ledger import Ledger
+    from sfumato.provenance import require_whole
 
     if not ledger:
         return {"promise": NOTHING}
@@ -127,7 +127,9 @@ def promise_of(folder: Path, ledger: bool) -> dict[str, Any]:
             f"{folder / 'ledger.jsonl'} is gone, and the generator learnt private images: what is "
             "drawn from it could not be covered by anything."
         )
-    promise = Ledger.from_records(read_lines(folder / "ledger.jsonl")).promise()
+    whole = require_whole(folder)
+    assert whole is not None
+    promise = whole.promise()
     return {name: value for name, value in promise.items() if name != "relation"}
 
 

@@ -1,0 +1,206 @@
+"""Every way to tamper with a finished run, and every command that reads one: nobody believes it."""
+
+import json
+import shutil
+import zlib
+from base64 import b85encode
+
+import pytest
+import torch
+from finished import COMMANDS
+from finished import runs as runs
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import sfumato
+from sfumato.errors import DataError, RunError, SfumatoWarning
+from sfumato.files import read_json
+from sfumato.lineage import LARGEST, read_note
+
+REFUSE = ("load_model", "audit", "release", "invert")
+SHOW = ("account", "report")
+
+
+def lines_of(run):
+    return (run / "ledger.jsonl").read_text().splitlines(keepends=True)
+
+
+def ledger(change):
+    """A change of the ledger's lines, header first."""
+
+    def tamper(run):
+        (run / "ledger.jsonl").write_text("".join(change(lines_of(run))))
+
+    return tamper
+
+
+def events(change, which=slice(1, None)):
+    """A change of the events in some lines."""
+
+    def tamper(lines):
+        for place in range(len(lines))[which]:
+            record = json.loads(lines[place])
+            if "event" in record:
+                record["event"] = change(record["event"])
+                lines[place] = json.dumps(record) + "\n"
+        return lines
+
+    return ledger(tamper)
+
+
+def header(**changes):
+    def tamper(lines):
+        first = json.loads(lines[0])
+        assert set(changes) <= set(first["header"])
+        return [json.dumps({"header": first["header"] | changes}) + "\n", *lines[1:]]
+
+    return ledger(tamper)
+
+
+def edit(name, **changes):
+    def tamper(run):
+        (run / name).write_text(json.dumps(read_json(run / name) | changes))
+
+    return tamper
+
+
+def weights(change, keep_note=True):
+    """Other tensors in the same file."""
+
+    def tamper(run):
+        file = run / "model.safetensors"
+        with safe_open(file, framework="pt") as opened:
+            notes = opened.metadata()
+        made = {name: change(value.clone()) for name, value in load_file(file).items()}
+        save_file(made, file, metadata=notes if keep_note else None)
+
+    return tamper
+
+
+def spoil(value):
+    value.view(-1)[0] = torch.nan
+    return value
+
+
+def cut(name, share=0.5):
+    def tamper(run):
+        whole = (run / name).read_bytes()
+        (run / name).write_bytes(whole[: int(share * len(whole))])
+
+    return tamper
+
+
+LEDGER = {
+    "last lines cut": ledger(lambda lines: lines[:-2]),
+    "torn line": ledger(lambda lines: [*lines[:-1], lines[-1][:-20]]),
+    "middle line removed": ledger(lambda lines: [*lines[:3], *lines[4:]]),
+    "header alone": ledger(lambda lines: lines[:1]),
+    "more noise": events(lambda e: e | {"noise_multiplier": 10 * e["noise_multiplier"]}),
+    "a lower rate": events(lambda e: e | {"rate": e["rate"] / 10}, slice(2, 3)),
+    "a larger delta": header(delta=0.01),
+    "another unit": header(unit="person"),
+    "another relation": header(relation="replace"),
+    "other noise": header(noise="chacha20"),
+    "other data": header(data="flowers-train"),
+    "more public": header(public="everything"),
+    "empty": ledger(lambda lines: []),
+}
+WEIGHTS = {
+    "random weights": weights(torch.randn_like),
+    "random weights without a note": weights(torch.randn_like, keep_note=False),
+    "NaN": weights(spoil),
+    "truncated weights": cut("model.safetensors"),
+    "weights of no bytes": cut("model.safetensors", 0),
+    "another norm": edit("model.json", norm="frozen"),
+    "other classes": edit("model.json", classes=["one", "two", "zero"]),
+}
+ELSEWHERE = {
+    "no ledger": lambda run: (run / "ledger.jsonl").unlink(),
+    "a lower epsilon": edit("done.json", epsilon=0.1),
+    "another delta in the summary": edit("done.json", delta=0.3),
+}
+
+
+@pytest.mark.parametrize("how", [*LEDGER, *WEIGHTS, *ELSEWHERE])
+def test_no_command_believes_a_run_that_was_tampered_with(how, runs, tmp_path):
+    run = runs.copy("train", tmp_path / "run")
+    (LEDGER | WEIGHTS | ELSEWHERE)[how](run)
+    for name, read in COMMANDS.items():
+        code, words = read(run, runs.public, tmp_path / name)
+        assert "Traceback" not in words
+        if name in REFUSE or (name == "account" and how in ("empty", "no ledger")):
+            assert code == 2, (name, words)
+        else:
+            assert (code, "DAMAGED" in words) == (3, True), (name, words)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_run_as_it_was_made_is_believed_in_whatever_order_its_lines_are(name, runs, tmp_path):
+    run = runs.copy("train", tmp_path / "run")
+    ledger(lambda lines: [lines[0], *reversed(lines[1:])])(run)
+    code, words = COMMANDS[name](run, runs.public, tmp_path / "out")
+    assert (code, "DAMAGED" in words) == (0, False), words
+
+
+def taken_along(runs, folder):
+    """The three files that docs say to take along."""
+    folder.mkdir()
+    for name in ("model.json", "model.safetensors", "ledger.jsonl"):
+        shutil.copy(runs.made("train") / name, folder)
+    return folder
+
+
+@pytest.mark.parametrize("how", [*LEDGER, *WEIGHTS])
+def test_three_files_taken_along_are_checked_by_each_other(how, runs, tmp_path):
+    folder = taken_along(runs, tmp_path / "model")
+    assert sfumato.load_model(folder).promise == sfumato.load_model(runs.made("train")).promise
+    (LEDGER | WEIGHTS)[how](folder)
+    with pytest.raises(RunError):
+        sfumato.load_model(folder)
+    assert COMMANDS["account"](folder, None, None)[0] == (2 if how == "empty" else 3)
+
+
+def test_without_a_ledger_beside_it_a_model_loads_and_promises_nothing(runs, tmp_path):
+    folder = taken_along(runs, tmp_path / "model")
+    (folder / "ledger.jsonl").unlink()
+    assert sfumato.load_model(folder).promise is None
+
+
+@pytest.mark.parametrize("name", ["load_model", "report", "audit", "invert"])
+def test_a_plain_run_is_read_as_it_is(name, runs, tmp_path):
+    run = runs.made("plain", mode="non-private", noise_multiplier=None)
+    code, words = COMMANDS[name](run, runs.public, tmp_path / "out")
+    assert (code, "DAMAGED" in words) == (0, False), words
+
+
+def test_weights_of_an_earlier_version_are_used_and_it_is_said_that_nobody_can_check_them(
+    runs, tmp_path
+):
+    run = runs.copy("train", tmp_path / "run")
+    file = run / "model.safetensors"
+    with safe_open(file, framework="pt") as opened:
+        note = json.loads(opened.metadata()["sfumato"])
+    del note["tensors"]
+    save_file(load_file(file), file, metadata={"sfumato": json.dumps(note)})
+    with pytest.warns(SfumatoWarning, match="cannot be checked"):
+        assert sfumato.load_model(run).promise is not None
+    ledger(lambda lines: lines[:-2])(run)  # its ledger can be
+    with pytest.raises(RunError), pytest.warns(SfumatoWarning):
+        sfumato.load_model(run)
+
+
+def test_a_note_that_unpacks_to_gigabytes_is_refused_before_it_fills_the_memory(runs, tmp_path):
+    import tracemalloc
+
+    file = tmp_path / "bomb.safetensors"
+    note = read_note(runs.made("train") / "model.safetensors")
+    packer = zlib.compressobj()
+    packed = b"".join(packer.compress(bytes(LARGEST // 8)) for _ in range(10)) + packer.flush()
+    made = json.loads(note.note) | {"ledger": b85encode(packed).decode()}
+    save_file({"w": torch.zeros(1)}, file, metadata={"sfumato": json.dumps(made)})
+    tracemalloc.start()
+    with pytest.raises(DataError, match="note"):
+        read_note(file)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 3 * LARGEST
