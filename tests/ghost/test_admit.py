@@ -6,9 +6,10 @@ from test_clip import data, loss_of, small_net
 from torch import nn
 
 from sfumato.errors import UnsupportedLayer
-from sfumato.ghost import grams
+from sfumato.ghost import grams, sums
 from sfumato.ghost.admit import admit
 from sfumato.ghost.clip import Ghost
+from sfumato.ghost.factors import Clipping
 from sfumato.ghost.layout import explain
 
 
@@ -199,3 +200,28 @@ def test_what_has_no_rule_is_not_priced_at_zero():
     assert "unknown" in row
     assert "Not in these numbers: weight" in table
     assert "unknown" not in explain(small_net(), (3, 8, 8))
+
+
+def test_a_contribution_beyond_the_bound_in_the_model_s_own_precision_is_not_admitted(monkeypatch):
+    # Norms and sums are compared with autograd in float64; training is in float32.
+    right = sums._add_up
+
+    def add_up(*given, **how):
+        found = right(*given, **how)
+        return {n: 1.1 * t if t.dtype == torch.float32 else t for n, t in found.items()}
+
+    admit(Ghost(small_net()), loss_of, data(), 6)
+    monkeypatch.setattr(sums, "_add_up", add_up)
+    with pytest.raises(UnsupportedLayer, match="bound"):
+        admit(Ghost(small_net()), loss_of, data(), 6)
+
+
+def test_a_contribution_beyond_the_bound_of_layers_clipped_apart_is_not_admitted(monkeypatch):
+    # Whether norms are right is asked of all layers together.
+    right = sums.clip_factors
+    monkeypatch.setattr(
+        sums, "clip_factors", lambda above, bound, *rest: right(above, 2 * bound, *rest)
+    )
+    clipping = Clipping(per_layer=True)
+    with pytest.raises(UnsupportedLayer, match="bound"):
+        admit(Ghost(small_net(), clipping=clipping), loss_of, data(), 6)
