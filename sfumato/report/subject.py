@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sfumato.config import REMOVED
 from sfumato.errors import RunError
 from sfumato.files import read_json
 from sfumato.provenance import damage
@@ -21,7 +22,7 @@ TRAINING = (
     "model", "pretrained", "train_only", "freeze", "unit", "people", "images_per_person", "epsilon",
     "delta", "noise_multiplier", "relation", "mode", "batch_size", "physical_batch_size", "epochs",
     "steps", "lr", "optimizer", "momentum", "weight_decay", "schedule", "max_grad_norm",
-    "noise_decay", "clip_decay", "clip", "per_layer", "two_pass", "check_every", "augmult", "crop",
+    "noise_decay", "clip_decay", "clip", "per_layer", "augmult", "crop",
     "flip", "sharpness", "extender", "extender_images", "public_batch_size", "public_rho", "ema",
     "precision", "compile", "secure", "canaries", "canary_kind", "noise_seed",
 )  # fmt: skip
@@ -59,7 +60,7 @@ def read_subject(
         here = _trained_here(path, settings, include_private) if verb == "invert" else None
         return here, dict(settings)
     place, name = Path(given), brief(given)
-    heeded = {key: value for key, value in settings.items() if key not in TRAINING}
+    heeded = {key: value for key, value in settings.items() if key not in (*TRAINING, *REMOVED)}
     if not (place / "config.json").is_file():
         instead = "not known", f"{name} is no run of sfumato here: nobody knows what it promised."
         return Subject(role=role, model=name, instead=instead), {"model": name, **heeded}
@@ -67,7 +68,7 @@ def read_subject(
         instead = "not shown", f"The {role} lies in private/: --include-private shows it."
         return Subject(role=role, model=f"a private {role}", instead=instead), heeded
     theirs = flat(read_json(place / "config.json")["config"])
-    taken = {*TRAINING, *IMAGES} - {*KEPT.get(verb, ())}
+    taken = {*TRAINING, *IMAGES, *REMOVED} - {*KEPT.get(verb, ())}
     own = {key: theirs.get(key) if key in taken else value for key, value in settings.items()}
     return _subject(role, place, str(theirs.get("model"))), own
 

@@ -144,13 +144,12 @@ def test_when_one_process_meets_a_broken_example_all_sum_again_and_together():
     drawn = batch(0, [0, 1], [2, 3])
     alone = Dividing(broken)
     step_of(alone, read=read)(drawn)
-    meeting, found, problems = Meeting(), {}, []
+    models, meeting, found, problems = [Dividing(broken) for _ in (0, 1)], Meeting(), {}, []
 
     def process(rank):
         try:
-            model = Dividing(broken)
-            step_of(model, read=reading(), world=Thread(rank, meeting=meeting))(drawn)
-            found[rank] = {name: p.grad for name, p in model.named_parameters()}
+            step_of(models[rank], read=read, world=Thread(rank, meeting=meeting))(drawn)
+            found[rank] = {name: p.grad for name, p in models[rank].named_parameters()}
         except Exception as problem:
             meeting.barrier.abort()
             problems.append(problem)
