@@ -6,17 +6,21 @@ When something is renamed or moved, this file changes and the frozen data does n
 import hashlib
 import json
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sfumato import load_model
 from sfumato.attack.chance import draw_chance
 from sfumato.attack.fleet import Fleet
 from sfumato.attack.heads import HeadRecipe
 from sfumato.attack.shadows import _generator as shadow_generator
+from sfumato.cli import main
 from sfumato.data.augment import Augmentation
 from sfumato.data.dice import Dice, seed_of
 from sfumato.data.images import Images
@@ -182,22 +186,25 @@ def inputs(
 
 
 def canaries(kind: str, count: int) -> dict[str, list]:
-    """Where canaries lie, their classes and coins, if the operating system's bits were a hash's."""
-    with patch("secrets.randbits", _counted_bits()):
+    """Where canaries lie, their classes and coins, by known bits of the operating system."""
+    with known_bits():
         drawn = draw_canaries(kind, count, images(24))
     return {
         "places": list(drawn.places), "labels": list(drawn.labels), "coins": list(drawn.included)
     }  # fmt: skip
 
 
-def _counted_bits() -> Callable[[int], int]:
+@contextmanager
+def known_bits():
+    """The operating system's random bits, which canaries are drawn from, are a hash's instead."""
     calls = iter(range(10**6))
 
     def bits(count: int) -> int:
         word = hashlib.sha256(f"golden {next(calls)}".encode()).digest()
         return int.from_bytes(word, "little") % 2**count
 
-    return bits
+    with patch("secrets.randbits", bits):
+        yield
 
 
 def split(share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -252,3 +259,19 @@ def recording_seeds():
 
     with patch("torch.manual_seed", seeded), patch("hashlib.shake_256", shaken):
         yield found
+
+
+def command(words: list[str]) -> tuple[int, str]:
+    """Exit code of a command line, and what it prints."""
+    out = StringIO()
+    try:
+        with redirect_stdout(out), redirect_stderr(out):
+            main(words)
+    except SystemExit as stopped:
+        return stopped.code or 0, out.getvalue()
+
+
+def answers(run: Path, count: int = 3) -> Tensor:
+    """What the classifier that a run left says of some images of 16 x 16 pixels."""
+    pixels = np.random.default_rng(3).integers(0, 256, (count, 1, 16, 16), dtype=np.uint8)
+    return load_model(run).logits(torch.from_numpy(pixels))

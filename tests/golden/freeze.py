@@ -5,7 +5,7 @@ Only for a change that is meant to change them: the commit says which, and why.
 
 import sys
 
-from golden import clipping, streams
+from golden import clipping, stored, streams
 from golden.adapter import epsilon_of
 from golden.files import write
 from golden.machine import machine
@@ -26,7 +26,14 @@ def freeze_streams() -> None:
     write("streams.json", streams.compute())
 
 
-PARTS = {"clipping": freeze_clipping, "epsilon": freeze_epsilon, "streams": freeze_streams}
+def freeze_stored() -> None:
+    write("stored.json", {"v1": stored.compute("v1")})
+
+
+PARTS = {
+    "clipping": freeze_clipping, "epsilon": freeze_epsilon, "streams": freeze_streams,
+    "stored": freeze_stored,
+}  # fmt: skip
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:
