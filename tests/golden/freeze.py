@@ -4,8 +4,10 @@ Only for a change that is meant to change them: the commit says which, and why.
 """
 
 import sys
+import tempfile
+from pathlib import Path
 
-from golden import clipping, stored, streams
+from golden import clipping, digests, stored, streams
 from golden.adapter import epsilon_of
 from golden.files import write
 from golden.machine import machine
@@ -30,9 +32,15 @@ def freeze_stored() -> None:
     write("stored.json", {"v1": stored.compute("v1")})
 
 
+def freeze_commands() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        runs = digests.compute(Path(folder))
+    write("commands.json.gz", {"machine": machine(), "runs": runs})
+
+
 PARTS = {
     "clipping": freeze_clipping, "epsilon": freeze_epsilon, "streams": freeze_streams,
-    "stored": freeze_stored,
+    "stored": freeze_stored, "commands": freeze_commands,
 }  # fmt: skip
 
 if __name__ == "__main__":
