@@ -200,6 +200,12 @@ def _execute(recipe: Recipe, verb: str, order: "Order[Any]") -> dict[str, Any]:
             if recipe.again is not None:
                 _say(f"(sfumato {verb} {recipe.again} --out {run.path} looks again.)")
             return {**run.summary, "run": str(run.path)}
+        flag = getattr(order.config, "without_noise", "")
+        if flag:
+            run.log(
+                f"NO PRIVACY: {flag} adds no noise, so what this run makes may give its images "
+                "away. Give an epsilon, 3 say, or --mode non-private if that is what you want."
+            )
         try:
             return recipe.run(order.config, run)
         except SfumatoError:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from urllib.error import URLError
 
@@ -184,6 +185,33 @@ def test_several_processes_are_refused_and_told_what_to_do(
     assert f"sfumato {verb} is for one process" in told
     assert remedy in told
     assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("train --epsilon inf", "--epsilon inf"),
+        ("train --noise-multiplier 0", "--noise-multiplier 0"),
+        ("release --public patches --epsilon inf", "--epsilon inf"),
+        ("warmup --public-share 0.1 --epsilon inf", "--epsilon inf"),
+        ("train --epsilon 3", ""),
+        ("train --mode non-private", ""),
+    ],
+)
+def test_a_private_run_without_noise_says_so_in_capitals_before_it_begins(
+    words, flag, tmp_path, monkeypatch, capsys
+):
+    verb = words.split()[0]
+    begun = []
+    recipe = replace(recipe_of(verb), run=lambda config, run: begun.append(run) or {}, show=str)
+    monkeypatch.setattr("sfumato.cli.recipe_of", lambda _: recipe)
+    code, _, told = call(capsys, *words.split(), "--out", str(tmp_path / "run"))
+    assert (code, len(begun)) == (0, 1)
+    expected = f"NO PRIVACY: {flag} adds no noise" if flag else ""
+    assert told.startswith(expected)
+    assert ("NO PRIVACY" in told) == bool(flag)
+    if flag:
+        assert expected in (tmp_path / "run/log.txt").read_text()
 
 
 def test_warnings_of_ours_are_a_sentence(capsys, monkeypatch):

@@ -121,6 +121,15 @@ class Config(ImageSource):
     """Repeat batches and noise exactly: the result is marked not for release."""
 
     @property
+    def without_noise(self) -> str:
+        """The flag that takes the noise out of private training; empty if none does."""
+        if self.mode == "non-private":
+            return ""
+        if self.noise_multiplier == 0:
+            return "--noise-multiplier 0"
+        return "--epsilon inf" if self.epsilon == math.inf else ""
+
+    @property
     def training(self) -> "Config":
         """The settings of training alone: verbs of several stages have more."""
         given = {item.name: getattr(self, item.name) for item in fields(Config)}
