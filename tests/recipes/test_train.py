@@ -47,6 +47,18 @@ def test_a_run_leaves_a_model_a_ledger_and_private_scores(tmp_path):
     assert "test_accuracy" in json.loads((tmp_path / "run/private/scores.json").read_text())
 
 
+def test_the_test_accuracy_is_on_the_screen_at_the_end_and_there_alone(tmp_path):
+    said = []
+    with open_run(SMALL, verb="train", out=tmp_path / "run", say=said.append) as run:
+        train.run(SMALL, run)
+        scores = json.loads((run.private / "scores.json").read_text())
+    told = f"{scores['test_accuracy']:.3f} of {scores['test_images']} images"
+    assert said[-1] == f"test accuracy, for your eyes: {told}"
+    for file in (tmp_path / "run").glob("*.*"):
+        assert told.encode() not in file.read_bytes()
+    assert "test_accuracy" not in json.loads((tmp_path / "run/done.json").read_text())
+
+
 def test_some_classes_and_the_middle_of_images_are_trained_on(tmp_path):
     config = replace(SMALL, data="digits@3,1,4", centre_crop=24, batch_size=100, steps=2)
     assert run_train(tmp_path / "run", config)["data"] == "digits@3,1,4-train"

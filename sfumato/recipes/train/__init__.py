@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sfumato.files import read_json
 from sfumato.recipes import Recipe, as_label
 from sfumato.recipes.train.learner import describe
 from sfumato.recipes.train.learner import prepare as prepare
@@ -57,7 +58,10 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         public = load_public(config, train, test)
         if config.explain:
             return {"explanation": explain_layers(config, *prepare(config, train, device))}
-        return run_on(config, train, test, run, world, public=public)
+        summary = run_on(config, train, test, run, world, public=public)
+        if run is not None:
+            tell_accuracy(run)
+        return summary
     finally:
         leave_world()
 
@@ -210,6 +214,15 @@ def conclude(
     if left_out:
         run.say(f"{left_out} steps, for your eyes, were paid and had no effect")
     return run.finish({**promise_summary(paid), "model": config.model, "run": str(run.path)})
+
+
+def tell_accuracy(run: Run) -> None:
+    """On the screen only: whoever runs this owns the images, and no file to share has the score."""
+    scores = read_json(run.private / "scores.json")
+    run.say(
+        f"test accuracy, for your eyes: {scores['test_accuracy']:.3f} of "
+        f"{scores['test_images']} images"
+    )
 
 
 RECIPE = Recipe(
