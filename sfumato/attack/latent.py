@@ -17,6 +17,7 @@ from sfumato.attack.inversion import Wish, margins
 from sfumato.attack.views import Views
 from sfumato.data.dice import seed_of
 from sfumato.errors import ConfigError
+from sfumato.train.progress import progress
 from sfumato.train.replay import Replay
 
 Draw = Callable[[Tensor, Int[Tensor, " n"]], Float[Tensor, "n c h w"]]
@@ -67,12 +68,16 @@ def search_codes(
     *,
     extra: Extra | None = None,
     seed: int = 0,
+    say: Callable[[str], None] | None = None,
 ) -> Guesses:
     """Restarts of every class, each from its own code, moved until the target names the class.
 
-    The loss is summed over two independent views of each image.
+    The loss is summed over two independent views of each image. Every few seconds `say` is told how
+    far it is.
     """
     labels = torch.arange(len(access.classes)).repeat_interleave(search.restarts)
+    parts = labels.to(access.device).split(search.z_batch)
+    tell = progress(len(parts) * search.z_steps, 0, None, say, unit="images")
 
     def find(number: int, part: Tensor) -> tuple[Tensor, Tensor]:
         generator = torch.Generator(access.device).manual_seed(seed_of(seed, number))
@@ -92,11 +97,11 @@ def search_codes(
         turn = Replay(move, access.device)
         for step in range(search.z_steps):
             turn(seed, number, step)
+            tell(number * search.z_steps + step + 1, {"batch": len(part)})
         with torch.no_grad():
             images = draw(codes, part)
             lead = margins(access.logits(images) / wish.scale, part)
         return images.cpu(), lead.cpu()
 
-    parts = labels.to(access.device).split(search.z_batch)
     images, leads = zip(*(find(number, part) for number, part in enumerate(parts)), strict=True)
     return Guesses(torch.cat(images), labels, torch.cat(leads))

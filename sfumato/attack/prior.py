@@ -32,7 +32,7 @@ from sfumato.attack.pupils import Gan, Lesson
 from sfumato.errors import SfumatoError
 from sfumato.nn.spectral import tighten
 from sfumato.runs import Run
-from sfumato.train.progress import stale
+from sfumato.train.progress import progress, stale
 from sfumato.train.replay import Replay
 
 
@@ -56,11 +56,15 @@ def train_gan(
         gan.generator.compile()
         gan.discriminator.compile()
     turn, since = iteration(gan, lesson), time.monotonic()
+    tell = progress(
+        settings.iterations, gan.step, None, run.say, unit="images", counted="iteration"
+    )
     # Asked before each step: a run that was cut after its last look has nothing left to do.
     while gan.step < settings.iterations and not stale(gan.looks, settings.patience):
         turn(seed, gan.step, gan.luck)
         gan.step += 1
         if gan.step % settings.look_every and gan.step < settings.iterations:
+            tell(gan.step, {"batch": settings.gan_batch})
             continue
         convinced = look(gan, lesson, seed)
         if convinced is None:

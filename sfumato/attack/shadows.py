@@ -18,6 +18,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from sfumato.data.dice import seed_of
 from sfumato.errors import ConfigError
+from sfumato.train.progress import progress
 from sfumato.train.reading import Reading
 
 Optimize = Callable[
@@ -87,13 +88,15 @@ def train_copies(
     optimize: Optimize,
     *,
     at_once: int = 512,
+    say: Callable[[str], None] | None = None,
 ) -> Copies:
     """Train the models, each on its own batches, all of them at the same time.
 
     Guarantee: each is what it would be if it were trained alone on its batches with the mean
     loss, but for rounding; dropout is drawn for each by itself. About `at_once` images of each
     model are in memory. The models' own weights are not changed. Layers stay in the mode, training
-    or evaluation, that they are in; a BatchNorm in training mode is refused.
+    or evaluation, that they are in; a BatchNorm in training mode is refused. Every few seconds
+    `say` is told how far it is.
     """
     module = models[0]
     _refuse_mixing(module)
@@ -109,6 +112,7 @@ def train_copies(
         return F.cross_entropy(reading.logits(model, x), y, reduction="sum")
 
     gradients = vmap(grad(loss), randomness="different")
+    tell = progress(batches.shape[1], 0, None, say)
     for step in range(batches.shape[1]):
         optimizer.zero_grad()
         for places in batches[:, step].split(at_once, dim=1):
@@ -119,6 +123,7 @@ def train_copies(
                 value.grad = part if value.grad is None else value.grad + part
         optimizer.step()
         schedule.step()
+        tell(step + 1, {"batch": len(models) * batches.shape[2]})
     return Copies(module, weights, buffers)
 
 

@@ -1,6 +1,6 @@
 """Ordinary training on images that may be seen: shuffled epochs, Adam, a cosine."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -30,7 +30,6 @@ def train_plainly(
     warmup: int = 0,
     optimizer: str = "adamw",
     seed: int = 0,
-    say: Callable[[str], None] | None = None,
 ) -> nn.Module:
     """Take `epochs` over `size` images, by steps that leave gradients; a run that was cut goes on.
 
@@ -43,7 +42,7 @@ def train_plainly(
     learner.load(run.load_checkpoint())
     if learner.step:
         run.log(f"going on after step {learner.step}")
-    tell = progress(steps, learner.step, None, say) if say else lambda *_: None
+    tell = progress(steps, learner.step, None, run.say)
     fit(learner, shuffled(size, batch_size, learner.step, steps, seed), step, run, tell=tell)
     return learner.best.eval()
 

@@ -231,7 +231,7 @@ def test_fewer_images_than_a_batch_are_one_batch(tmp_path):
 
     def step(batch):
         steps.append(len(batch.indices))
-        return {"loss": 0.0}
+        return {"loss": 0.0, "batch": 3.0}
 
     train_plainly(linear(), 3, step, run_at(tmp_path), epochs=4, lr=0.1)
     assert steps == [3] * 4

@@ -41,7 +41,7 @@ def shadow_odds(config: Config, target: Target, run: Run) -> "tuple[Tensor, Tens
         numbers = range(first, min(first + GROUP, config.shadows))
         place = stage.path / f"odds-{first}-{numbers.stop}.safetensors"
         if not place.exists():
-            stage.save_tensors(place.name, _group(config, target, inside, numbers))
+            stage.save_tensors(place.name, _group(config, target, inside, numbers, run))
             run.log(f"{numbers.stop} of {config.shadows} shadow models")
         found.append(load_file(place))
     pool, population = (
@@ -51,7 +51,7 @@ def shadow_odds(config: Config, target: Target, run: Run) -> "tuple[Tensor, Tens
 
 
 def _group(
-    config: Config, target: Target, inside: "Tensor", numbers: Sequence[int]
+    config: Config, target: Target, inside: "Tensor", numbers: Sequence[int], run: Run
 ) -> "dict[str, Tensor]":
     """Train these models; fewer at a time where a GPU has no room for all."""
     import torch
@@ -59,7 +59,7 @@ def _group(
     from sfumato.attack.membership import log_odds
 
     try:
-        copies, reading = _train(config, target, inside, numbers)
+        copies, reading = _train(config, target, inside, numbers, run)
         return {
             name: log_odds(copies.logits(_reading_of(reading, images), IN_MEMORY), images.labels)
             for name, images in (("pool", target.pool), ("population", target.population))
@@ -69,12 +69,12 @@ def _group(
             raise
     torch.cuda.empty_cache()
     half = len(numbers) // 2
-    parts = [_group(config, target, inside, part) for part in (numbers[:half], numbers[half:])]
+    parts = [_group(config, target, inside, part, run) for part in (numbers[:half], numbers[half:])]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _train(
-    config: Config, target: Target, inside: "Tensor", numbers: Sequence[int]
+    config: Config, target: Target, inside: "Tensor", numbers: Sequence[int], run: Run
 ) -> "tuple[Copies, Reading]":
     import torch
 
@@ -96,6 +96,7 @@ def _train(
     copies = train_copies(
         [learner.model for learner, _ in made], reading, torch.stack(batches),
         optimizer_of(settings, steps), at_once=max(1, IN_MEMORY // len(numbers)),
+        say=run.say,
     )  # fmt: skip
     return copies, reading
 

@@ -150,7 +150,7 @@ def latent(scene: Scene, stage: Run) -> None:
     drawing = of_pixels(scene) if config.method == "pixels" else of_generator(scene)
     found = search_codes(
         drawing.draw, drawing.begin, access, wish_of(scene), config.views, config.search,
-        extra=drawing.extra, seed=config.seed,
+        extra=drawing.extra, seed=config.seed, say=stage.say,
     )  # fmt: skip
     stage.save_tensors(
         "guesses.safetensors",

@@ -77,7 +77,7 @@ def distil(
     return train_plainly(
         model, len(reading.images), step, stage, epochs=config.student_epochs,
         lr=config.student_lr, batch_size=config.student_batch, weight_decay=1e-4, warmup=20,
-        seed=config.seed, say=stage.say,
+        seed=config.seed,
     )  # fmt: skip
 
 

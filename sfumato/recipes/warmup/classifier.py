@@ -51,7 +51,6 @@ def warm_model(scene: Scene, images: "Images", stage: Run, *, epochs: float) -> 
     model = train_plainly(
         learner.model, len(images), step, stage, epochs=epochs, lr=config.warm_lr,
         batch_size=config.warm_batch, weight_decay=5e-4, seed=config.seed, optimizer="sgd",
-        say=stage.say,
     )  # fmt: skip
     describe(settings, model, reading).keep(stage, model)
     stage.finish({"images": len(images)})

@@ -126,7 +126,7 @@ def guide(scene: Scene, stage: Run) -> None:
     )
     train_plainly(
         discriminator, len(real), step, stage, epochs=config.guide_epochs, lr=3e-4, batch_size=128,
-        seed=config.seed, say=stage.say,
+        seed=config.seed,
     )  # fmt: skip
     stage.save_tensors("model.safetensors", discriminator.state_dict())
     pieces.remove()
