@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, make_dataclass
 from difflib import get_close_matches
 from errno import EROFS
 from inspect import cleandoc
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
 
@@ -63,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     0 done, 2 something to mend, 3 done, and an audit found a promise broken, 130 interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # for terminals that lack a letter
     if not words or words[0] in ("-h", "--help"):
         print(_help())
         raise SystemExit(0)

@@ -8,6 +8,7 @@ What is finished is read by `read_finished` instead: it stays readable when sett
 import dataclasses
 import json
 import math
+import os
 import types
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -49,9 +50,23 @@ def dumps(value: Any, indent: int | None = None) -> str:
         text.encode()
     except UnicodeEncodeError as problem:  # from a path or name that some other system wrote
         name = text[text.rfind('"', 0, problem.start) + 1 : text.find('"', problem.start)]
-        shown = name.encode(errors="backslashreplace").decode()
-        raise ConfigError(f'the name "{shown}" is not UTF-8. Rename it.') from None
+        raise ConfigError(f"{why_no_text(name)}.") from None
     return text
+
+
+def why_no_text(name: str) -> str:
+    """Why a name from the file system cannot be written as text; empty if it can."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = name.encode(errors="backslashreplace").decode()
+    else:
+        return ""
+    try:
+        os.fsencode(name).decode()
+    except UnicodeError:
+        return f'the name "{shown}" is not UTF-8. Rename it (convmv renames many)'
+    return f'the name "{shown}" cannot be read in this locale. Set PYTHONUTF8=1'
 
 
 def from_json(kind: type[Config], data: Any) -> Config:

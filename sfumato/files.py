@@ -74,7 +74,7 @@ def sync_file(path: Path) -> int:
 def read_json(path: Path) -> Any:
     """What a JSON file holds, or a `RunError` that names it."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_bytes())
     except ValueError as problem:
         raise RunError(f"{path} is damaged: {problem}.") from problem
 

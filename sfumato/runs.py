@@ -117,7 +117,7 @@ class Run:
 
     def log(self, message: str) -> None:
         """A line for people, on the screen and in log.txt."""
-        with (self.path / "log.txt").open("a") as file:
+        with (self.path / "log.txt").open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {message}\n")
         self.say(message)
 

@@ -16,6 +16,7 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from sfumato.config import why_no_text
 from sfumato.data.classes import find_classes
 from sfumato.data.decode import all_bad, decode_parts
 from sfumato.data.framing import Framing
@@ -179,10 +180,6 @@ def _files(folder: Path) -> list[Path]:
 
 def _require_utf8(path: Path) -> None:
     """Refuse a name that no text can hold: classes and people are called by theirs."""
-    try:
-        path.name.encode()
-    except UnicodeEncodeError:
-        shown = path.name.encode(errors="backslashreplace").decode()
-        raise DataError(
-            f"{path.parent / shown}: the name is not UTF-8. Rename it; for many, convmv does it."
-        ) from None
+    why = why_no_text(path.name)
+    if why:
+        raise DataError(f"{path.parent}: {why}.")

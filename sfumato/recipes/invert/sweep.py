@@ -45,7 +45,7 @@ def sweep(config: Config, run: Run) -> dict[str, Any]:
             rows.append(attack(f"{name}-control", kind, stopped, base, twin=twin))
     table = sweep_table(rows)
     run.write_json("private/scores.json", {"rows": [row_numbers(row) for row in rows]})
-    (run.private / "sweep.md").write_text(f"{table}\n\n{CAUTION}\n")
+    (run.private / "sweep.md").write_text(f"{table}\n\n{CAUTION}\n", encoding="utf-8")
     sweep_plots(run.private / "sweep.png", rows)
     text = (
         f"{len(rows)} targets attacked: {run.private}/sweep.md and sweep.png (do not share).\n"
