@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from difflib import get_close_matches
-from errno import EROFS
+from errno import EDQUOT, ENOSPC, EROFS
 from inspect import cleandoc
 from io import TextIOWrapper
 from pathlib import Path
@@ -134,8 +134,13 @@ def _reason(problem: OSError) -> str:
     if problem.filename is None:
         return problem.strerror
     place = Path(problem.filename)
+    place = place.parent if place.suffix == ".draft" else place
+    if problem.errno in (ENOSPC, EDQUOT):
+        return (
+            f"{place} could not be written ({problem.strerror}). Make room: a run goes on where it "
+            "was when you repeat the command."
+        )
     if isinstance(problem, PermissionError) or problem.errno == EROFS:
-        place = place.parent if place.suffix == ".draft" else place
         return (
             f"{place} cannot be written to or read ({problem.strerror}). Give another place, with "
             "--out say, or the right to use this one."

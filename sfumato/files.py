@@ -14,11 +14,25 @@ from sfumato.errors import RunError
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system within this, such as a full disk, say which file they are about."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno is not None and problem.filename is None:
+            problem.filename = str(path)
+        raise
+
+
+@contextmanager
 def atomic(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
     """A file that appears under its name whole, or not at all, whatever happens in between."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
-        with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with (
+            naming(path),
+            open(draft, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file,
+        ):
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -31,7 +45,7 @@ def atomic(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
 def append_line(path: Path, record: Mapping[str, Any], *, durable: bool) -> None:
     """Append a JSON line; with `durable` it is on disk when this returns."""
     is_new = not path.exists()
-    with path.open("ab") as file:
+    with naming(path), path.open("ab") as file:
         file.write((dumps(dict(record)) + "\n").encode())
         file.flush()
         if durable:
@@ -66,7 +80,7 @@ def sync_file(path: Path) -> int:
     """Bring a file to the disk; returns how long it is."""
     if not path.exists():
         return 0
-    with path.open("ab") as file:
+    with naming(path), path.open("ab") as file:
         os.fsync(file.fileno())
         return file.tell()
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from sfumato.checkpoints import read_checkpoint, write_checkpoint
 from sfumato.config import dumps, to_json
 from sfumato.errors import RunError
-from sfumato.files import append_line, atomic, lock, read_json, read_lines
+from sfumato.files import append_line, atomic, lock, naming, read_json, read_lines
 from sfumato.lineage import DESCRIPTION, NOTE, digest_of, origin_in_place
 from sfumato.settled import REPORT as REPORT
 from sfumato.settled import changes, contents, has_begun, settle
@@ -117,7 +117,8 @@ class Run:
 
     def log(self, message: str) -> None:
         """A line for people, on the screen and in log.txt."""
-        with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+        path = self.path / "log.txt"
+        with naming(path), path.open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {message}\n")
         self.say(message)
 

@@ -146,7 +146,12 @@ def test_mistakes_are_answered_with_what_to_do(capsys, tmp_path, monkeypatch, wo
         (URLError("no route to host"), "OSError: <urlopen error no route to host>\n"),
         (TimeoutError(), "OSError: TimeoutError\n"),
         (OSError(28, "No space left"), "OSError: No space left\n"),
-        (OSError(28, "No space left", "a.png"), "OSError: No space left: a.png\n"),
+        (OSError(2, "No such file", "a.png"), "OSError: No such file: a.png\n"),
+        (
+            OSError(28, "No space left", "out/.done.json.7.draft"),
+            "OSError: out could not be written (No space left). Make room: a run goes on where it "
+            "was when you repeat the command.\n",
+        ),
         (
             PermissionError(13, "Permission denied", "out/.config.json.7.draft"),
             "OSError: out cannot be written to or read (Permission denied). Give another place, "

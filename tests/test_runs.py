@@ -155,6 +155,29 @@ def test_a_file_is_on_disk_before_it_takes_its_name(tmp_path, monkeypatch):
     assert order == ["sync", "name", "sync"]
 
 
+def test_a_full_disk_is_named_with_the_file_that_did_not_fit(tmp_path, monkeypatch):
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    for name, write in (
+        ("log.txt", lambda: run.log("a line")),
+        ("ledger.jsonl", lambda: run.write_ledger({"kind": "header"})),
+        ("metrics.jsonl", lambda: run.measure(1, lr=0.1)),
+    ):
+        (run.path / name).unlink(missing_ok=True)
+        (run.path / name).symlink_to("/dev/full")
+        with pytest.raises(OSError, match="No space left") as caught:
+            write()
+        assert caught.value.filename == str(run.path / name)
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        run.write_json("done.json", {})
+    assert caught.value.filename == str(run.path / "done.json")
+    assert not list(run.path.glob(".*.draft"))
+
+
 def test_checkpoints_tell_apart_what_is_named_alike(tmp_path):
     run = open_run(Config(), verb="train", out=tmp_path / "run")
     one, two = torch.zeros(2), torch.ones(2)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError
-from sfumato.files import atomic
+from sfumato.files import atomic, naming
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.train.reading import Losses, Reading
@@ -153,7 +153,7 @@ class Observations:
         """Keep the row of a step; it is on disk when this returns."""
         row = np.zeros(1, self.row)
         row["seen"], row["present"], row["size"] = seen, present, size
-        with self.path.open("r+b") as file:
+        with naming(self.path), self.path.open("r+b") as file:
             file.seek(step * self.row.itemsize)
             file.write(row.tobytes())
             file.flush()
