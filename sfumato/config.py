@@ -10,6 +10,7 @@ import json
 import math
 import os
 import types
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -186,3 +187,26 @@ def _read_union(kinds: tuple[Any, ...], data: Any, name: str) -> Any:
 
 def _mismatch(name: str, data: Any, expected: str) -> ConfigError:
     return ConfigError(f'setting "{name}" is {data!r}, and must be {expected}.')
+
+
+def check_numbers(**named: Any) -> None:
+    """Refuse settings that are no numbers; None is for those that are left out."""
+    for name, value in named.items():
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if value is not None and not is_number:
+            raise ConfigError(f"{name}={value!r} must be a number.")
+
+
+def check_counts(**named: Any) -> None:
+    """Refuse settings that are no whole numbers; None is for those that are left out."""
+    for name, value in named.items():
+        is_count = isinstance(value, Integral) and not isinstance(value, bool)
+        if value is not None and not is_count:
+            raise ConfigError(f"{name}={value!r} must be a whole number.")
+
+
+def check_given(**named: Any) -> None:
+    """Refuse to guess what must be said."""
+    for name, value in named.items():
+        if value is None:
+            raise ConfigError(f"{name}=None: give a number.")

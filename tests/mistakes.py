@@ -168,6 +168,34 @@ def attached(model, **more):
     return made_for, optimizer
 
 
+INPUTS = {
+    "a tensor": X,
+    "lists": [[0.0] * 6] * N,
+    "of other lengths": (X, Y[:5]),
+    "a single number": (X, torch.tensor(1.0)),
+    "None": None,
+}
+
+
+def batch_to(way, inputs):
+    """Other inputs, to the ways that take a batch."""
+    if way is clip:
+        sfumato.Ghost(net()).clip(each, inputs, N)
+    elif way is admit:
+        sfumato.admit(sfumato.Ghost(net()), each, inputs, N)
+    else:
+        sfumato.clipped_gradient(net(), each, inputs, max_norm=1.0)
+
+
+def plan(**changes):
+    settings = {"size": 80, "batch_size": 8, "epochs": 1, "noise_multiplier": 1.0}
+    sfumato.make_plan(**(settings | changes))
+
+
+def bound(max_norm):
+    sfumato.clipped_gradient(net(), each, (X, Y), max_norm=max_norm)
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([(X[0], Y[0])] * 80)
@@ -200,6 +228,21 @@ def trained(*, compiled):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
+def cases_of_numbers():
+    """Inputs, budgets and plans."""
+    for what, inputs in INPUTS.items():
+        for way in (clip, clipped_gradient, admit):
+            yield f"inputs that are {what} to {way.__name__}", partial(batch_to, way, inputs)
+    yield "no inputs to clipped_gradient", partial(batch_to, clipped_gradient, ())
+    for value in ("a", None, -1, float("nan")):
+        yield f"clipped_gradient with max_norm={value!r}", partial(bound, value)
+        yield f"Budget of epsilon {value!r}", partial(sfumato.Budget, epsilon=value, delta=1e-5)
+        yield f"Budget of delta {value!r}", partial(sfumato.Budget, epsilon=1.0, delta=value)
+        yield f"a plan of size {value!r}", partial(plan, size=value)
+    for name in ("batch_size", "epochs", "noise_multiplier", "max_norm", "noise_decay"):
+        yield f"a plan with {name}='a'", partial(plan, **{name: "a"})
+
+
 def cases():
     """By name, what to call."""
     for what, loss in LOSSES.items():
@@ -216,6 +259,7 @@ def cases():
                 yield f"module={value!r}", partial(engine, value, each)
             else:
                 yield f"{name}={value!r}", partial(made, **{name: value})
+    yield from cases_of_numbers()
     yield "a stream to engine.loader", lambda: next(attached(net())[0].loader(Stream()))
     yield "a stream to make_private", private_stream
     yield "a list to engine.shuffled", lambda: next(attached(net())[0].shuffled([(X, Y)]))

@@ -21,16 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from sfumato.config import differences, to_json
+from sfumato.config import check_counts, check_given, check_numbers, differences, to_json
 from sfumato.engine import familiar
 from sfumato.engine.guards import (
     Finite,
     add_releases,
-    check_counts,
     check_drawn,
-    check_given,
     check_length,
-    check_numbers,
     check_price,
     check_promise,
     check_turn,

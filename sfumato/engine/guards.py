@@ -3,8 +3,6 @@
 import inspect
 import warnings
 from collections.abc import Mapping
-from numbers import Integral, Real
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -166,29 +164,6 @@ def check_promise(target_epsilon: float | None, noise_multiplier: float | None) 
             "give either target_epsilon, and the noise that it needs is found, or "
             "noise_multiplier, and get_privacy_spent() says what that comes to."
         )
-
-
-def check_numbers(**named: Any) -> None:
-    """Refuse settings that are no numbers; None is for those that are left out."""
-    for name, value in named.items():
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
-        if value is not None and not is_number:
-            raise ConfigError(f"{name}={value!r} must be a number.")
-
-
-def check_counts(**named: Any) -> None:
-    """Refuse settings that are no whole numbers; None is for those that are left out."""
-    for name, value in named.items():
-        is_count = isinstance(value, Integral) and not isinstance(value, bool)
-        if value is not None and not is_count:
-            raise ConfigError(f"{name}={value!r} must be a whole number.")
-
-
-def check_given(**named: Any) -> None:
-    """Refuse to guess what must be said."""
-    for name, value in named.items():
-        if value is None:
-            raise ConfigError(f"{name}=None: give a number.")
 
 
 def check_price(plan: Plan) -> None:

@@ -15,9 +15,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from sfumato.errors import PrivacyError, UnsupportedLayer
+from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
 from sfumato.ghost.buffers import Buffers
-from sfumato.ghost.checks import check_losses
+from sfumato.ghost.checks import check_batch, check_inputs, check_losses
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.ghost.mixing import PLACE_MATTERS, place_matters
@@ -59,6 +59,7 @@ def admit(
     `exact_loss_fn` is the loss without lower precision. That each contribution is within the bound
     is tested as it is.
     """
+    check_batch(inputs, examples)
     refuse_batch_norm(ghost.model)
     exact_loss_fn = exact_loss_fn or loss_fn
     with without_dropout(ghost.model), torch.enable_grad():
@@ -86,6 +87,9 @@ def clipped_gradient(
     For a single sum; in a loop make a `Ghost`, admit it once and call its `clip`.
     """
     ghost = Ghost(model, mode, clipping=Clipping(max_norm=max_norm))
+    check_inputs(inputs)
+    if not inputs:
+        raise ConfigError("there are no inputs: their first axis says how many examples there are.")
     examples = len(inputs[0])
     noise = [torch.randn_like(x) if x.is_floating_point() else x for x in inputs]
     few = min(examples, 3)

@@ -62,6 +62,27 @@ def check_precision(model: nn.Module) -> None:
             )
 
 
+def check_inputs(inputs: Any) -> None:
+    """Refuse inputs that are not a tuple of tensors with rows."""
+    known = isinstance(inputs, tuple | list)
+    if not known or not all(isinstance(x, Tensor) and x.ndim for x in inputs):
+        raise ConfigError(
+            "the inputs must be a tuple of tensors, (images, labels) say, one for each argument of "
+            "the loss function after the model: for one tensor, (images,)."
+        )
+
+
+def check_batch(inputs: Any, examples: int) -> None:
+    """Refuse inputs that do not have the same number of rows for each example."""
+    check_inputs(inputs)
+    for x in inputs:
+        if x.shape[0] % examples or not x.shape[0]:
+            raise ConfigError(
+                f"an input has shape {tuple(x.shape)}, which is not the same number of rows for "
+                f"each of {examples} examples. Along the first axis all inputs must go together."
+            )
+
+
 def check_losses(losses: Any, examples: int, *, graph: bool = True) -> None:
     """Refuse losses that are not one real number for each example, with a graph unless not asked.
 

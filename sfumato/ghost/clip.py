@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sfumato.batch_norm import guarded
 from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost.arithmetic import sum_type
-from sfumato.ghost.checks import check_losses, check_model, check_precision
+from sfumato.ghost.checks import check_batch, check_losses, check_model, check_precision
 from sfumato.ghost.dispatch import dispatch
 from sfumato.ghost.factors import MARGIN, Clipping
 from sfumato.ghost.layout import MODES, choose_methods, layer_groups
@@ -80,6 +80,7 @@ class Ghost:
         """
         if examples == 0:
             return self._nothing()
+        check_batch(inputs, examples)
         key = kind_of_batch(inputs, examples)
         if key not in self.layouts:
             self.survey(lambda marked: loss_fn(self.model, *marked), inputs, examples, key)

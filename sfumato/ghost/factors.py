@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sfumato.config import check_given, check_numbers
 from sfumato.errors import ConfigError
 
 MARGIN = 1e-5
@@ -52,6 +53,8 @@ class Clipping:
     per_layer: bool = False
 
     def __post_init__(self) -> None:
+        check_given(max_norm=self.max_norm, stability=self.stability)
+        check_numbers(max_norm=self.max_norm, stability=self.stability)
         if not (self.max_norm > 0 and math.isfinite(self.max_norm)):
             raise ConfigError(
                 f"max_norm={self.max_norm:g} must be positive and finite: it bounds what one "

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from sfumato.config import check_counts, check_given, check_numbers
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.accounting import LEAST_NOISE, MOST_EVENTS, mechanisms_of, price
 from sfumato.privacy.events import Event, Mechanism, Relation
@@ -29,6 +30,8 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
+        check_given(epsilon=self.epsilon, delta=self.delta)
+        check_numbers(epsilon=self.epsilon, delta=self.delta)
         if not self.epsilon > 0:
             raise ConfigError(
                 f"epsilon={self.epsilon:g} must be above 0: at 0 nothing can be learnt from the "
@@ -63,6 +66,11 @@ class Plan:
     clip_decay: float = 1.0
 
     def __post_init__(self) -> None:
+        whole = {"steps": self.steps, "max_batch": self.max_batch, "size": self.size}
+        others = {name: value for name, value in vars(self).items() if name not in whole}
+        check_counts(**whole)
+        check_numbers(**{name: value for name, value in others.items() if name != "relation"})
+        check_given(steps=self.steps, **others)
         for name in ("noise_decay", "clip_decay"):
             if not 1e-3 <= getattr(self, name) <= 1e3:
                 raise ConfigError(f"{name}={getattr(self, name):g} must lie in 0.001 to 1000.")
@@ -170,6 +178,9 @@ def make_plan(
     """
     if (budget is None) == (noise_multiplier is None):
         raise ConfigError("give either a budget (epsilon, delta) or a noise multiplier.")
+    check_given(size=size)
+    check_counts(size=size, steps=steps)
+    check_numbers(batch_size=batch_size, epochs=epochs)
     if size < 1:
         raise ConfigError(f"size={size}: there must be at least one example.")
     batch_size = size if batch_size is None else batch_size
