@@ -78,11 +78,11 @@ class Event:
         """Whether the values left without noise."""
         return self.noise_multiplier == 0
 
-    def describe(self) -> str:
-        """The event in words."""
+    def describe(self, unit: str = "example") -> str:
+        """The event in words; `unit` is what a batch is drawn from."""
         if self.is_exact:
             return "an exact release: no noise, so no promise"
-        batch = f"a Poisson batch (each example with chance {self.rate:.4g})"
+        batch = f"a Poisson batch (each {unit} with chance {self.rate:.4g})"
         batch = "all of the data" if self.rate == 1 else batch
         limit = f", cut to {self.max_batch}" if self.max_batch is not None else ""
         noise = f"Gaussian noise of {self.noise_multiplier:.4g} times the norm bound"

@@ -119,7 +119,7 @@ def read_card(path: Path, *, include_private: bool = False) -> Card:
         promise=promise,
         damage=problems,
         subject=subject,
-        events=() if ledger is None else _spent(ledger.events),
+        events=() if ledger is None else _spent(ledger.events, ledger.header.unit),
         curve=_curve(ledger, coming) if ledger is not None and not problems else None,
         plan=None if plan is None else to_json(plan),
         steps=None if plan is None or ledger is None else (len(steps_of(ledger)), plan.steps),
@@ -156,11 +156,11 @@ def _coming(plan: Plan | None, ledger: Ledger | None) -> list[Event]:
     return [plan.event("planned", step) for step in range(len(steps_of(ledger)), plan.steps)]
 
 
-def _spent(events: tuple[Event, ...]) -> tuple[Spent, ...]:
+def _spent(events: tuple[Event, ...], unit: str) -> tuple[Spent, ...]:
     """Events in groups that are alike, in the order in which each group began."""
     counts: dict[tuple[str, str], int] = {}
     for event in events:
-        kind = (event.stage, event.describe())
+        kind = (event.stage, event.describe(unit))
         counts[kind] = counts.get(kind, 0) + 1
     return tuple(Spent(stage=s, count=count, what=w) for (s, w), count in counts.items())
 

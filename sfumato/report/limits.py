@@ -63,8 +63,9 @@ def _limits_of(promise: Promise) -> Iterator[str]:
             "Train with --unit person to hide people."
         )
     if promise.relation == "add-or-remove":
+        one = "image" if promise.unit == "example" else "person"
         yield (
-            "One image replaced by another is two changes: up to twice epsilon, at a larger delta."
+            f"One {one} replaced by another is two changes: up to twice epsilon, at a larger delta."
         )
     if promise.neighbours == "training parts":
         yield (

@@ -209,7 +209,7 @@ def facts(card: Card) -> list[tuple[str, str]]:
         rows.append(
             ("batches", f"{plan['steps']:,} steps of about {batch:g} (rate {plan['rate']:.4g})")
         )
-        noise = f"{plan['noise_multiplier']:.4g} times the norm bound, {plan['max_norm']:g}"
+        noise = f"{plan['noise_multiplier']:.4g} times the norm bound ({plan['max_norm']:g})"
         rows.append(("noise", noise if plan["noise_multiplier"] else "none"))
     known = {
         "model",

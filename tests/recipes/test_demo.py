@@ -15,6 +15,8 @@ from sfumato.errors import ConfigError
 from sfumato.files import read_json, read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import demo, invert, reconstruct, release
+from sfumato.recipes.demo.page import guessing
+from sfumato.report.found import Attack
 from sfumato.runs import open_run
 
 
@@ -131,6 +133,22 @@ def run_demo(out, **changes):
     config = demo.Config(**changes)
     with open_run(config, verb="demo", out=out) as run:
         return demo.run(config, run)
+
+
+@pytest.mark.parametrize(
+    ("auc", "words"),
+    [
+        ((0.94, 0.93, 0.95), "better than guessing"),
+        ((0.508, 0.5002, 0.516), "hardly better than guessing"),
+        ((0.51, 0.48, 0.54), "no better than guessing"),
+        (None, "no better than guessing"),
+    ],
+)
+def test_how_much_better_than_guessing_an_attack_is(auc, words):
+    attack = Attack(
+        name="loss", auc=auc, tpr_at_1_percent_fpr=None, tpr_at_0_1_percent_fpr=None, roc=None
+    )
+    assert guessing(attack) == words
 
 
 def test_a_demo_that_was_cut_goes_on_and_pays_once(short, tmp_path):

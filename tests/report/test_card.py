@@ -90,6 +90,7 @@ def test_what_is_not_promised_follows_from_the_ledgers_first_line(tmp_path):
     path = make_run(tmp_path / "run")
     before, *lines = (path / "ledger.jsonl").read_text().splitlines()
     first = header(unit="person", relation="replace", fixed_seed=True, public="only the weather")
+    assert "One image replaced by another" in " ".join(limits(read_card(path)))
     first["header"]["id"] = json.loads(before)["header"]["id"]
     write(path / "done.json", {})
     record = json.loads((path / "config.json").read_text())
@@ -102,6 +103,22 @@ def test_what_is_not_promised_follows_from_the_ledgers_first_line(tmp_path):
     assert "fixed seed" in text
     assert "k times" not in text
     assert "fixed seed" in render_page([read_card(path)], [path])
+
+
+def test_a_page_about_people_speaks_of_people(tmp_path):
+    path = make_run(tmp_path / "run")
+    before, *lines = (path / "ledger.jsonl").read_text().splitlines()
+    first = json.loads(before)
+    first["header"]["unit"] = "person"
+    write(path / "done.json", {})
+    record = json.loads((path / "config.json").read_text())
+    record["config"]["unit"] = "person"
+    write(path / "config.json", record)
+    (path / "ledger.jsonl").write_text("\n".join([json.dumps(first), *lines]) + "\n")
+    card = read_card(path)
+    assert "One person replaced by another is two changes" in " ".join(limits(card))
+    assert "(each person with chance 0.1)" in words.spent_words(card.events[0])
+    assert "each example" not in render_page([card], [path])
 
 
 @given(st.floats(min_value=0, max_value=1e6))

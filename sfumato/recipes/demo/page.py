@@ -248,8 +248,10 @@ def middle(value: tuple[float, float | None, float | None] | None) -> float:
 
 def guessing(attack: "Attack") -> str:
     """Whether an attack is better than none, by the interval of its AUC."""
-    _, low, _ = attack.auc or (0.5, 0.5, 0.5)
-    return "better than guessing" if low is not None and low > 0.5 else "no better than guessing"
+    found, low, _ = attack.auc or (0.5, 0.5, 0.5)
+    if low is None or low <= 0.5:
+        return "no better than guessing"
+    return "better than guessing" if found > 0.55 else "hardly better than guessing"
 
 
 def address(part: Path, home: Path) -> str:
