@@ -123,6 +123,19 @@ def test_every_public_name_can_be_loaded():
         ),
         (["train", "--epsilon", "3", "--device", "cuda:7"], "no GPU"),
         (["train", "--epsilon", "3", "--batch-size", "9000"], "at most 4000"),
+        *(
+            (["train", "--data", "nowhere", "--epsilon", "3", *words.split()], message)
+            for words, message in [
+                ("--batch-size 0", "batch_size=0 must be above 0"),
+                ("--batch-size nan", "batch_size=nan must be above 0"),
+                ("--epochs 0", "epochs=0 must be above 0"),
+                ("--steps 0", "steps=0 must be above 0"),
+                ("--max-grad-norm -1", "max_grad_norm=-1 must be above 0"),
+                ("--lr inf", "lr=inf must be above 0 and finite"),
+                ("--epsilon -3", "epsilon=-3 must be above 0"),
+                ("--epsilon None --noise-multiplier -1", "noise_multiplier=-1 must be at least 0"),
+            ]
+        ),
         (["train", "--epsilon", "3", "--delta", "0.1"], "not below 1/4000"),
         (["train", "--epsilon", "3", "--model", "resnet18", "--norm", "keep"], "--norm group"),
         (["account", "--ledger", "a", "--size", "3"], "--size has no meaning"),

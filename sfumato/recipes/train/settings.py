@@ -14,6 +14,7 @@ Extender = Literal["none", "dope", "mirror", "weight-multiplicity"]
 
 
 FEWEST_CANARIES = 20
+NO_PROMISE = ("epsilon", math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +148,20 @@ class Config(ImageSource):
         for name in ("physical_batch_size", "augmult", "images_per_person", "public_batch_size"):
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise ConfigError(f"lr={self.lr:g} must be above 0 and finite.")
+        self._check_numbers_of_steps()
         if self.people is not None and self.unit == "example":
             raise ConfigError("--people says who is on each image: add --unit person.")
+
+    def _check_numbers_of_steps(self) -> None:
+        """Said before images are read, which may take minutes."""
+        for name in ("epsilon", "batch_size", "epochs", "steps", "lr", "max_grad_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf and (name, value) != NO_PROMISE:
+                raise ConfigError(f"{name}={value:g} must be above 0 and finite.")
+        if self.noise_multiplier is not None and not 0 <= self.noise_multiplier < math.inf:
+            raise ConfigError(
+                f"noise_multiplier={self.noise_multiplier:g} must be at least 0 and finite."
+            )
 
     def _check_extender(self) -> None:
         for name in ("sharpness", "public_rho"):
