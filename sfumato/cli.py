@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
 
 from sfumato import __version__
-from sfumato.config import REMOVED, dumps, from_json, read_finished
+from sfumato.config import REMOVED, dumps, from_json, read_finished, withdrawn
 from sfumato.errors import ConfigError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json
 from sfumato.processes import leads, num_processes
@@ -97,6 +97,7 @@ def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
     import tyro
 
     recipe, words = recipe_of(verb), _without_removed(words)
+    _refuse_withdrawn(recipe, words)
     presets = ", ".join(recipe.presets)
     kind, default = _with_words(recipe), None
     shorthand = recipe.first_words
@@ -197,11 +198,8 @@ def _execute(recipe: Recipe, verb: str, order: "Order[Any]") -> dict[str, Any]:
         return recipe.write_file(order.config, order.out, _say if leads() else lambda _: None)
     if not (recipe.needs_run(order.config) or order.out) or not leads():
         return recipe.run(order.config, None)
-    shared = recipe.shares_run(order.config)
     label = recipe.label(order.config)
-    with open_run(
-        order.config, verb=verb, label=label, out=order.out, say=_say, shared=shared
-    ) as run:
+    with open_run(order.config, verb=verb, label=label, out=order.out, say=_say) as run:
         more = recipe.asks_more(order.config)
         if run.finished and not more and num_processes() == 1:
             _say(f"{run.path} is finished already; this is what it found.")
@@ -293,6 +291,15 @@ def _without_removed(words: Sequence[str]) -> list[str]:
             f"{flag} was removed and has no effect: {REMOVED[name]}.", SfumatoWarning, stacklevel=2
         )
     return kept
+
+
+def _refuse_withdrawn(recipe: Recipe, words: Sequence[str]) -> None:
+    """Refuse flags that said what to do and were removed, in words on what to do instead."""
+    for word in words:
+        flag = word.partition("=")[0]
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if flag.startswith("--") and name in withdrawn(recipe.config):
+            raise ConfigError(f"{flag} was removed: {withdrawn(recipe.config)[name].instead}.")
 
 
 def _show_warning(usual: Callable[..., object]) -> Callable[..., object]:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import types
+from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -24,6 +25,29 @@ REMOVED = {
 }
 """Settings of earlier versions that no longer exist, and what to do instead. They said how to
 compute, not what, so runs that still have them are read, and go on, without them."""
+
+
+ANY = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class Withdrawn:
+    """A setting of earlier versions that said what to compute, and no longer exists.
+
+    The class that had it lists it by name in `WITHDRAWN`. A finished run that has it is read
+    without it. An unfinished one goes on without it if it has the usual value.
+    """
+
+    instead: str
+    """What to do instead."""
+    usual: Any = ANY
+    """The value, as JSON, that stands for what is done today; ANY if all that was done before the
+    last stage is the same with every value."""
+
+
+def withdrawn(kind: Any) -> Mapping[str, Withdrawn]:
+    """The settings of a config class that were withdrawn, by name."""
+    return getattr(kind, "WITHDRAWN", {})
 
 
 def to_json(value: Any) -> Any:
@@ -92,7 +116,8 @@ def completed(kind: Any, data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     known = {entry.name: entry for entry in dataclasses.fields(kind)}
-    kept = {name: value for name, value in data.items() if name in known or name not in REMOVED}
+    gone = {*REMOVED, *withdrawn(kind)} - known.keys()
+    kept = {name: value for name, value in data.items() if name not in gone}
     hints = get_type_hints(kind)
     for name, entry in known.items():
         if name in kept:
@@ -102,6 +127,15 @@ def completed(kind: Any, data: Any) -> Any:
         elif entry.default_factory is not dataclasses.MISSING:
             kept[name] = to_json(entry.default_factory())
     return kept
+
+
+def without_usual(kind: Any, data: Any) -> Any:
+    """JSON of an unfinished config, without the withdrawn settings that have their usual value."""
+    if not isinstance(data, dict):
+        return data
+    gone = withdrawn(kind)
+    usual = {k for k in data.keys() & gone.keys() if gone[k].usual in (ANY, data[k])}
+    return {name: value for name, value in data.items() if name not in usual}
 
 
 def differences(before: Any, after: Any, name: str = "") -> list[str]:
@@ -164,6 +198,12 @@ def _read_dataclass(kind: Any, data: Any, name: str) -> Any:
     prefix = f"{name}." if name else ""
     hints = get_type_hints(kind)
     names = [entry.name for entry in dataclasses.fields(kind)]
+    data = without_usual(kind, data)
+    for key in sorted(data.keys() & withdrawn(kind).keys()):
+        raise ConfigError(
+            f'setting "{prefix}{key}" is {data[key]!r}, and was removed: '
+            f"{withdrawn(kind)[key].instead}."
+        )
     unknown, missing = set(data) - set(names) - set(REMOVED), set(names) - set(data)
     if unknown:
         known = ", ".join(names)

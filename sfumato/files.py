@@ -93,11 +93,11 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path} is damaged: {problem}.") from problem
 
 
-def lock(path: Path, *, shared: bool = False) -> int:
+def lock(path: Path) -> int:
     """A lock that the operating system releases when the process ends, however it ends."""
     descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as problem:
         os.close(descriptor)
         if isinstance(problem, BlockingIOError):

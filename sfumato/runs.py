@@ -50,8 +50,6 @@ class Run:
     _release: Callable[[], object] = field(default=lambda: None, repr=False)
     _is_new: bool = False
     """Whether the directory was made for this order."""
-    _is_shared: bool = False
-    """Whether other processes may be at work in it."""
     _before: tuple[bytes, set[str]] | None = field(default=None, repr=False)
     """The config that this order has replaced, and the stages that had begun then."""
 
@@ -111,7 +109,7 @@ class Run:
         """The sub-run of that name: a directory of its own, skipped when it is finished."""
         folder = self.path / "stages" / name
         folder.mkdir(parents=True, exist_ok=True)
-        stage = Run(folder, self.say, _is_shared=self._is_shared)
+        stage = Run(folder, self.say)
         stage._tidy()
         return stage
 
@@ -211,18 +209,16 @@ class Run:
 
     def _tidy(self) -> None:
         """Remove drafts that a crash left, and of a finished run what only a running one needs."""
-        # Where others work, what lies deeper may be a draft of theirs.
-        for place in (".*.draft", "private/.*.draft") if self._is_shared else ("**/.*.draft",):
-            for draft in list(self.path.glob(place)):
-                if draft.is_dir():
-                    shutil.rmtree(draft)
-                else:
-                    draft.unlink(missing_ok=True)
+        for draft in list(self.path.glob("**/.*.draft")):
+            if draft.is_dir():
+                shutil.rmtree(draft)
+            else:
+                draft.unlink(missing_ok=True)
         if self.finished:
             for name in UNTIL_FINISHED:
                 (self.path / "private" / name).unlink(missing_ok=True)
             for stage in (self.path / "stages").glob("*"):
-                Run(stage, _is_shared=self._is_shared)._tidy()
+                Run(stage)._tidy()
 
 
 def open_run(
@@ -233,28 +229,26 @@ def open_run(
     root: Path = Path("runs"),
     label: str = "",
     say: Callable[[str], None] = lambda _: None,
-    shared: bool = False,
 ) -> Run:
     """Open the run of `config`: a new one, or the one that an earlier, equal command left.
 
     With `out` that is the directory; a different config in it is refused, field by field, except
     for what may change (`sfumato.settled`), and is then what the directory says. Without it,
     an unfinished run of the same verb and config under `root` goes on, else a new directory is
-    named after verb, label and time. Another process in the same directory is refused, unless both
-    say that the directory is `shared`: then each must write files of its own.
+    named after verb, label and time. Another process in the same directory is refused.
     """
     wanted = {"verb": verb, "config": to_json(config)}
     free = getattr(config, "MAY_CHANGE", ())
     stem = "-".join(filter(None, (verb, label)))
-    path = out or _unfinished(root, wanted, free) or _fresh(root, stem)
+    path = out or _unfinished(root, wanted, free, type(config)) or _fresh(root, stem)
     if path.exists() and not path.is_dir():
         raise RunError(f"{path} is a file. Give a directory with --out.")
     if path.exists() and not (path / "config.json").exists() and contents(path):
         raise RunError(f"{path} is not empty and holds no run. Choose another --out.")
     is_new = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    run = Run(path, say, _is_new=is_new, _is_shared=shared)
-    run._release = weakref.finalize(run, os.close, lock(path, shared=shared))
+    run = Run(path, say, _is_new=is_new)
+    run._release = weakref.finalize(run, os.close, lock(path))
     try:
         run._tidy()
         if settle(path, wanted, free, getattr(config, "read_first", {}), type(config)):
@@ -267,12 +261,14 @@ def open_run(
     return run
 
 
-def _unfinished(root: Path, wanted: Any, free: Sequence[str]) -> Path | None:
+def _unfinished(root: Path, wanted: Any, free: Sequence[str], kind: type) -> Path | None:
     """The newest unfinished run of this very config that nobody is working on."""
     records = sorted(root.glob(f"{wanted['verb']}*/config.json"), key=lambda p: p.stat().st_mtime)
     for record in reversed(records):
         try:
-            if (record.parent / "done.json").exists() or changes(record.parent, wanted, free):
+            if (record.parent / "done.json").exists():
+                continue
+            if changes(record.parent, wanted, free, kind):
                 continue
             os.close(lock(record.parent))
         except RunError:

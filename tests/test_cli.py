@@ -187,6 +187,7 @@ def test_what_the_system_refused_is_said_as_far_as_it_is_known(
     ("verb", "remedy"),
     [
         ("invert", "--target RUN"),
+        ("reconstruct", "--target RUN"),
         ("release", "--teacher RUN"),
         ("audit", "sfumato train a model"),
         ("demo", "sfumato train a model"),

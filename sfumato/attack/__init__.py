@@ -7,8 +7,7 @@ Fleets of shadow heads (Maciążek & Allison 2025, arXiv 2505.14323), in reading
 3. `primal`      heads trained side by side, any recipe
 4. `dual`        the same numbers for linear heads, many times faster
 5. `fleet`       an endless, replayable sequence of heads
-6. `shards`      heads on disk
-7. `statistics`  mean and deviation of each weight
+6. `statistics`  mean and deviation of each weight
 
 Model inversion (Yuan et al. 2023, arXiv 2302.09814):
 

@@ -1,7 +1,7 @@
 """All the randomness of a head, named by its number.
 
 Heads come in blocks of 256, and each block has its own generator, seeded by the fleet's seed and
-the block's number. So a head is the same however the fleet is cut into batches, chunks and shards.
+the block's number. So a head is the same however the fleet is cut into batches and chunks.
 """
 
 import hashlib

@@ -36,8 +36,6 @@ class Recipe:
     """Whether a run directory is made for settings without being asked for."""
     asks_more: Callable[[Any], bool] = lambda _: False
     """Whether settings leave a finished run something to do."""
-    shares_run: Callable[[Any], bool] = lambda _: False
-    """Whether several processes may work in one run directory."""
     writes_file: Callable[[Any], bool] = lambda _: False
     """Whether settings ask for files in a place of their own, by `write_file`, and for no run."""
     write_file: Callable[[Any, Path | None, Callable[[str], None]], Summary] | None = None

@@ -28,8 +28,7 @@ def follow(
 ) -> dict[str, Any]:
     """Take the stages up to `last`, apart from those that are finished; the summary of the last.
 
-    A stage that is not whole after its work (one shard of several) is where it ends. `again` is a
-    stage that is taken also when it is finished.
+    `again` is a stage that is taken also when it is finished.
     """
     summary: dict[str, Any] = {}
     for name, work in stages.items():
@@ -37,8 +36,6 @@ def follow(
         if not stage.finished or name == again:
             say(f"stage {name}")
             work(scene, stage)
-        if not stage.finished:
-            return {"unfinished": name}
         summary = stage.summary
         if name == last:
             break

@@ -6,12 +6,13 @@ import shutil
 import pytest
 from finished import COMMANDS
 from finished import runs as runs
+from golden.store import RUNS
 
 from sfumato import config as config_module
 from sfumato.cli import read_order
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
-from sfumato.recipes import train
+from sfumato.recipes import recipe_of, train
 from sfumato.runs import open_run
 
 NEWER = ("canary_kind", "extender", "norm", "clip", "sharpness", "noise_decay")
@@ -107,3 +108,65 @@ def test_what_is_not_finished_is_read_strictly():
     assert config_module.read_finished(train.Config, whole).lr == train.Config.lr
     with pytest.raises(ConfigError, match="lr"):
         config_module.from_json(train.Config, whole)
+
+
+WITHDRAWN = {
+    "reconstruct": {"save": 62, "shards": 2, "shard": "1/2"},
+}
+"""Settings that no longer exist, by command, with another value than the usual one."""
+EACH = [(verb, name) for verb, names in WITHDRAWN.items() for name in names]
+
+
+def begun(verb, place, **changes):
+    """A run that began with the settings of a stored one, and what came later at its default."""
+    kind, stored = recipe_of(verb).config, read_json(RUNS / "v1" / verb / "config.json")
+    withdrawn = {name: stored["config"][name] for name in kind.WITHDRAWN}
+    settings = {**config_module.completed(kind, stored["config"]), **withdrawn, **changes}
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps({**stored, "config": settings}))
+    (place / "metrics.jsonl").write_text('{"step": 0}\n')  # something was made
+    return place
+
+
+def test_every_withdrawn_setting_is_tried():
+    for verb, names in WITHDRAWN.items():
+        assert set(names) == set(recipe_of(verb).config.WITHDRAWN)
+        stored = read_json(RUNS / "v1" / verb / "config.json")["config"]
+        for name, gone in recipe_of(verb).config.WITHDRAWN.items():
+            assert gone.usual in (config_module.ANY, stored[name])
+
+
+@pytest.mark.parametrize(("verb", "name"), EACH)
+def test_a_finished_run_with_a_withdrawn_setting_is_read_without_it(verb, name, tmp_path):
+    out = begun(verb, tmp_path / "run", **{name: WITHDRAWN[verb][name]})
+    (out / "done.json").write_text("{}")
+    config = read_order(verb, ["--out", str(out)]).config
+    assert not hasattr(config, name)
+    with open_run(config, verb=verb, out=out) as opened:
+        assert opened.finished
+
+
+@pytest.mark.parametrize(("verb", "name"), EACH)
+def test_an_unfinished_run_goes_on_without_a_withdrawn_setting_that_changes_nothing(
+    verb, name, tmp_path
+):
+    usual = begun(verb, tmp_path / "usual")
+    config = read_order(verb, ["--out", str(usual)]).config
+    open_run(config, verb=verb, out=usual).close()
+    other = begun(verb, tmp_path / "other", **{name: WITHDRAWN[verb][name]})
+    if recipe_of(verb).config.WITHDRAWN[name].usual is config_module.ANY:
+        open_run(config, verb=verb, out=other).close()
+        assert read_order(verb, ["--out", str(other)]).config == config
+        return
+    with pytest.raises(RunError, match=name):
+        open_run(config, verb=verb, out=other)
+    with pytest.raises(ConfigError, match=f'"{name}" is .* was removed'):
+        read_order(verb, ["--out", str(other)])
+
+
+@pytest.mark.parametrize(("verb", "name"), EACH)
+def test_a_withdrawn_flag_is_refused_with_what_to_do(verb, name):
+    flag = f"--{name.replace('_', '-')}"
+    for words in ([flag, "1"], [f"{flag}=1"], [f"--no-{flag[2:]}"]):
+        with pytest.raises(ConfigError, match=rf"{words[0][:5]}.* was removed: \w+"):
+            read_order(verb, words)

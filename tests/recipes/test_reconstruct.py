@@ -1,31 +1,21 @@
 """The stages of sfumato reconstruct, on digits and with tiny networks."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from reconstructions import TINY, attack
 from safetensors.torch import load_file, save_file
 
-from sfumato.attack.fleet import Fleet
 from sfumato.cli import main
 from sfumato.errors import ConfigError, RunError
 from sfumato.recipes import reconstruct
 from sfumato.recipes.reconstruct import STAGES
-from sfumato.recipes.reconstruct.decoder import heads_by_step
-from sfumato.recipes.reconstruct.heads import keep_heads
-from sfumato.recipes.reconstruct.scene import fleet_of, set_scene
-from sfumato.recipes.reconstruct.stages import take
-from sfumato.recipes.reconstruct.together import together
 from sfumato.report.words import up
-from sfumato.runs import Run, open_run
+from sfumato.runs import open_run
 
 
 @pytest.fixture(scope="module")
@@ -111,122 +101,6 @@ def dumps_config(config):
     return dumps(to_json(config))
 
 
-def test_heads_on_disk_in_shards(tmp_path):
-    out = tmp_path / "run"
-    with pytest.raises(ConfigError, match="reconstruct features"):
-        attack(replace(TINY, save=62, shard="1/2"), out)
-    attack(replace(TINY, stage="features"), out)
-    with pytest.raises(RunError, match="no shards"):
-        attack(replace(TINY, stage="merge"), out)
-    for number in (1, 2):
-        found = attack(replace(TINY, save=62, shard=f"{number}/2"), out)
-        assert "merge" in reconstruct.show(found)
-        assert not (out / "done.json").exists()
-    attack(replace(TINY, save=62, stage="merge"), out)
-    with pytest.raises(ConfigError, match="Leave --shard out"):
-        attack(replace(TINY, save=62, shard="2/2"), out)
-    assert not (out / "done.json").exists()
-    attack(replace(TINY, save=62, stage="train", steps=4), out)
-    assert (out / "stages" / "train" / "model.safetensors").exists()
-
-
-def test_heads_are_not_kept_or_parted_when_they_are_made_already(finished, capsys):
-    before = (finished / "config.json").read_bytes()
-    for words in (["--save", "62"], ["--shards", "2"], ["shadow", "--save", "62"]):
-        with pytest.raises(SystemExit) as end:
-            main(["reconstruct", *words, "--out", str(finished)])
-        assert end.value.code == 2
-        assert "the stage shadow has used it" in capsys.readouterr().err
-    assert (finished / "config.json").read_bytes() == before
-
-
-def test_heads_cut_while_they_were_written_are_written_by_the_same_command(
-    finished, tmp_path, monkeypatch
-):
-    config, heads, calls = replace(TINY, stage="shadow", save=62), Fleet.heads, []
-
-    def cut(self, *arguments):
-        calls.append(arguments)
-        if len(calls) == 2:  # the first is how fast heads can be made
-            raise KeyboardInterrupt
-        return heads(self, *arguments)
-
-    out = without_heads(finished, tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Fleet, "heads", cut)
-        with pytest.raises(KeyboardInterrupt):
-            attack(config, out)
-    assert (out / "stages/shadow/heads/.shard-0000-of-0001.draft").is_dir()
-    attack(config, out)
-    assert {p.name for p in (out / "stages/shadow/heads").iterdir()} == {
-        "fleet.json", "shard-0000-of-0001",
-    }  # fmt: skip
-
-
-def test_a_process_leaves_the_drafts_of_the_others_alone(finished, tmp_path):
-    out = without_heads(finished, tmp_path)
-    draft = out / "stages/shadow/heads/.shard-0000-of-0002.draft"
-    draft.mkdir(parents=True)
-    world = SimpleNamespace(
-        size=2, rank=1, leads=False, agree=lambda _: str(out), any=lambda _: False
-    )
-    together(replace(TINY, stage="shadow", save=62, shards=2), None, world)
-    assert (out / "stages/shadow/heads/shard-0001-of-0002").is_dir()
-    assert draft.is_dir()
-
-
-def without_heads(finished, folder):
-    """A copy of a run that ends with its features."""
-    left = shutil.ignore_patterns("private", "shadow", "stats", "train", "evaluate", "done.json")
-    shutil.copytree(finished, folder / "run", ignore=left)
-    for name in ("base", "features"):
-        shutil.rmtree(folder / "run" / "stages" / name)
-        shutil.copytree(finished / "stages" / name, folder / "run" / "stages" / name)
-    return folder / "run"
-
-
-def test_batches_from_disk_are_never_empty(finished, tmp_path):
-    config = replace(TINY, save=22, shards=4, batch_heads=8)
-    with open_run(config, verb="reconstruct", out=tmp_path / "run") as run:
-        scene = replace(set_scene(config, run), public=Run(finished))
-        take(scene, "stats")
-        heads_of = heads_by_step(scene, fleet_of(scene))
-        sizes = [len(heads_of(step)) for step in range(30)]
-    assert min(sizes) == 5
-    assert max(sizes) == 6
-
-
-def test_two_processes_make_the_heads_of_one(tmp_path):
-    flags = [
-        "reconstruct", "shadow", "--preset", "digits-cpu", "--base-epochs", "0.2", "--save", "600",
-        "--shards", "3", "--device", "cpu", "--out",
-    ]  # fmt: skip
-    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    for name, words in (("two", several), ("one", [])):
-        command = [sys.executable, *words, "-m", "sfumato", *flags, str(tmp_path / name)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-        assert done.returncode == 0, done.stderr[-2000:]
-    for shard in range(3):
-        place = f"stages/shadow/heads/shard-{shard:04d}-of-0003/weights.npy"
-        assert (tmp_path / "one" / place).read_bytes() == (tmp_path / "two" / place).read_bytes()
-
-
-@pytest.mark.parametrize("damage", ["missing", "truncated"])
-def test_a_damaged_shard_is_named(tmp_path, damage):
-    config, out = replace(TINY, save=64, stage="shadow"), tmp_path / "run"
-    attack(replace(TINY, stage="features"), out)
-    for number in (1, 2):
-        attack(replace(config, shard=f"{number}/2"), out)
-    weights = out / "stages/shadow/heads/shard-0001-of-0002/weights.npy"
-    if damage == "missing":
-        shutil.rmtree(weights.parent)
-    else:
-        weights.write_bytes(weights.read_bytes()[:-8])
-    with pytest.raises(RunError, match="shard-0001-of-0002"):
-        attack(replace(config, stage="merge"), out)
-
-
 def test_a_head_that_somebody_brings(finished, tmp_path):
     head = {"head.weight": 0.01 * torch.randn(10, 256), "head.bias": torch.zeros(10)}
     save_file(head, tmp_path / "mine.safetensors")
@@ -259,11 +133,6 @@ def test_a_head_that_somebody_brings(finished, tmp_path):
     save_file({**head, "head.bias": torch.full((10,), torch.nan)}, tmp_path / "nan.safetensors")
     with pytest.raises(ConfigError, match="not finite"):
         attack(replace(TINY, target=tmp_path / "nan.safetensors"), finished)
-
-
-def test_a_shard_that_does_not_exist_is_refused(finished):
-    with pytest.raises(ConfigError, match="i from 1 to n"):
-        keep_heads(replace(TINY, save=8, shard="3/2"), None, Run(finished))
 
 
 def test_statistics_of_another_fleet_are_refused(finished, tmp_path):

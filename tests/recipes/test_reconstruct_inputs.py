@@ -60,7 +60,6 @@ def test_a_bound_below_one_is_not_rounded_to_none():
         ({"image_size": 30, "vary": "class_size=1,2"}, "28, 32 or 64"),
         ({"image_size": 30}, "28, 32 or 64"),
         ({"trials": 1}, "--trials"),
-        ({"shard": "1/2"}, "--save"),
         ({"base_data": "digits", "weights": Path("w.pt")}, "--base-data"),
         ({"steps": 0}, "at least 1"),
         ({"gate": 0.99}, "--base-epochs"),

@@ -88,32 +88,19 @@ def trained_decoder(scene: Scene, fleet: "Fleet") -> "nn.Module":
 
 
 def heads_by_step(scene: Scene, fleet: "Fleet") -> "Callable[[int], Heads]":
-    """The heads of each step: fresh ones, made for many steps at once, or those on disk."""
+    """The heads of each step, made for many steps at once."""
     from sfumato.attack.fleet import Heads
-    from sfumato.attack.shards import open_shards
 
     size = scene.config.batch_heads
     pool = max(1, POOL // size) * size
-    folder = scene.run.stage("shadow").path / "heads"
-    saved = open_shards(folder) if (folder / "fleet.json").exists() else None
     last: tuple[int, Heads] | None = None
-
-    def fresh(step: int) -> tuple[int, int]:
-        return divmod(step * size, pool)
-
-    def on_disk(step: int) -> tuple[int, int]:
-        assert saved is not None
-        turn, shard = divmod(step, len(saved))
-        _, length = saved.record.range_of(shard)
-        return shard, turn * size % max(1, length - size + 1)
 
     def of(step: int) -> Heads:
         nonlocal last
-        number, place = fresh(step) if saved is None else on_disk(step)
+        number, place = divmod(step * size, pool)
         if last is None or last[0] != number:
-            last = number, fleet.batch(number, pool) if saved is None else saved[number]
+            last = number, fleet.batch(number, pool)
         heads, rows = last[1], slice(place, place + size)
-        weights = heads.weights[rows].to(scene.device)
-        return Heads(weights, heads.members[rows].to(scene.device), heads.kind)
+        return Heads(heads.weights[rows], heads.members[rows], heads.kind)
 
     return of

@@ -1,31 +1,26 @@
-"""The heads in `sfumato reconstruct`: made, kept on disk if asked for, and their statistics."""
+"""The heads in `sfumato reconstruct`: how fast they are made, and their statistics."""
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sfumato.errors import ConfigError, RunError
+from sfumato.errors import RunError
 from sfumato.recipes.reconstruct.scene import Scene, fleet_of, own_features
-from sfumato.recipes.reconstruct.settings import Config
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
-    from sfumato.attack.fleet import Fleet
     from sfumato.attack.statistics import WeightStatistics
 
 
 def shadow(scene: Scene, stage: Run) -> None:
-    """See how fast heads can be made and how good they are; with --save, keep them."""
+    """See how fast heads can be made and how good they are; nothing is kept."""
     from sfumato.attack.heads import accuracy_of_heads
 
-    config, fleet = scene.config, fleet_of(scene)
+    fleet = fleet_of(scene)
     began = time.perf_counter()
     heads = fleet.heads(0, 256)
     rate = len(heads) / (time.perf_counter() - began)
     found = own_features(scene)
     score = accuracy_of_heads(heads.weights, scene.recipe, found.values, found.labels)
-    if (config.save or config.stage == "merge") and not keep_heads(config, fleet, stage):
-        return
     recipe = scene.recipe
     stage.finish(
         {
@@ -34,34 +29,8 @@ def shadow(scene: Scene, stage: Run) -> None:
             "weights": recipe.num_parameters(fleet.dimension),
             "noise_multiplier": recipe.noise_multiplier,
             "steps": recipe.steps,
-            "kept": config.save,
         }
     )
-
-
-def keep_heads(config: Config, fleet: "Fleet", stage: Run) -> bool:
-    """Write the shards that were asked for; whether the fleet is whole then."""
-    from sfumato.attack.shards import merge
-
-    if config.shard is not None:
-        number, _, of = config.shard.partition("/")
-        if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
-            raise ConfigError(f'--shard "{config.shard}" must be i/n, with i from 1 to n.')
-        write_heads(replace(config, shards=int(of)), fleet, stage, int(number) - 1)
-        stage.log("when all are there, sfumato reconstruct merge checks and joins them")
-        return False
-    for index in range(config.shards) if config.stage != "merge" else ():
-        write_heads(config, fleet, stage, index)
-    merge(stage.path / "heads")
-    return True
-
-
-def write_heads(config: Config, fleet: "Fleet", stage: Run, index: int) -> None:
-    """Train and write one shard, unless it is there."""
-    from sfumato.attack.shards import write_shard
-
-    write_shard(stage.path / "heads", fleet, index, config.shards, config.save)
-    stage.log(f"shard {index + 1}/{config.shards} is whole")
 
 
 def stats(scene: Scene, stage: Run) -> None:

@@ -6,26 +6,27 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from sfumato.attack.heads import HeadRecipe
+from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
 from sfumato.recipes.image_source import ImageSource
 
 STAGES = ("base", "features", "shadow", "stats", "train", "evaluate")
+FRESH = "heads are made when they are needed, and none are kept on disk; leave it out"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ImageSource):
     """Training images back from the weights of a head, and how sure one can be of them."""
 
-    MAY_CHANGE: ClassVar = ("stage", "shard", "device", "compile", "target")
+    MAY_CHANGE: ClassVar = ("stage", "device", "compile", "target")
     """Settings that say how, not what: a run may go on with others."""
-    read_first: ClassVar = {"shadow": ("save", "shards")}
-    """Settings that may change until this stage has begun: afterwards nobody would heed them."""
-    PASSING: ClassVar = {"stage": "all", "shard": None, "target": None}
+    PASSING: ClassVar = {"stage": "all", "target": None}
     """Settings of one command, which a run does not remember."""
+    WITHDRAWN: ClassVar = {
+        "save": Withdrawn(FRESH, 0), "shards": Withdrawn(FRESH), "shard": Withdrawn(FRESH),
+    }  # fmt: skip
 
-    stage: Literal["all", "base", "features", "shadow", "stats", "train", "evaluate", "merge"] = (
-        "all"
-    )
+    stage: Literal["all", "base", "features", "shadow", "stats", "train", "evaluate"] = "all"
     """One stage alone (also as the first word: sfumato reconstruct features ...)."""
     data: str = "digits"
     """Images: test images train the heads under attack, train images are the attacker's own."""
@@ -60,12 +61,6 @@ class Config(ImageSource):
     """Noise such that nobody's TPR exceeds this at 1 % FPR, in place of a noise multiplier."""
     stats_heads: int = 20_480
     """Heads whose mean and deviation standardise weights."""
-    save: int = 0
-    """Keep so many heads on disk and learn from them, in place of fresh ones."""
-    shards: int = 1
-    """In so many files."""
-    shard: str | None = None
-    """Make one of them, i/n (from 1): for array jobs. The stage merge checks and joins them."""
 
     decoder: Literal["rows", "published"] = "rows"
     """The attacker's network: an encoder of rows, or the published one."""
@@ -110,13 +105,11 @@ class Config(ImageSource):
                 "the decoder of rows reads a linear head and is asked for a class. Use --decoder "
                 "published with --hidden or --no-conditional."
             )
-        for name in ("steps", "batch_heads", "stats_heads", "trials", "base_tries", "shards"):
+        for name in ("steps", "batch_heads", "stats_heads", "trials", "base_tries"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
         if self.base_data is not None and (self.pretrained or self.weights is not None):
             raise ConfigError("the base has weights already: leave --base-data out.")
-        if self.shard is not None and not self.save:
-            raise ConfigError("--shard is a part of how many heads? Give --save N.")
         if self.vary is not None:
             self.variations()
 
@@ -132,8 +125,8 @@ class Config(ImageSource):
         """The recipe for each value of what is varied, by the value."""
         name, values = self.varied
         kinds = {"class_size": int, "epochs": int, "init_std": float, "noise_multiplier": float}
-        if self.stage != "all" or self.shard is not None or self.target is not None:
-            raise ConfigError("a study is whole: leave stages, --shard and --target out of it.")
+        if self.stage != "all" or self.target is not None:
+            raise ConfigError("a study is whole: leave stages and --target out of it.")
         if name == "noise_multiplier" and self.bound is not None:
             raise ConfigError("--vary noise_multiplier and --bound both choose the noise.")
         if name == "class_size" and self.images is not None:
