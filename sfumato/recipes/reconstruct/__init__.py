@@ -17,7 +17,6 @@ from sfumato.recipes.reconstruct.stages import take
 from sfumato.recipes.stages import require_one_process, tell_stage
 from sfumato.runs import Run
 
-
 WITH_TORCHRUN = "a model, and attack its head in one process: --target RUN"
 """What several processes are good for."""
 
