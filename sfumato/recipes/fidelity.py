@@ -22,8 +22,6 @@ FIXED = "scattering"
 """The features that need no weights: the same on every machine and in every year."""
 MOST = 5_000
 """Images of a set that are compared with others: distances of all pairs are taken."""
-PIECE = 500
-"""Images whose features are taken between two moments at which that may be cut."""
 FEWEST = 6
 """Images below which a set cannot be compared: a ball reaches to the fifth neighbour."""
 
@@ -49,49 +47,21 @@ class Extractor:
 
 def compare_sets(
     extractor: Extractor, real: "Images", sets: "Mapping[str, Images]", device: "torch.device",
-    most: int = MOST, folder: Path | None = None,
+    most: int = MOST,
 ) -> dict[str, Any]:  # fmt: skip
     """The name of the features, and for each set how it compares with the real images.
 
     At most `most` images of a set are taken, spread evenly. Distances drift with the number of
-    images: whoever wants to compare two sets gives as many of each. With a folder, features that an
-    earlier try left there are not taken again: it must be one for private things if images are.
+    images: whoever wants to compare two sets gives as many of each.
     """
     from sfumato.report.quality import compare
 
-    rows = _features(extractor, thin(real, most), device, folder)
+    rows = extractor.features(thin(real, most), device)
     found = {
-        name: asdict(compare(rows, _features(extractor, thin(some, most), device, folder)))
+        name: asdict(compare(rows, extractor.features(thin(some, most), device)))
         for name, some in sets.items()
     }
     return {"features": extractor.name, **found}
-
-
-def _features(
-    extractor: Extractor, images: "Images", device: "torch.device", folder: Path | None
-) -> "Tensor":
-    """Features of a set, kept in the folder piece by piece, under a hash of all they depend on."""
-    import hashlib
-
-    import numpy as np
-    import torch
-
-    from sfumato.files import atomic
-
-    if folder is None:
-        return extractor.features(images, device)
-    folder.mkdir(exist_ok=True)
-    found = []
-    for first in range(0, len(images), PIECE):
-        piece = images.select(range(first, min(first + PIECE, len(images))))
-        known = hashlib.sha256(f"{extractor.name} {piece.shape} ".encode())
-        known.update(piece.pixels.cpu().numpy().tobytes())
-        path = folder / f"{known.hexdigest()}.npy"
-        if not path.exists():
-            with atomic(path) as file:
-                np.save(file, extractor.features(piece, device).cpu().numpy())
-        found.append(torch.from_numpy(np.load(path)))
-    return torch.cat(found).to(device)
 
 
 def thin(images: "Images", most: int = MOST) -> "Images":

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cuts import cut_in
 from inversions import digits
 from safetensors.torch import save_file
 
@@ -134,21 +133,3 @@ def test_fewer_images_than_a_ball_needs_are_refused_and_as_many_are_not():
     with pytest.raises(ConfigError, match="Give more images"):
         compare_sets(extractor, few, {"itself": few}, CPU)
     compare_sets(extractor, enough, {"itself": enough}, CPU)
-
-
-def test_features_that_are_there_are_not_taken_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("sfumato.recipes.fidelity.PIECE", 13)
-    real, more = digits("0-2", "test", 12), digits("0-2", "train", 12)
-    extractor = named_extractor("scattering", None, real.shape)
-    wanted = compare_sets(extractor, real, {"more": more}, CPU)
-    with cut_in("sfumato.recipes.fidelity:Extractor.features", 4):
-        compare_sets(extractor, real, {"more": more}, CPU, folder=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 4
-    with cut_in("sfumato.recipes.fidelity:Extractor.features", 1):
-        compare_sets(extractor, real, {"more": more}, CPU, folder=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 5, "one of the two that were missing"
-    found = compare_sets(extractor, real, {"more": more}, CPU, folder=tmp_path)
-    assert found["more"] == pytest.approx(wanted["more"], rel=1e-3)
-    other = replace(extractor, name="another network")
-    with cut_in("sfumato.recipes.fidelity:Extractor.features", 0):
-        compare_sets(other, real, {"more": more}, CPU, folder=tmp_path)

@@ -53,8 +53,7 @@ def test_where_more_are_drawn_they_stand_beside_private_ones(settings, finished,
         scene = set_scene(config, run)
         scene.private.select(range(70)).save_npz(run.stage("sample").path / "images.npz")
         extractor = warmup_evaluate.prepare_evaluation(scene)
-        found = warmup_evaluate.fidelity(scene, extractor, run.stage("evaluate"))
-    assert not (tmp_path / "run/stages/evaluate/private/features").exists()
+        found = warmup_evaluate.fidelity(scene, extractor)
     counts = {name: part["made_count"] for name, part in found.items() if name != "features"}
     assert counts == {"drawn": 54, "public": 54, "drawn_more": 70, "private": 70}
     told = warmup_evaluate.tell_fidelity(found)
@@ -79,7 +78,7 @@ def test_too_few_images_to_compare_do_not_stop_a_run(settings, finished, tmp_pat
         scene = set_scene(settings, run)
         scene.public.select(range(0, 54, 12)).save_npz(run.stage("sample").path / "images.npz")
         extractor = warmup_evaluate.prepare_evaluation(scene)
-        found = warmup_evaluate.fidelity(scene, extractor, run.stage("evaluate"))
+        found = warmup_evaluate.fidelity(scene, extractor)
     assert found.keys() == {"features"}
     assert "too few" in warmup_evaluate.tell_fidelity(found)
 

@@ -5,7 +5,6 @@ screen of whoever runs it. Controls are models that nobody gets; each has a plac
 on where it was cut, and is not made again when it is there.
 """
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +53,7 @@ def evaluate(scene: Scene, stage: Run) -> None:
     scene.run.say(f"test accuracy, for your eyes: {told}")
     scores = {**accuracies, "test_images": len(scene.test)}
     if scene.config.number:
-        scores["fidelity"] = fidelity(scene, extractor, stage)
+        scores["fidelity"] = fidelity(scene, extractor)
         scene.run.say(f"images, for your eyes: {tell_fidelity(scores['fidelity'])}")
     scene.run.write_json("private/scores.json", scores)
     stage.finish({"controls": sorted(accuracies.keys() - {"warmup", "dp"})})
@@ -147,12 +146,11 @@ def score(scene: Scene, weights: Path | None = None) -> float:
     return accuracy(learner.model, replace(reading, precision=scene.precision))
 
 
-def fidelity(scene: Scene, extractor: Extractor, stage: Run) -> dict[str, Any]:
+def fidelity(scene: Scene, extractor: Extractor) -> dict[str, Any]:
     """How drawn images compare with test images, and for scale, how as many real ones do.
 
     `drawn` stands beside the public images that the generator learnt; `drawn_more`, where there are
     more of them, beside private ones: what images from the very source of the test images have.
-    Features lie in the private part of the stage meanwhile: a cut loses few of them.
     """
     drawn = drawn_images(scene)
     sets = side_by_side("drawn", drawn, "public", scene.public) if len(scene.public) else {}
@@ -160,10 +158,7 @@ def fidelity(scene: Scene, extractor: Extractor, stage: Run) -> dict[str, Any]:
         sets |= side_by_side("drawn_more" if sets else "drawn", drawn, "private", scene.private)
     if min(map(len, (scene.test, *sets.values()))) < FEWEST:
         return {"features": extractor.name}
-    folder = stage.private / "features"
-    found = compare_sets(extractor, scene.test, sets, scene.device, MOST, folder)
-    shutil.rmtree(folder)
-    return found
+    return compare_sets(extractor, scene.test, sets, scene.device, MOST)
 
 
 def side_by_side(name: str, some: "Images", other: str, others: "Images") -> "dict[str, Images]":
