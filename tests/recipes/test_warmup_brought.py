@@ -153,7 +153,6 @@ def test_samples_that_do_not_fit_are_refused(settings, folder, tmp_path, arrays,
         ({"stage": "generator"}, "the stage generator"), ({"stage": "guide"}, "the stage guide"),
         ({"number": 0}, "--number 0"), ({"guide_weight": 1.0}, "--guide-weight"),
         ({"denoiser": "nets:small"}, "--denoiser"),
-        ({"controls": True, "control_widths": (8,)}, "--control-widths"),
     ],
 )  # fmt: skip
 def test_what_is_about_drawing_is_refused_beside_samples(settings, changes, words):

@@ -1,4 +1,4 @@
-"""What sfumato warmup was worth: fidelity of drawn images, and controls of several sizes."""
+"""What sfumato warmup was worth: fidelity of drawn images, and controls."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from contents import content
 from cuts import cut_in
-from warmups import MADE, same, scores_of, tiny, warm
+from warmups import scores_of, tiny, warm
 from whole_runs import fixtures
 
 from sfumato.cli import main
@@ -18,18 +18,14 @@ from sfumato.report.card import read_card
 from sfumato.runs import open_run
 
 settings, finished = fixtures(tiny, warm)
-MODEL = MADE[3]
+ALONE = "stages/evaluate/private/public-alone/model.safetensors"
 
 
-def control(out, width):
-    return out / f"stages/evaluate/private/width-{width}"
-
-
-@pytest.fixture(scope="module", name="sized")
-def a_run_with_controls_of_two_widths(finished, tmp_path_factory):
-    out = tmp_path_factory.mktemp("sized") / "run"
+@pytest.fixture(scope="module", name="controlled")
+def a_run_with_controls(finished, tmp_path_factory):
+    out = tmp_path_factory.mktemp("controlled") / "run"
     shutil.copytree(finished, out)
-    words = ["warmup", "evaluate", "--out", str(out), "--controls", "--control-widths", "4", "8"]
+    words = ["warmup", "evaluate", "--out", str(out), "--controls"]
     with pytest.raises(SystemExit) as stopped:
         main(words)
     assert stopped.value.code == 0
@@ -97,13 +93,6 @@ def test_how_good_images_are_stays_private_and_is_shown(settings, finished, tmp_
             assert b"rechet" not in path.read_bytes(), path
 
 
-def test_a_control_of_a_width_is_the_warm_up_of_a_run_with_that_width(sized, settings, tmp_path):
-    narrow = replace(settings.diffusion, gen_width=4)
-    warm(replace(settings, diffusion=narrow, stage="warmup"), tmp_path / "run")
-    assert content(control(sized, 4) / MODEL) == content(tmp_path / "run" / MODEL)
-    assert content(control(sized, 4) / MODEL) != content(sized / MODEL)
-
-
 def test_each_control_is_named_before_it_runs_and_once(settings, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     said = []
@@ -119,17 +108,21 @@ def test_each_control_is_named_before_it_runs_and_once(settings, finished, tmp_p
     assert said == [], "nothing runs again"
 
 
-def test_a_report_has_each_control_once(sized):
-    rates = read_card(sized, include_private=True).private.rates
+def test_a_report_has_each_control_once_and_those_of_earlier_versions(controlled, tmp_path):
+    shutil.copytree(controlled, tmp_path / "run")
+    scores = {**scores_of(controlled), "warmup_with_width_4": 0.5}
+    (tmp_path / "run/private/scores.json").write_text(json.dumps(scores))
+    rates = read_card(tmp_path / "run", include_private=True).private.rates
     names = [rate.name for rate in rates]
-    assert len(names) == 7
+    assert len(names) == 6
+    assert "warmup with width 4" in names
     assert "and after private training from there" in names
     assert "private training without a warm-up" in names
     assert not [name for name in names if name.startswith(("scratch", "public-alone"))]
 
 
-def test_a_control_whose_score_is_not_among_the_others_yet_is_in_the_report(sized, tmp_path):
-    shutil.copytree(sized, tmp_path / "run")
+def test_a_control_whose_score_is_not_among_the_others_yet_is_in_the_report(controlled, tmp_path):
+    shutil.copytree(controlled, tmp_path / "run")
     (tmp_path / "run/private/scores.json").unlink()
     rates = read_card(tmp_path / "run", include_private=True).private.rates
     assert {rate.name for rate in rates} == {
@@ -138,65 +131,38 @@ def test_a_control_whose_score_is_not_among_the_others_yet_is_in_the_report(size
     }
 
 
-def test_the_generators_own_width_is_not_trained_again(sized):
-    scores = scores_of(sized)
-    assert scores["warmup_with_width_8"] == scores["warmup"]
-    assert not control(sized, 8).exists()
-    assert set(scores) == {
+def test_controls_that_are_done_stay(controlled, settings, tmp_path, monkeypatch):
+    shutil.copytree(controlled, tmp_path / "run")
+    before = scores_of(controlled)
+    assert set(before) == {
         "warmup", "dp", "warmup_on_public_images_alone", "dp_from_public_images_alone",
-        "dp_from_scratch", "warmup_with_width_4", "warmup_with_width_8", "fidelity",
-            "test_images",
+        "dp_from_scratch", "fidelity", "test_images",
     }  # fmt: skip
-
-
-def test_controls_that_are_done_stay_and_later_ones_are_added(
-    sized, settings, tmp_path, monkeypatch
-):
-    shutil.copytree(sized, tmp_path / "run")
-    before = scores_of(sized)
-    with monkeypatch.context() as patch:
-        for name in ("sfumato.synth.generator.learn", "sfumato.train.loop.Learner.advance"):
-            patch.setattr(name, lambda *_: pytest.fail("nothing is left to learn"))
-        config = replace(settings, stage="evaluate")
-        warm(replace(config, controls=True, control_widths=(4, 8)), tmp_path / "run")
-        assert scores_of(tmp_path / "run") == before
-        warm(config, tmp_path / "run")
-        assert scores_of(tmp_path / "run") == before
-    warm(replace(config, controls=True, control_widths=(12,)), tmp_path / "run")
-    scores = scores_of(tmp_path / "run")
-    assert isinstance(scores.pop("warmup_with_width_12"), float)
-    assert scores == before
-    done = json.loads((tmp_path / "run/stages/evaluate/done.json").read_text())
-    assert len(done["controls"]) == 6
-
-
-@pytest.mark.parametrize(
-    ("name", "after"),
-    [("sfumato.synth.generator:learn", 4), ("sfumato.train.loop:Learner.advance", 9)],
-)
-def test_a_control_that_was_cut_ends_the_same(settings, finished, sized, tmp_path, name, after):
-    shutil.copytree(finished, tmp_path / "run")
-    place = "stages/evaluate/private"
-    for done in ("public-alone", "public-alone-dp", "scratch"):
-        shutil.copytree(sized / place / done, tmp_path / "run" / place / done)
-    config = replace(settings, stage="evaluate", controls=True, control_widths=(4,))
-    with cut_in(name, after):
-        warm(config, tmp_path / "run")
+    for name in ("sfumato.synth.generator.learn", "sfumato.train.loop.Learner.advance"):
+        monkeypatch.setattr(name, lambda *_: pytest.fail("nothing is left to learn"))
+    config = replace(settings, stage="evaluate")
+    warm(replace(config, controls=True), tmp_path / "run")
+    assert scores_of(tmp_path / "run") == before
     warm(config, tmp_path / "run")
-    again = control(tmp_path / "run", 4)
-    assert same(again, control(sized, 4), MADE[1:4]) == dict.fromkeys(MADE[1:4], True)
+    assert scores_of(tmp_path / "run") == before
+    done = json.loads((tmp_path / "run/stages/evaluate/done.json").read_text())
+    assert len(done["controls"]) == 3
+
+
+def test_a_control_that_was_cut_ends_the_same(settings, finished, controlled, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    config = replace(settings, stage="evaluate", controls=True)
+    with cut_in("sfumato.train.loop:Learner.advance", 9):
+        warm(config, tmp_path / "run")
+    begun = (tmp_path / "run" / ALONE).with_name("private")
+    assert (begun / "checkpoint.safetensors").exists()
+    warm(config, tmp_path / "run")
+    assert content(tmp_path / "run" / ALONE) == content(controlled / ALONE)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"control_widths": (4,)}, "give --controls with them"),
-        (
-            {"control_widths": (4,), "controls": True, "denoiser": "a:b"},
-            "and --denoiser is another",
-        ),
-        ({"control_widths": (6,), "controls": True}, "width 6 has no groups"),
-        ({"control_widths": (0,), "controls": True}, "must be at least 1"),
         ({"extractor": "resnet19"}, "Did you mean"),
         ({"extractor": "wrn-16-4"}, "Give --extractor-weights FILE"),
     ],

@@ -125,7 +125,6 @@ def test_settings_of_the_warm_up_are_checked_by_their_names(settings, change, wo
             {"private": True, "public_share": None, "crop": 0, "diffusion": Diffusion()},
             "--private",
         ),
-        ({"controls": True, "control_widths": (8,)}, "--control-widths"),
     ],
 )  # fmt: skip
 def test_what_needs_drawn_images_is_refused_where_none_are_drawn(settings, changes, words):

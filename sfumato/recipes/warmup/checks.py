@@ -44,27 +44,13 @@ def _about_drawing(config: "Config") -> dict[str, object]:
     """Settings that say how images are drawn, and what was given."""
     return {
         "--private": config.private, "--guide-weight": config.guide_weight,
-        "--control-widths": config.control_widths, "--denoiser": config.denoiser,
-        "--vary": config.vary,
+        "--denoiser": config.denoiser, "--vary": config.vary,
         f"the stage {config.stage}": config.stage not in ("all", *config.stages),
     }  # fmt: skip
 
 
 def _given(asked: dict[str, object]) -> list[str]:
     return [name for name, given in asked.items() if given]
-
-
-def check_controls(config: "Config") -> None:
-    """Refuse widths that are no controls, or not of our network."""
-    if not config.control_widths:
-        return
-    if not config.controls:
-        raise ConfigError("--control-widths are controls: give --controls with them.")
-    if config.denoiser is not None:
-        raise ConfigError(
-            "--control-widths are widths of our own network, and --denoiser is another: leave "
-            "one of them out."
-        )
 
 
 def check_private(config: "Config") -> None:

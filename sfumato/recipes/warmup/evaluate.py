@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.recipes import train
 from sfumato.recipes.fidelity import FEWEST, Extractor, compare_sets, named_extractor, thin
-from sfumato.recipes.stages import follow
 from sfumato.recipes.warmup.classifier import drawn_images, from_weights, one_by_one, warm_model
 from sfumato.recipes.warmup.scene import Scene
 from sfumato.runs import Run
@@ -27,8 +26,6 @@ CONTROLS = {
     "public-alone-dp": "private training after the warm-up on public images alone",
 }
 """Controls by the names of their places."""
-OF_A_WIDTH = ("generator", "guide", "sample", "warmup")
-"""What is made again for a generator of another width."""
 
 
 def evaluate(scene: Scene, stage: Run) -> None:
@@ -47,7 +44,7 @@ def evaluate(scene: Scene, stage: Run) -> None:
         "dp": read_json(scene.run.stage("train").private / "scores.json")["test_accuracy"],
     }
     if scene.config.controls:
-        accuracies |= controls(scene, stage) | sizes(scene, stage)
+        accuracies |= controls(scene, stage)
     # On the screen only: whoever runs this owns the images, and nothing else may keep the scores.
     told = ", ".join(f"{name} {value:.3f}" for name, value in accuracies.items())
     scene.run.say(f"test accuracy, for your eyes: {told}")
@@ -60,11 +57,7 @@ def evaluate(scene: Scene, stage: Run) -> None:
 
 
 def prepare_evaluation(scene: Scene) -> Extractor:
-    """Make what the evaluation needs, to refuse at once what cannot be had; the extractor."""
-    from sfumato.recipes.warmup.generator import make_denoiser
-
-    for width in scene.config.control_widths:
-        make_denoiser(of_width(scene, width, scene.directory))
+    """The extractor, which is made first: one that cannot be had is refused at once."""
     config = scene.config
     return named_extractor(config.extractor, config.extractor_weights, scene.test.shape)
 
@@ -100,24 +93,6 @@ def privately_from(weights: Path | None, scene: Scene, stage: Run, name: str) ->
     return read_json(place.private / "scores.json")["test_accuracy"]
 
 
-def sizes(scene: Scene, stage: Run) -> dict[str, float]:
-    """The warm-up on images of generators of other widths, with all other settings the same."""
-    from sfumato.recipes.warmup import works
-
-    needed = {name: work for name, work in works(scene.config).items() if name in OF_A_WIDTH}
-    found = {}
-    for width in scene.config.control_widths:
-        own = width == scene.config.diffusion.gen_width
-        place = scene.run if own else own_place(stage, f"width-{width}")
-        sized = of_width(scene, width, place)
-        follow(
-            sized, needed, OF_A_WIDTH[-1], place.stage,
-            lambda words, width=width: stage.say(f"width {width}: {words}"),
-        )  # fmt: skip
-        found[f"warmup_with_width_{width}"] = score(sized)
-    return found
-
-
 def say_control(stage: Run, name: str) -> None:
     """Which control comes now: what it says of itself sounds like the run's own words."""
     stage.say(f"control {name}: {CONTROLS[name]}")
@@ -128,12 +103,6 @@ def own_place(stage: Run, name: str) -> Run:
     place = Run(stage.private / name, stage.say)
     place.path.mkdir(exist_ok=True)
     return place
-
-
-def of_width(scene: Scene, width: int, place: Run | None) -> Scene:
-    """The same scene with another generator, in another place."""
-    diffusion = replace(scene.config.diffusion, gen_width=width)
-    return replace(scene, directory=place, config=replace(scene.config, diffusion=diffusion))
 
 
 def score(scene: Scene, weights: Path | None = None) -> float:

@@ -6,15 +6,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.recipes.image_source import ImageSource
 from sfumato.recipes.train import settings as train_settings
-from sfumato.recipes.warmup.checks import (
-    check_controls,
-    check_nothing_drawn,
-    check_private,
-    check_samples,
-)
+from sfumato.recipes.warmup.checks import check_nothing_drawn, check_private, check_samples
 from sfumato.synth.diffusion import Diffusion
 
 STAGES = ("split", "generator", "guide", "sample", "warmup", "train", "evaluate")
@@ -34,10 +30,12 @@ class Config(train_settings.Config):
     """
 
     MAY_CHANGE: ClassVar = (
-        *train_settings.Config.MAY_CHANGE, "stage", "controls", "control_widths", "extractor",
-        "extractor_weights",
+        *train_settings.Config.MAY_CHANGE, "stage", "controls", "extractor", "extractor_weights",
     )  # fmt: skip
     """Settings that say how, not what: a run may go on with others."""
+    WITHDRAWN: ClassVar = {
+        "control_widths": Withdrawn("make a run for each --gen-width and compare their scores"),
+    }
     READ_FIRST: ClassVar = {
         "split": (
             *(item.name for item in fields(ImageSource)), "people", "public_share",
@@ -113,8 +111,6 @@ class Config(train_settings.Config):
     """How often an epoch shows each public image: of weakly drawn images many are worth few."""
     controls: bool = False
     """Score also: the same recipe on public images alone (as many steps), and DP from scratch."""
-    control_widths: tuple[int, ...] = ()
-    """And with --controls: the warm-up on images of generators of these widths."""
     extractor: str = "scattering"
     """Features to compare images in: fixed wavelets, or those of a pretrained model, by name."""
     extractor_weights: Path | None = None
@@ -220,7 +216,6 @@ class Config(train_settings.Config):
             check_samples(self)
         if not self.number:
             check_nothing_drawn(self)
-        check_controls(self)
 
 
 def digits_cpu() -> Config:
