@@ -139,23 +139,12 @@ def test_a_finished_run_says_so_and_stays_as_it_is(finished, capsys):
     assert {path: digest(path) for path in finished.rglob("*") if path.is_file()} == before
 
 
-def test_a_finished_run_takes_controls_and_repeats_later(finished, tmp_path, capsys):
+def test_a_finished_run_takes_controls_later(finished, tmp_path, capsys):
     out = tmp_path / "run"
     shutil.copytree(finished, out)
-    words = ("--controls", "--repeats", "2")
-    assert call(capsys, "release", "evaluate", "--out", out, *words)[0] == 0
-    scores = scores_of(out)
-    assert set(scores["controls"]) == {"k=0", "public-only", "real"}
-    repeats = scores["repeats"]["test_accuracy"]
-    assert len(repeats) == 2
-    assert repeats[0] == scores["test_accuracy"]
-    assert scores["repeats"]["mean"] == pytest.approx(sum(repeats) / 2)
-    again = out / "private" / "repeats" / "1"
-    assert scores_of(again)["test_accuracy"] == repeats[1]
-    assert (again / "done.json").exists()
-    # Its teacher is another one, with another seed and other noise, and so are its images.
-    assert digest(again / "bundle" / "images.npz") != digest(out / "bundle" / "images.npz")
-    # Only the first is released, and its ledger and bundle know nothing of the others.
+    assert call(capsys, "release", "evaluate", "--out", out, "--controls")[0] == 0
+    assert set(scores_of(out)["controls"]) == {"k=0", "public-only", "real"}
+    # What is released, and its ledger and bundle, know nothing of them.
     for name in ("ledger.jsonl", "bundle/card.json", "bundle/images.npz"):
         assert digest(out / name) == digest(finished / name)
 

@@ -155,7 +155,6 @@ def test_what_cannot_be_done_is_named_before_anything_is_spent(
         ({"student_epochs": 0.0}, "above 0"),
         ({"student_batch": 0}, "at least 1"),
         ({"public_images": 0}, "at least 1"),
-        ({"repeats": 0}, "at least 1"),
         ({"epsilon": None}, "neither of --epsilon"),
         ({"noise_multiplier": 1.0}, "both of --epsilon"),
         ({"mode": "non-private"}, "leave --epsilon out"),

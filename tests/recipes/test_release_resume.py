@@ -234,9 +234,3 @@ def test_a_run_done_stage_by_stage_is_finished_and_throws_its_secret_away(settin
         assert make(replace(settings, noise_seed=None, stage=stage), out)["stage"] == stage
     assert (out / "done.json").exists()
     assert not list(out.rglob("secret.key"))
-
-
-def test_a_repeat_has_other_noise_also_where_the_noise_is_fixed(settings, tmp_path):
-    make(replace(settings, noise_seed=3, repeats=2), tmp_path / "run")
-    first, second = ledger_of(tmp_path / "run"), ledger_of(tmp_path / "run/private/repeats/1")
-    assert first.header.secret != second.header.secret

@@ -36,8 +36,6 @@ def evaluate(scene: Scene, stage: Run) -> None:
         scores["controls"] = controls(scene, model)
     scores["quality"] = compare_images(scene, images, feature_extractor(scene, model))
     scores["membership"] = membership(scene, images)
-    if scene.config.repeats > 1:
-        scores["repeats"] = repeat(scene, scores["test_accuracy"])
     scene.run.write_json("private/scores.json", scores)
     chance = 1 / len(scene.private.classes)
     words = "" if scores["test_accuracy"] > 2 * chance else ": about as good as guessing"
@@ -154,32 +152,6 @@ def membership(scene: Scene, images: "Images") -> dict[str, float]:
         "membership_auc": roc(near, far).auc,
         "membership_auc_of_public": roc(*blind).auc,
     }
-
-
-def repeat(scene: Scene, first: float) -> dict[str, Any]:
-    """All of it again with other seeds and noise; nothing of it leaves `private/`."""
-    import numpy as np
-
-    from sfumato.files import read_json
-    from sfumato.recipes import release
-
-    found = [first]
-    for number in range(1, scene.config.repeats):
-        place = Run(scene.run.private / "repeats" / str(number), scene.run.say)
-        place.path.mkdir(parents=True, exist_ok=True)
-        if not place.finished:
-            fixed = scene.config.noise_seed
-            again = replace(
-                scene.config, stage="all", repeats=1, seed=scene.config.seed + number,
-                controls=False, extractor="teacher",
-                noise_seed=None if fixed is None else fixed + number,
-            )  # fmt: skip
-            release.run(again, place)
-        found.append(read_json(place.private / "scores.json")["test_accuracy"])
-    return {
-        "test_accuracy": found, "mean": float(np.mean(found)),
-        "deviation": float(np.std(found, ddof=1)),
-    }  # fmt: skip
 
 
 def draw(scene: Scene, images: "Images") -> None:

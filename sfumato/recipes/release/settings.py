@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
 from sfumato.recipes.train import settings as train_settings
 from sfumato.synth.match import Matching
@@ -22,10 +23,13 @@ class Config(train_settings.Config):
     """
 
     MAY_CHANGE: ClassVar = (
-        *train_settings.Config.MAY_CHANGE, "stage", "verify", "controls", "repeats",
-        "card_scores", "extractor",
+        *train_settings.Config.MAY_CHANGE, "stage", "verify", "controls", "card_scores",
+        "extractor",
     )  # fmt: skip
     """Settings that say how, not what: a run may go on with others."""
+    WITHDRAWN: ClassVar = {
+        "repeats": Withdrawn("repeat the command with another --seed and another --out"),
+    }
     PASSING: ClassVar = {"stage": "all", "verify": None}
     """Settings of one command, which a run does not remember."""
 
@@ -74,8 +78,6 @@ class Config(train_settings.Config):
     """Features to compare images in: of a student of the private images, or of the teacher."""
     controls: bool = False
     """Score also: k = 0, public labels alone, and a student of the private images."""
-    repeats: int = 1
-    """Do all of it so many times, to see how far scores spread; only the first is released."""
     card_scores: bool = False
     """Put scores on the data card. They touch private images without noise; the card says so."""
 
@@ -89,7 +91,7 @@ class Config(train_settings.Config):
             return
         super().__post_init__()
         self._refuse_canaries()
-        for name in ("student_batch", "repeats", "public_images"):
+        for name in ("student_batch", "public_images"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
         for name in ("student_epochs", "student_lr", "temperature", "moments_slack"):
