@@ -25,20 +25,6 @@ def cached(logits: Float[Tensor, "images classes"]) -> Answers:
     return lambda x, places: logits[places.to(logits.device)].to(x.device)
 
 
-def live(teacher: nn.Module, reading: Reading, student: Reading) -> Answers:
-    """Answers of the teacher itself, to the very view that the student has.
-
-    Each reads pixels in its own way, so the student's view goes back to pixels first.
-    """
-
-    @torch.no_grad()
-    def answer(x: Tensor, _: Tensor) -> Tensor:
-        return reading.logits(teacher, reading.normalise(student.restore(x)))
-
-    teacher.eval()
-    return answer
-
-
 def distil_step(
     student: nn.Module, reading: Reading, answers: Answers, *, temperature: float
 ) -> Step:

@@ -94,11 +94,6 @@ class Reading:
         layout = torch.channels_last if pixels.is_cuda else torch.contiguous_format
         return ((pixels - mean) / deviation).contiguous(memory_format=layout)
 
-    def restore(self, x: Tensor) -> Tensor:
-        """Back to pixels between 0 and 1."""
-        mean, deviation = self._constants
-        return x * deviation + mean
-
     @cached_property
     def _constants(self) -> tuple[Tensor, Tensor]:
         # Made once: a GPU would wait for numbers from the host.

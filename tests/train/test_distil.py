@@ -14,10 +14,9 @@ from torch import nn
 from sfumato.data.augment import Augmentation
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.runs import Run
-from sfumato.train.distil import cached, distil_step, distillation_loss, live
+from sfumato.train.distil import cached, distil_step, distillation_loss
 from sfumato.train.plain import reading_of as plain_reading_of
 from sfumato.train.plain import shuffled, train_plainly
-from sfumato.train.reading import Reading
 from sfumato.train.steps import logits_of, plain_step
 
 
@@ -110,18 +109,6 @@ def test_labels_are_never_looked_at():
     assert steps[0](batch_of([1, 2, 3])) == steps[1](batch_of([1, 2, 3]))
 
 
-@pytest.mark.parametrize("statistics", [((0.5,), (0.5,)), ((0.2,), (0.35,))])
-def test_live_answers_are_the_written_ones_where_the_view_is_the_image(statistics):
-    # The teacher reads pixels with its own mean and deviation, whatever the student's are.
-    model, reading = teacher(), Reading(PUBLIC.images, torch.device("cpu"), *statistics)
-    with torch.no_grad():
-        kept = model(inputs(PUBLIC, range(50)))
-    places = torch.tensor([4, 30, 9])
-    answers = live(model, PUBLIC, reading)(inputs(reading, places), places)
-    torch.testing.assert_close(answers, kept[places], rtol=1e-4, atol=1e-5)
-    assert not answers.requires_grad
-
-
 def test_answers_to_all_images_are_in_order_without_dropout_and_leave_the_mode_alone():
     model = teacher(nn.Dropout(0.5)).train()
     model[2].eval()
@@ -131,18 +118,6 @@ def test_answers_to_all_images_are_in_order_without_dropout_and_leave_the_mode_a
     assert not found.requires_grad
     with torch.no_grad():
         torch.testing.assert_close(found, model.eval()(inputs(PUBLIC, range(50))))
-
-
-def test_live_answers_are_to_the_view_that_the_student_has():
-    model = teacher().train()
-    shifted = replace(PUBLIC, augmentation=Augmentation(crop=3), seed=5)
-    chunk = batch_of([4, 30, 9]).chunks[0]
-    x, _ = shifted.inputs(chunk, 0)
-    answers = live(model, PUBLIC, shifted)(x, chunk.indices)
-    assert not model.training
-    with torch.no_grad():
-        torch.testing.assert_close(answers, model(x), rtol=1e-4, atol=1e-5)
-        assert (answers - model(inputs(PUBLIC, [4, 30, 9]))).abs().max() > 1e-3
 
 
 def run_at(path):

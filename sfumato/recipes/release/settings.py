@@ -28,6 +28,7 @@ class Config(train_settings.Config):
     )  # fmt: skip
     """Settings that say how, not what: a run may go on with others."""
     WITHDRAWN: ClassVar = {
+        "soft_labels": Withdrawn("a student learns the answers that are released", "cached"),
         "repeats": Withdrawn("repeat the command with another --seed and another --out"),
     }
     PASSING: ClassVar = {"stage": "all", "verify": None}
@@ -69,8 +70,6 @@ class Config(train_settings.Config):
     """Move images by up to so many pixels while it learns."""
     temperature: float = 100.0
     """Temperature of the teacher's answers."""
-    soft_labels: Literal["cached", "live"] = "cached"
-    """Answers as released, or asked anew for each view: then the teacher is released as well."""
 
     format: Literal["npz", "png"] = "npz"
     """The bundle's images: one file, or a folder of PNGs with labels.csv."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sfumato.recipes.release.scene import Scene, finished_book, teacher_of
+from sfumato.recipes.release.scene import Scene, finished_book
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -20,15 +20,12 @@ FEW_STEPS = 300
 def student(scene: Scene, stage: Run) -> None:
     """Train it on the bundle, as anybody could who was handed it."""
     from sfumato.synth.bundle import read_bundle
-    from sfumato.train.distil import cached, live
+    from sfumato.train.distil import cached
     from sfumato.train.trained import Description
 
     images, logits, _, _ = read_bundle(scene.run.path / "bundle")
-    answers = cached(logits.to(scene.device))
     model, reading = new_student(scene, images)
-    if scene.config.soft_labels == "live":
-        answers = live(*teacher_of(scene), reading)
-    distil(scene, model, reading, answers, stage)
+    distil(scene, model, reading, cached(logits.to(scene.device)), stage)
     promise = finished_book(scene).promise()
     made = Description.of(
         reading, model, name=scene.student, norm="keep", centre_crop=scene.config.centre_crop
