@@ -23,8 +23,8 @@ def run(row: str, seed: int, arguments: argparse.Namespace, began: float) -> dic
     if time.monotonic() - began > 60 * arguments.minutes:
         return {}
     out = arguments.out / f"{row}-{seed}"
-    words = ["--preset", row, "--seed", str(seed), "--out", str(out), "--data-root"]
-    words += [str(arguments.data_root), "--extractor", "teacher"]
+    words = ["--preset", row, "--seed", str(seed), "--out", str(out)]
+    words += ["--data-root", str(arguments.data_root)]
     if seed == 0 and row in arguments.controls:
         words.append("--controls")
     started = time.monotonic()

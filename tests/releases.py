@@ -44,7 +44,7 @@ def tiny(folder, **changes):
         data=str(folder / "digits.npz"), public=str(folder / "clouds.npz"), device="cpu",
         model="group-cnn-small", noise_multiplier=2.0, batch_size=60, steps=5, lr=1.0,
         matching=Matching(k=2, match_batch=20), student="group-cnn-small", student_epochs=1,
-        student_batch=20, extractor="teacher",
+        student_batch=20,
     )  # fmt: skip
     return replace(config, **changes)
 

@@ -20,7 +20,7 @@ DIFFUSION = (
 )
 MATCHING = (
     "--k 2 --match-batch 20 --student group-cnn-small --student-epochs 1 --student-batch 20 "
-    "--extractor teacher --public-images 60"
+    "--public-images 60"
 )
 HEADS = (
     "--data digits@0-3 --classes 4 --image-size 16 --device cpu --base group-cnn-small --lr 0.1 "

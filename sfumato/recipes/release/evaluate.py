@@ -34,7 +34,7 @@ def evaluate(scene: Scene, stage: Run) -> None:
     }
     if scene.config.controls:
         scores["controls"] = controls(scene, model)
-    scores["quality"] = compare_images(scene, images, feature_extractor(scene, model))
+    scores["quality"] = compare_images(scene, images, model)
     scores["membership"] = membership(scene, images)
     scene.run.write_json("private/scores.json", scores)
     chance = 1 / len(scene.private.classes)
@@ -86,15 +86,8 @@ def controls(scene: Scene, teacher: "nn.Module") -> dict[str, float]:
 
 def score_student(scene: Scene, name: str, images: "Images", answers: Any = None) -> float:
     """Test accuracy of a student of these images, trained once and kept in `private/`."""
-    from sfumato.train.steps import accuracy
-
-    model, reading = side_student(scene, name, images, answers)
-    return accuracy(model, replace(reading, images=scene.test.to(scene.device)))
-
-
-def side_student(scene: Scene, name: str, images: "Images", answers: Any = None) -> Any:
-    """A student that stays in `private/`: for comparison only."""
     from sfumato.nn.zoo import load_weights
+    from sfumato.train.steps import accuracy
 
     place = Run(scene.run.private / "students" / name, scene.run.say)
     place.path.mkdir(parents=True, exist_ok=True)
@@ -106,22 +99,17 @@ def side_student(scene: Scene, name: str, images: "Images", answers: Any = None)
         distil(scene, model, reading, answers, place)
         place.save_tensors("model.safetensors", model.state_dict())
         place.finish({"images": len(images)})
-    return model.eval(), reading
+    return accuracy(model.eval(), replace(reading, images=scene.test.to(scene.device)))
 
 
-def feature_extractor(scene: Scene, teacher: "nn.Module") -> Extractor:
-    """The network whose features images are compared in, and its name."""
+def compare_images(scene: Scene, images: "Images", teacher: "nn.Module") -> dict[str, Any]:
+    """Released images beside private ones, in the teacher's features.
+
+    For scale, public and test images stand beside them.
+    """
     from sfumato.attack.features import headless
 
-    if scene.config.extractor == "teacher":
-        return Extractor(headless(teacher), f"last layer of the teacher, {scene.teacher.model}")
-    model, _ = side_student(scene, "real", scene.private)
-    name = f"last layer of {scene.student}, trained on {scene.private.name} without privacy"
-    return Extractor(headless(model), name)
-
-
-def compare_images(scene: Scene, images: "Images", extractor: Extractor) -> dict[str, Any]:
-    """Released images beside private ones; and for scale, public and test images beside them."""
+    extractor = Extractor(headless(teacher), f"last layer of the teacher, {scene.teacher.model}")
     sets = {"released": images, "public": scene.public, "test": scene.test}
     return compare_sets(extractor, scene.private, sets, scene.device)
 

@@ -24,11 +24,11 @@ class Config(train_settings.Config):
 
     MAY_CHANGE: ClassVar = (
         *train_settings.Config.MAY_CHANGE, "stage", "verify", "controls", "card_scores",
-        "extractor",
     )  # fmt: skip
     """Settings that say how, not what: a run may go on with others."""
     WITHDRAWN: ClassVar = {
         "soft_labels": Withdrawn("a student learns the answers that are released", "cached"),
+        "extractor": Withdrawn("images are compared in the teacher's features; leave it out"),
         "repeats": Withdrawn("repeat the command with another --seed and another --out"),
     }
     PASSING: ClassVar = {"stage": "all", "verify": None}
@@ -73,8 +73,6 @@ class Config(train_settings.Config):
 
     format: Literal["npz", "png"] = "npz"
     """The bundle's images: one file, or a folder of PNGs with labels.csv."""
-    extractor: Literal["teacher", "real"] = "teacher"
-    """Features to compare images in: of a student of the private images, or of the teacher."""
     controls: bool = False
     """Score also: k = 0, public labels alone, and a student of the private images."""
     card_scores: bool = False
