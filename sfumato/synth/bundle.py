@@ -64,7 +64,6 @@ def write_bundle(
     folder: Path | str, images: Images, logits: Float[Tensor, "n classes"], ledger: Ledger, *,
     format: Literal["npz", "png"] = "npz", k: int, model: str, public: str, temperature: float,
     moved: dict[str, float], near_copies: dict[str, float] | None = None,
-    scores: dict[str, float] | None = None,
 ) -> Card:  # fmt: skip
     """Write images, soft labels, ledger and card to a folder, in place of a bundle already there.
 
@@ -88,7 +87,6 @@ def write_bundle(
         raise DataError(f'"{images.name}": {problems[0]} Give the logits of these very images.')
     card = make_card(
         images, ledger, k=k, model=model, public=public, moved=moved, near_copies=near_copies,
-        scores=scores,
     )  # fmt: skip
     _clear(folder)
     write_images(folder, images, format)

@@ -61,7 +61,8 @@ class Card:
     """The noisy share of private images with a released one closer than a public threshold, that
     threshold, and the noise's standard error."""
     scores: dict[str, float] | None
-    """Measured on private images without a mechanism: the ledger does not cover them."""
+    """Measured on private images without a mechanism: the ledger does not cover them. Only cards
+    of earlier versions have any."""
     not_for_release: tuple[str, ...]
     """Why nobody else may have this; empty if they may."""
     files: dict[str, str]
@@ -79,7 +80,7 @@ class Card:
 
 def make_card(
     images: Images, ledger: Ledger, *, k: int, model: str, public: str, moved: dict[str, float],
-    near_copies: dict[str, float] | None, scores: dict[str, float] | None,
+    near_copies: dict[str, float] | None,
 ) -> Card:  # fmt: skip
     """The card of images that `ledger` has paid for, with no files on it yet."""
     header = ledger.header
@@ -102,7 +103,7 @@ def make_card(
         stages=_spent(ledger.events),
         moved=moved,
         near_copies=near_copies,
-        scores=scores,
+        scores=None,
         not_for_release=tuple(_objections(ledger, k, near_copies is not None)),
         files={},
         made_by=this_version(),

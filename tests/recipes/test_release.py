@@ -149,19 +149,8 @@ def test_a_finished_run_takes_controls_later(finished, tmp_path, capsys):
         assert digest(out / name) == digest(finished / name)
 
 
-def test_scores_go_on_the_card_only_when_asked_and_verify_remarks_them(finished, tmp_path, capsys):
+def test_no_scores_go_on_the_card(finished):
     assert verify_bundle(finished / "bundle").card.scores is None
-    out = tmp_path / "run"
-    shutil.copytree(finished, out)
-    assert call(capsys, "release", "evaluate", "--out", out, "--card-scores")[0] == 0
-    verdict = verify_bundle(out / "bundle")
-    assert verdict.ok
-    assert verdict.card.scores["test_accuracy"] == scores_of(out)["test_accuracy"]
-    assert "measured on private images without noise" in verdict.remarks[0]
-    assert stages_of(out) == stages_of(finished)
-    assert call(capsys, "release", "evaluate", "--out", out, "--no-card-scores")[0] == 0
-    for name in ("card.md", "card.json"):
-        assert digest(out / "bundle" / name) == digest(finished / "bundle" / name)
 
 
 def test_png_files_carry_the_same_bundle(settings, tmp_path, capsys):

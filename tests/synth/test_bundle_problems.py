@@ -291,8 +291,8 @@ def test_a_card_for_people_that_says_something_else_is_named(tmp_path):
 
 def test_remarks_are_no_problems(tmp_path):
     ledger = paid("train", "moments", "card", noise="philox", fixed_seed=False, moments_noise=0.4)
-    write(tmp_path, ledger=ledger, scores={"accuracy": 0.91})
-    edit(tmp_path, made_by="sfumato 0.0.1")
+    write(tmp_path, ledger=ledger)
+    edit(tmp_path, made_by="sfumato 0.0.1", scores={"accuracy": 0.91})
     verdict = verify_bundle(tmp_path)
     assert verdict.ok
     for words in ("accuracy: measured", "not cryptographic", "above 10", "sfumato 0.0.1"):

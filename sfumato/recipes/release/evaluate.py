@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.recipes.fidelity import Extractor, compare_sets, thin
 from sfumato.recipes.release.scene import Scene, teacher_of
-from sfumato.recipes.release.stages import pack, pixel_rows
+from sfumato.recipes.release.stages import pixel_rows
 from sfumato.recipes.release.student import distil, new_student, trained_student
 from sfumato.runs import Run
 
@@ -24,7 +24,7 @@ def evaluate(scene: Scene, stage: Run) -> None:
     from sfumato.synth.bundle import read_bundle
     from sfumato.train.steps import accuracy
 
-    images, logits, _, card = read_bundle(scene.run.path / "bundle")
+    images, logits, _, _ = read_bundle(scene.run.path / "bundle")
     model, reading = teacher_of(scene)
     scores: dict[str, Any] = {
         "test_accuracy": accuracy(*trained_student(scene)),
@@ -45,12 +45,6 @@ def evaluate(scene: Scene, stage: Run) -> None:
         f"{scores['test_accuracy']:.3f}{words}"
     )
     draw(scene, images)
-    shown = None
-    if scene.config.card_scores:
-        names = ("test_accuracy", "teacher_accuracy")
-        shown = {name: scores[name] for name in names} | scores["membership"]
-    if shown != card.scores:
-        pack(scene, shown)
     stage.finish({"bundle": str(scene.run.path / "bundle"), "student": scene.student})
 
 

@@ -23,12 +23,13 @@ class Config(train_settings.Config):
     """
 
     MAY_CHANGE: ClassVar = (
-        *train_settings.Config.MAY_CHANGE, "stage", "verify", "controls", "card_scores",
+        *train_settings.Config.MAY_CHANGE, "stage", "verify", "controls",
     )  # fmt: skip
     """Settings that say how, not what: a run may go on with others."""
     WITHDRAWN: ClassVar = {
         "soft_labels": Withdrawn("a student learns the answers that are released", "cached"),
         "extractor": Withdrawn("images are compared in the teacher's features; leave it out"),
+        "card_scores": Withdrawn("scores stay in private/scores.json, which the owner may quote"),
         "repeats": Withdrawn("repeat the command with another --seed and another --out"),
     }
     PASSING: ClassVar = {"stage": "all", "verify": None}
@@ -75,8 +76,6 @@ class Config(train_settings.Config):
     """The bundle's images: one file, or a folder of PNGs with labels.csv."""
     controls: bool = False
     """Score also: k = 0, public labels alone, and a student of the private images."""
-    card_scores: bool = False
-    """Put scores on the data card. They touch private images without noise; the card says so."""
 
     @property
     def k(self) -> int:

@@ -121,7 +121,7 @@ def released(
     return replace(moved, labels=logits.argmax(dim=1)), logits
 
 
-def pack(scene: Scene, scores: dict[str, float] | None = None) -> "Card":
+def pack(scene: Scene) -> "Card":
     """Write the bundle, with what its card needs to say."""
     from safetensors.torch import load_file
 
@@ -141,7 +141,7 @@ def pack(scene: Scene, scores: dict[str, float] | None = None) -> "Card":
         scene.run.path / "bundle", replace(images, name=name), logits, ledger,
         format=scene.config.format, k=scene.config.k, model=scene.teacher.model,
         public=scene.public.name, temperature=scene.config.temperature, moved=moved,
-        near_copies=near, scores=scores,
+        near_copies=near,
     )  # fmt: skip
 
 
