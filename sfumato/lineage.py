@@ -180,7 +180,10 @@ def origin_in_place(file: Path) -> Origin | None:
         return None
     settings = record.get("config", {})
     whole = "\n".join(map(dumps, lines)).encode()
-    start = next((f / START for f in stage_and_run(file.parent) if (f / START).exists()), None)
+    # What lies deeper, in private/ say, may have learnt from what its run began with.
+    inside = [folder for folder in file.parents if folder.is_relative_to(run)]
+    places = (folder / START for folder in (*inside, *stage_and_run(file.parent)))
+    start = next((place for place in places if place.exists()), None)
     return Origin(
         verb=record.get("verb", ""),
         data=data_name(str(settings["data"])) if "data" in settings else "",

@@ -202,6 +202,66 @@ def test_what_weights_began_with_is_remembered_through_other_data(settings, firs
     assert {event.ledger for event in both.events} == {book(first).header.id, both.header.id}
 
 
+def test_what_weights_began_with_is_remembered_through_several_runs(settings, first, tmp_path):
+    weights = first / "model.safetensors"
+    for name, classes in (("other", "3-5"), ("third", "6-8"), ("fourth", "7-9")):
+        data = save(tmp_path / f"{name}.npz", classes)
+        go(replace(settings, data=data, weights=weights, steps=1), tmp_path / name)
+        weights = Path(shutil.copy(tmp_path / name / "model.safetensors", tmp_path / f"{name}.st"))
+        weights = weights.rename(weights.with_suffix(".safetensors"))
+        shutil.rmtree(tmp_path / name)
+    go(replace(settings, weights=weights, epsilon=3.0), tmp_path / "back")
+    both = book(tmp_path / "back")
+    assert {event.ledger for event in both.events} == {book(first).header.id, both.header.id}
+
+
+def test_a_start_that_no_ledger_speaks_of_is_remembered_through_other_data(
+    settings, first, tmp_path
+):
+    run = shutil.copytree(first, tmp_path / "run")
+    (run / "ledger.jsonl").unlink()  # as in a run of sfumato reconstruct
+    (run / "stages/base").mkdir(parents=True)
+    state = load_file(run / "model.safetensors")
+    weights = Run(run / "stages/base").save_tensors("net.safetensors", state)
+    other = replace(settings, data=save(tmp_path / "other.npz", "3-5"), steps=1)
+    go(replace(other, weights=weights), tmp_path / "between")
+    shutil.rmtree(run)
+    begun = replace(settings, weights=tmp_path / "between/model.safetensors", epsilon=20.0)
+    with pytest.raises(PrivacyError, match="no ledger says what it cost"):
+        go(begun, tmp_path / "back")
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_weights_in_the_private_folder_of_a_warm_up_are_no_start(settings, first, tmp_path, copied):
+    # All of the data is private there, so no share of it is in the way.
+    config = tiny_warmup(tmp_path, data=settings.data, public_share=None, public_images="digits")
+    with open_run(config, verb="warmup", out=tmp_path / "warm") as run:
+        place = run.stage("evaluate").private / "scratch"
+        place.mkdir()
+        state = load_file(first / "model.safetensors")
+        weights = Run(place).save_tensors("net.safetensors", state)
+    weights = Path(shutil.copy(weights, tmp_path)) if copied else weights
+    begun = replace(settings, weights=weights, epsilon=20.0)
+    with pytest.raises(PrivacyError, match="no ledger says what it cost"):
+        go(begun, tmp_path / "next")
+    other = replace(begun, data=save(tmp_path / "other.npz", "3-5"), steps=1)
+    assert go(other, tmp_path / "other")["epsilon"] <= 20
+
+
+@pytest.mark.parametrize("place", ["private", "private/students/plain", "stages/x/private/y"])
+def test_weights_in_a_private_folder_may_have_learnt_what_their_run_began_with(
+    settings, first, tmp_path, place
+):
+    other = replace(settings, data=save(tmp_path / "other.npz", "3-5"), steps=1)
+    go(replace(other, weights=first / "model.safetensors"), tmp_path / "run")
+    (tmp_path / "run" / place).mkdir(parents=True, exist_ok=True)
+    state = load_file(tmp_path / "run/model.safetensors")
+    weights = Run(tmp_path / "run" / place).save_tensors("net.safetensors", state)
+    for lying in (weights, Path(shutil.copy(weights, tmp_path))):
+        with pytest.raises(PrivacyError, match="no ledger says what it cost"):
+            go(replace(settings, weights=lying, epsilon=20.0), tmp_path / "back")
+
+
 def test_weights_of_other_data_and_of_nobody_are_spoken_of(settings, first, tmp_path):
     other = replace(settings, data=save(tmp_path / "other.npz", "3-5"), steps=1)
     go(replace(other, weights=first / "model.safetensors"), tmp_path / "run")
