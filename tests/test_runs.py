@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from synced import Synced
 
 from sfumato.errors import RunError
 from sfumato.files import append_line, atomic, read_lines
@@ -147,6 +148,19 @@ def test_a_file_is_on_disk_before_it_takes_its_name(tmp_path, monkeypatch):
     with atomic(tmp_path / "model") as file:
         file.write(b"new")
     assert order == ["sync", "name", "sync"]
+
+
+def test_a_line_of_the_ledger_is_on_disk_when_it_is_written(tmp_path, monkeypatch):
+    run = open_run(Config(), verb="train", out=tmp_path / "run")
+    path, synced = run.path / "ledger.jsonl", Synced(monkeypatch)
+    run.write_ledger({"header": {}})
+    assert synced.holds(path)
+    assert synced.holds(run.path), "a new file has a name there, too"
+    for step in range(3):
+        run.write_ledger({"event": {"step": step}})
+        assert synced.holds(path)
+        run.write_ledger({"stage": "train", "step": step, "tag": "late"})  # it may wait
+    assert len(read_lines(path)) == 7
 
 
 def test_a_full_disk_is_named_with_the_file_that_did_not_fit(tmp_path, monkeypatch):

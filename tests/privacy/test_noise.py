@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize, to_philox_mean
 from sfumato.privacy.secret import Secret
+from sfumato.privacy.secure import grid_noise
 
 way = both_ways
 
@@ -194,6 +197,31 @@ def test_nothing_is_released_when_the_ledger_cannot_be_written():
 def test_noise_from_another_secret_than_the_ledgers_is_refused():
     with pytest.raises(PrivacyError, match="not the secret"):
         release(torch.zeros(3), book=ledger(secret=Secret.draw()), secret=Secret.draw())
+
+
+@pytest.mark.parametrize("secret", [SEED, Secret.draw()], ids=["fixed", "drawn"])
+def test_a_ledger_that_names_no_secret_takes_none(secret):
+    # Two secrets would make two releases of one step under one line.
+    book = ledger(secret=secret)
+    nameless = Ledger(replace(book.header, secret=""))
+    with pytest.raises(PrivacyError, match="not the secret"):
+        release(torch.zeros(3), book=nameless, secret=secret)
+    assert not nameless.events
+
+
+def test_the_grid_is_paid_for_by_all_coordinates_of_all_types():
+    # So much noise that rounding 20,000 coordinates to the grid asks for much more.
+    plan = replace(PLAN, noise_multiplier=2.0**14, max_norm=1.0)
+    some = {"b": torch.zeros(10_000, dtype=torch.float64)}
+    more = {**some, "a": torch.zeros(10_000)}
+    one, two = (
+        privatize(sums, plan, ledger("chacha20"), SEED, step=0, stage="train")["b"]
+        for sums in (some, more)
+    )
+    (_, less), (_, wanted) = (grid_noise(plan, size) for size in (10_000, 20_000))
+    assert wanted > 1.15 * less
+    # With a fixed seed both are the same deviates.
+    assert float(two.norm() / one.norm()) == pytest.approx(wanted / less, rel=1e-4)
 
 
 def test_the_event_says_what_was_done():

@@ -1,13 +1,14 @@
 """What was spent before: releases of one step, families, and the plan that gets the rest."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from sfumato.privacy.accounting import epsilon
+from sfumato.privacy.accounting import epsilon, price
 from sfumato.privacy.budget import Budget, Plan, make_plan
-from sfumato.privacy.events import Event
+from sfumato.privacy.events import Event, Mechanism
 
 BUDGET = Budget(epsilon=4, delta=1e-5)
 SINGLE = [Event(stage="a", step=i, rate=0.05, noise_multiplier=1.1) for i in range(5)]
@@ -53,3 +54,35 @@ def test_a_batch_that_was_cut_in_two_ways_has_no_price():
     cut = replace(plain, max_batch=5, size=100, tag="cut")
     assert epsilon([cut, replace(cut, tag="again")], 1e-5) > epsilon([cut], 1e-5)
     assert epsilon([plain, cut], 1e-5) == epsilon([cut, plain], 1e-5) == math.inf
+
+
+@pytest.mark.parametrize("rates", [(0.01, 0.5, 0.2), (0.5, 0.2, 0.01)])
+def test_releases_of_one_step_at_several_rates_cost_what_the_largest_rate_does(rates):
+    lines = [
+        Event(stage="a", rate=rate, noise_multiplier=2.0, tag=str(rate), ledger="one")
+        for rate in rates
+    ]
+    # They share one batch: three releases are one with less noise, and the batch is that of 0.5.
+    wanted = price(Counter({Mechanism(0.5, 2.0 / math.sqrt(3)): 1}), 1e-5)
+    assert epsilon(lines, 1e-5) == pytest.approx(wanted)
+    assert epsilon(lines, 1e-5) > max(epsilon([line], 1e-5) for line in lines)
+
+
+@pytest.mark.parametrize("where", ["ledger", "stage"])
+@pytest.mark.parametrize("family", ["", "classes"])
+def test_lines_of_two_ledgers_or_stages_that_are_named_alike_are_paid_for_twice(where, family):
+    # In one ledger and stage a family touches disjoint examples. Another ledger's, of the same
+    # name, touches the same examples once more; and so does another step 0.
+    kind = {"stage": "moments", "noise_multiplier": 8.0, "family": family}
+    one = [Event(**kind, step=i) for i in range(3 if family else 1)]
+    two = [replace(event, **{where: "another"}) for event in one]
+    gaussian = Mechanism(1.0, 8.0)
+    assert epsilon(one, 1e-5) == price(Counter({gaussian: 1}), 1e-5)
+    assert epsilon([*one, *two], 1e-5) == price(Counter({gaussian: 2}), 1e-5)
+
+
+def test_steps_of_two_ledgers_are_two_samples_and_not_two_releases_of_one():
+    one = [Event(stage="a", step=i, rate=0.05, noise_multiplier=1.1) for i in range(4)]
+    two = [replace(event, ledger="another") for event in one]
+    wanted = price(Counter({Mechanism(0.05, 1.1): 8}), 1e-5)
+    assert epsilon([*one, *two], 1e-5) == pytest.approx(wanted)

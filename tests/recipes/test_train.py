@@ -10,11 +10,13 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from synced import Synced
 from torch import nn
 
 from sfumato.errors import ConfigError
 from sfumato.files import read_lines
 from sfumato.nn.diverged import has_diverged
+from sfumato.privacy import noise
 from sfumato.privacy.ledger import Ledger
 from sfumato.recipes import train
 from sfumato.runs import open_run
@@ -45,6 +47,21 @@ def test_a_run_leaves_a_model_a_ledger_and_private_scores(tmp_path):
     private = read_lines(tmp_path / "run" / "private" / "metrics.jsonl")
     assert [line["step"] for line in private] == list(range(6))
     assert "test_accuracy" in json.loads((tmp_path / "run/private/scores.json").read_text())
+
+
+def test_what_a_step_costs_is_on_disk_before_there_is_noise(tmp_path, monkeypatch):
+    ledger, synced, lines = tmp_path / "run" / "ledger.jsonl", Synced(monkeypatch), []
+    release = noise._release
+
+    def listen(*given):
+        lines.append(len(read_lines(ledger)))
+        assert synced.holds(ledger)
+        assert synced.holds(ledger.parent)
+        release(*given)
+
+    monkeypatch.setattr(noise, "_release", listen)
+    run_train(tmp_path / "run", replace(SMALL, steps=3))
+    assert lines == [2, 3, 4]
 
 
 def test_the_test_accuracy_is_on_the_screen_at_the_end_and_there_alone(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import stat
 from dataclasses import replace
 from typing import Any
 
@@ -79,6 +80,11 @@ def test_canaries_leave_the_promise_and_what_is_shared_alone(sound):
     for path in sound.iterdir():
         if path.suffix in (".json", ".jsonl", ".txt"):
             assert "included" not in path.read_text()
+
+
+def test_what_was_seen_of_canaries_is_for_its_owner_alone(sound):
+    for path, mode in ((sound / "private", 0o700), (sound / "private/canary_steps.bin", 0o600)):
+        assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
 def test_a_run_that_was_cut_keeps_its_coins_and_has_every_row_once(tmp_path):

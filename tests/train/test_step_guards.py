@@ -16,6 +16,7 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import Secret
+from sfumato.train import gather
 from sfumato.train.reading import Reading
 from sfumato.train.steps import Paid, private_step
 from sfumato.train.world import World
@@ -55,6 +56,28 @@ def test_each_step_clips_to_the_norm_bound_that_its_schedule_has_then():
         assert added == pytest.approx(plan.at(number).max_norm, rel=1e-4)
         assert added <= plan.at(number).max_norm
     assert plan.at(8).max_norm < 0.2 * plan.at(0).max_norm
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("look", ["is_due", "contributions_due"])
+def test_what_checks_draw_moves_no_dropout_of_the_step(look, broken, monkeypatch):
+    # A step that is taken again after a cut may be checked where it was not before, or not. With
+    # another sum it would be paid again.
+    read, found = reading(), []
+    odd, _ = read.inputs(Chunk(torch.tensor([3]), torch.ones(1, dtype=torch.bool)), 0)
+    for number, due in enumerate((True, False)):
+        monkeypatch.setattr(gather, "is_due", lambda *_, **__: False)
+        monkeypatch.setattr(gather, "contributions_due", lambda _: False)
+        monkeypatch.setattr(gather, look, lambda *_, due=due, **__: due)
+        model = Dividing(odd if broken else odd + 1)
+        model.body = nn.Sequential(nn.Dropout(0.5), model.body)
+        step = step_of(model, read=read)
+        torch.manual_seed(number)
+        step(batch(0, [0, 1, 2], [3, 4]))
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    for name, gradient in found[0].items():
+        assert gradient.any()
+        torch.testing.assert_close(found[1][name], gradient, rtol=0, atol=0)
 
 
 class Counting(nn.Module):
