@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from loops import dataset, engine_for, losses, net
+from loops import dataset, engine_for, losses, net, repeatable
 from oracle import norm_of
 from torch import nn
 
@@ -22,6 +22,18 @@ def test_a_gradient_on_a_parameter_outside_the_module_is_not_applied(how):
     outside.grad = torch.ones(3)
     with pytest.raises(PrivacyError, match="wrote a gradient"):
         getattr(optimizer, how)(loss=loss)
+    assert not outside.any()
+    assert engine.taken == 0
+
+
+def test_before_the_step_of_an_empty_batch_gradients_are_looked_at_too():
+    model, outside = net(), nn.Parameter(torch.zeros(3), requires_grad=False)
+    optimizer = torch.optim.SGD([*model.parameters(), outside], lr=0.1)
+    engine = engine_for(model, batch_size=1e-6, epochs=None, steps=3, **repeatable())
+    engine.attach(optimizer)
+    outside.grad = torch.ones(3)
+    with pytest.raises(PrivacyError, match="wrote a gradient"):
+        list(engine.loader(dataset()))
     assert not outside.any()
     assert engine.taken == 0
 

@@ -13,9 +13,10 @@ from sfumato.ghost.clip import Ghost
 from sfumato.ghost.compiled import Compiled
 from sfumato.ghost.factors import Clipping
 from sfumato.nn.wrn import StandardisedConv2d
+from sfumato.train import quick
 from sfumato.train.quick import captured, nobody
 from sfumato.train.reading import Reading
-from sfumato.train.replay import WARM
+from sfumato.train.replay import WARM, Captured
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -67,6 +68,25 @@ def test_another_bound_is_not_that_of_a_capture(device):
         ghost.clipping = Clipping(max_norm=1e-2 * (1 + turn % 3))
         found = clip(reading.losses, reading.trial(4), 4, mask)
         same(found, ghost.clip(reading.losses, reading.trial(4), 4, mask))
+
+
+def test_captures_are_kept_apart_by_norm_bound_and_mode_where_there_is_no_gpu_too(monkeypatch):
+    keys = []
+
+    class Remembered(Captured):
+        def __call__(self, key, *given):
+            keys.append(key)
+            return super().__call__(key, *given)
+
+    monkeypatch.setattr(quick, "Captured", Remembered)
+    model, ghost, reading = scene("cpu")
+    clip, mask = captured(ghost, ghost.clip, reading), torch.ones(4, dtype=torch.bool)
+    for bound, mode in ((1e-2, True), (2e-2, True), (2e-2, False), (1e-2, True)):
+        ghost.clipping = Clipping(max_norm=bound)
+        model.train(mode)
+        clip(reading.losses, reading.trial(4), 4, mask)
+    assert len(set(keys)) == 3
+    assert keys[0] == keys[3]
 
 
 @pytest.mark.parametrize("device", DEVICES)
