@@ -10,6 +10,7 @@ from people import portraits
 from torch import nn
 
 from sfumato.errors import UnsupportedLayer
+from sfumato.ghost.buffers import Buffers
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.privacy.budget import Plan
@@ -112,6 +113,21 @@ def test_a_step_whose_passes_write_to_a_buffer_is_refused_and_not_charged():
     assert len(ledger.events) == 1
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model.seen.any(), "what was private is taken out again"
+
+
+def test_in_the_last_step_values_of_buffers_are_looked_at_on_a_gpu_too(monkeypatch):
+    # What a replay writes there moves no version. On a CPU values are always looked at.
+    asked, check = [], Buffers.check
+
+    def listen(buffers, *, values=False):
+        asked.append(values)
+        check(buffers, values=values)
+
+    monkeypatch.setattr(Buffers, "check", listen)
+    step = step_of(linear())
+    for number in (0, PLAN.steps - 2, PLAN.steps - 1):
+        step(batch(number, [0, 1]))
+    assert asked == [False, False, True]
 
 
 class Meeting:
