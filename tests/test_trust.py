@@ -72,7 +72,7 @@ COMMANDS = {
     "invert": ["invert", "--target", "run", *ON_PATCHES, "--other-classes", "--n", "9"],
     "invert's judge": [
         "invert", "--data", "digits@0-4", "--public", "digits@5-9", "--image-size", "28",
-        "--mode", "non-private", "--judge", "run", "--force", "--n", "9", "--method", "pixels",
+        "--mode", "non-private", "--judge", "run", "--n", "9", "--method", "pixels",
     ],
     "sample": ["warmup", "sample", "--run", "drawn", "--number", "1", "--out", "a.npz"],
     "going on": ["train", "--out", "cut"],

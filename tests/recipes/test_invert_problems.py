@@ -162,12 +162,11 @@ def test_the_target_cannot_be_its_own_judge(settings, target, tmp_path):
     refused(config, tmp_path / "run", ConfigError, "knows the classes 0, 1, 2. It should know 0, 1")
 
 
-def test_a_judge_that_met_the_targets_images_is_refused_unless_forced(settings, tmp_path):
+def test_a_judge_that_met_the_targets_images_is_refused(settings, tmp_path):
     both = saved(tmp_path / "both.npz", six_classes(digits("0-2", "train", 60)))
     judge = learn(lesson(both), tmp_path / "judge")
     config = replace(settings, judge=(judge,))
-    refused(config, tmp_path / "run", DataError, "learnt 90 of the images .* --force")
-    attack(replace(config, force=True), tmp_path / "run")
+    refused(config, tmp_path / "run", DataError, "learnt 90 of the images .* another judge")
 
 
 def test_a_judge_that_met_the_images_it_is_compared_on_is_refused(settings, tmp_path):
@@ -201,7 +200,7 @@ def test_numbers_that_make_no_sense_are_refused_at_once(flags, capsys, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_judge_with_weights_of_the_target_is_refused_unless_forced(settings, target, tmp_path):
+def test_a_judge_with_weights_of_the_target_is_refused(settings, target, tmp_path):
     fresh = [k for k in range(240) if k % 80 >= 60]  # neither learnt by the target nor scored on
     others = saved(tmp_path / "others.npz", six_classes(digits("0-2", "train", 80).select(fresh)))
     weights = target / "model.safetensors"
@@ -210,8 +209,9 @@ def test_a_judge_with_weights_of_the_target_is_refused_unless_forced(settings, t
     attack(config, tmp_path / "fine")  # what it began with is not what it is
     judge = learn(lesson(others, weights=weights, freeze=("3.weight",)), tmp_path / "frozen")
     config = replace(config, judge=(judge,))
-    refused(config, tmp_path / "run", DataError, 'shares weights .*"3.weight", 1 tensor.* --force')
-    attack(replace(config, force=True), tmp_path / "run")
+    refused(
+        config, tmp_path / "run", DataError, 'shares weights .*"3.weight", 1 tensor.* another judge'
+    )
 
 
 def six_classes(private):
@@ -226,7 +226,7 @@ def six_classes(private):
 
 def test_a_judge_whose_classes_have_another_order_is_refused(settings, tmp_path):
     judge = learn(lesson("digits@5-7,0-2", image_size=16), tmp_path / "judge")
-    config = replace(settings, judge=(judge,), force=True)
+    config = replace(settings, judge=(judge,))
     refused(config, tmp_path / "run", ConfigError, "knows the classes 5, 6, 7, 0.* in this order")
 
 

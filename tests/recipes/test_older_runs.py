@@ -112,6 +112,7 @@ def test_what_is_not_finished_is_read_strictly():
 
 WITHDRAWN = {
     "reconstruct": {"save": 62, "shards": 2, "shard": "1/2"},
+    "invert": {"force": True},
     "release": {"soft_labels": "live", "extractor": "real", "card_scores": True, "repeats": 3},
     "warmup": {"control_widths": [8]},
 }

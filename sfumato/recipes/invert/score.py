@@ -50,8 +50,6 @@ def score(scene: Scene, stage: Run) -> None:
             " A judge names fewer than half of real images rightly: its word means little. Raise "
             "--judge-epochs."
         )
-    if scene.config.force:
-        found["warning"] += " Judges were taken by force: they may know the target's images."
     scene.run.write_json("private/scores.json", found)
     contact_sheet(
         scene.run.private / "guesses.png", pixels.members, pixels.guesses, labels, judged_by,
@@ -150,16 +148,16 @@ def given_judge(scene: Scene, path: Path) -> "tuple[nn.Module, Reading]":
     framed = load_images(settings.data, "train", people=settings.people, **scene.loading)
     for own, whose in ((scene.members, "the target learnt"), (scene.held_out, "nobody may know")):
         shared = len(overlap(own, framed))
-        if shared and not scene.config.force:
+        if shared:
             raise DataError(
                 f"judge {path} learnt {shared} of the images that {whose}, so it cannot tell the "
-                "class from its training images. Take another judge, or say --force."
+                "class from its training images. Take another judge."
             )
     twins = equal_tensors(weights, scene.weights) if scene.weights.exists() else []
-    if twins and not scene.config.force:
+    if twins:
         raise DataError(
             f'judge {path} shares weights with the target ("{twins[0]}", {len(twins)} tensors in '
-            "all), so what convinces one convinces the other. Take another judge, or say --force."
+            "all), so what convinces one convinces the other. Take another judge."
         )
     learner, reading = train.prepare(settings, lessons, scene.device)
     missing = load_weights(learner.model, weights)

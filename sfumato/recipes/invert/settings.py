@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from sfumato.attack.latent import Search
 from sfumato.attack.pupils import GanSettings, Method
 from sfumato.attack.views import Views
+from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
 from sfumato.recipes.train import settings as train_settings
 
@@ -27,6 +28,9 @@ class Config(train_settings.Config):
     """Settings that say how, not what: a run may go on with others."""
     PASSING: ClassVar = {"stage": "all"}
     """Settings of one command, which a run does not remember."""
+    WITHDRAWN: ClassVar = {
+        "force": Withdrawn("a judge that knows the target's images is never taken", False),
+    }
 
     stage: Literal["all", "target", "judge", "select", "prior", "latent", "score"] = "all"
     """One stage alone (also as the first word: sfumato invert select ...)."""
@@ -53,8 +57,6 @@ class Config(train_settings.Config):
     """The part of the private images that judges learn and the target does not."""
     judge_epochs: float = 4.0
     """Epochs of their training."""
-    force: bool = False
-    """Take a judge that has seen what the target has."""
 
     n: int = 1000
     """Public images for each class, by the target's confidence."""
