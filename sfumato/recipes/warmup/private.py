@@ -75,7 +75,7 @@ def evaluate(scene: Scene, stage: Run) -> None:
         tell_fidelity,
     )
 
-    found, reached = fidelity(scene, prepare_evaluation(scene), stage), score(scene)
+    found, reached = fidelity(scene, prepare_evaluation(scene)), score(scene)
     scores = {"drawn": reached, "test_images": len(scene.test), "fidelity": found}
     scene.run.write_json("private/scores.json", scores)
     scene.run.say(f"test accuracy after drawn images alone, for your eyes: {reached:.3f}")
