@@ -112,7 +112,7 @@ def test_every_public_name_can_be_loaded():
         (["demo", "--out", "/proc/sfumato"], "/proc/sfumato"),
         (["report", "nowhere"], "nowhere does not exist"),
         (["report"], "no run in runs"),
-        (["report", "--serve"], "--serve is gone"),
+        (["report", "--serve"], "--serve was removed: give the runs"),
         (["report", "--run", "nowhere"], "nowhere does not exist"),
         (["train", "--epsilon", "3", "--mode", "non-private"], "leave --epsilon out"),
         (["train", "--model", "resnet18"], "neither of --epsilon"),

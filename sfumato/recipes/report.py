@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from sfumato.config import dumps, read_finished, to_json
+from sfumato.config import Withdrawn, dumps, read_finished, to_json
 from sfumato.errors import ConfigError, RunError, SfumatoError
 from sfumato.files import atomic, read_json
 from sfumato.recipes import Recipe, recipe_of
@@ -30,21 +30,16 @@ class Config:
     runs/ is meant.
     """
 
+    WITHDRAWN: ClassVar = {
+        "serve": Withdrawn("give the runs, and open report.html in a browser"),
+    }
+
     runs: tuple[Path, ...] = ()
     """Run directories (also: --run RUN)."""
     run: Path | None = None
     """The same as a word: one run directory."""
     include_private: bool = False
     """Also what must not be shared: scores, attacks, pictures. The page says so in red."""
-    serve: bool = False
-    """Gone. Give the runs, and open report.html in a browser."""
-
-    def __post_init__(self) -> None:
-        if self.serve:
-            raise ConfigError(
-                "--serve is gone. Write the page with sfumato report RUN [RUN ...], and open "
-                "report.html in a browser."
-            )
 
 
 def digits_cpu() -> Config:
