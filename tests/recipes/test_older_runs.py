@@ -113,7 +113,13 @@ def test_what_is_not_finished_is_read_strictly():
 WITHDRAWN = {
     "reconstruct": {"save": 62, "shards": 2, "shard": "1/2"},
     "invert": {"force": True},
-    "release": {"soft_labels": "live", "extractor": "real", "card_scores": True, "repeats": 3},
+    "release": {
+        "soft_labels": "live",
+        "extractor": "real",
+        "card_scores": True,
+        "repeats": 3,
+        "student_shift": 2,
+    },
     "warmup": {"control_widths": [8]},
 }
 """Settings that no longer exist, by command, with another value than the usual one."""

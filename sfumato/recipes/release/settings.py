@@ -30,6 +30,7 @@ class Config(train_settings.Config):
         "soft_labels": Withdrawn("a student learns the answers that are released", "cached"),
         "extractor": Withdrawn("images are compared in the teacher's features; leave it out"),
         "card_scores": Withdrawn("scores stay in private/scores.json, which the owner may quote"),
+        "student_shift": Withdrawn("a student sees released images as they are", 0),
         "repeats": Withdrawn("repeat the command with another --seed and another --out"),
     }
     PASSING: ClassVar = {"stage": "all", "verify": None}
@@ -67,8 +68,6 @@ class Config(train_settings.Config):
     """Learning rate at its height."""
     student_batch: int = 256
     """Images in a step."""
-    student_shift: int = 0
-    """Move images by up to so many pixels while it learns."""
     temperature: float = 100.0
     """Temperature of the teacher's answers."""
 

@@ -42,14 +42,11 @@ def new_student(scene: Scene, images: "Images") -> "tuple[nn.Module, Reading]":
     from sfumato.train.plain import reading_of
     from sfumato.train.setup import placed
 
-    config = scene.config
-    torch.manual_seed(config.seed)
+    seed = scene.config.seed
+    torch.manual_seed(seed)
     model = build_model(scene.student, classes=len(images.classes), shape=images.shape)
     model = placed(model, scene.device)
-    return model, reading_of(
-        model, images, scene.device, seed=config.seed, shift=config.student_shift,
-        precision=scene.precision,
-    )  # fmt: skip
+    return model, reading_of(model, images, scene.device, seed=seed, precision=scene.precision)
 
 
 def distil(
