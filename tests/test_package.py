@@ -1,7 +1,10 @@
 """What the package says of itself to installers and type checkers."""
 
+import subprocess
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import sfumato
 
@@ -19,3 +22,14 @@ def test_the_package_says_who_made_it_and_what_it_is_for():
     assert "Typing :: Typed" in project["classifiers"]
     assert project["license"] == "Apache-2.0"
     assert (ROOT / project["readme"]).exists()
+
+
+def test_no_run_directory_is_committed():
+    """A run made by hand in the checkout, then `git add -A`: 45 MB came along that way once."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True
+    )
+    runs = [path for path in listed.stdout.split() if path.endswith(("/.lock", "/done.json"))]
+    assert [path for path in runs if not path.startswith("tests/golden/runs/")] == []
