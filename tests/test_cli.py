@@ -107,7 +107,7 @@ def test_every_public_name_can_be_loaded():
         (["account", "--size", "-5", "--epsilon", "1"], "at least one example"),
         (["account", "--size", "100", "--epsilon", "1", "--batch-size", "10"], "how long?"),
         (["account", "--size", "9", "--epsilon", "1", "--plot", "no/x.png"], "no folder no"),
-        (["account", "--size", "9", "--noise-multiplier", "1e-5"], "cannot be priced"),
+        (["account", "--size", "9", "--noise-multiplier", "1e-5"], "too small to be priced"),
         (["demo", "--epsilon", "inf"], "releases what it makes"),
         (["demo", "--out", "/proc/sfumato"], "/proc/sfumato"),
         (["report", "nowhere"], "nowhere does not exist"),
@@ -133,7 +133,8 @@ def test_every_public_name_can_be_loaded():
                 ("--max-grad-norm -1", "max_grad_norm=-1 must be above 0"),
                 ("--lr inf", "lr=inf must be above 0 and finite"),
                 ("--epsilon -3", "epsilon=-3 must be above 0"),
-                ("--epsilon None --noise-multiplier -1", "noise_multiplier=-1 must be at least 0"),
+                ("--epsilon None --noise-multiplier -1", "noise_multiplier=-1 must be finite"),
+                ("--epsilon None --noise-multiplier 1e-9", "too small to be priced"),
             ]
         ),
         (["train", "--epsilon", "3", "--delta", "0.1"], "not below 1/4000"),

@@ -28,7 +28,6 @@ from sfumato.engine.guards import (
     add_releases,
     check_drawn,
     check_length,
-    check_price,
     check_promise,
     check_turn,
     govern_only,
@@ -114,7 +113,6 @@ class PrivacyEngine:
             noise_multiplier=noise_multiplier, max_norm=max_grad_norm, noise_decay=noise_decay,
             clip_decay=clip_decay,
         )  # fmt: skip
-        check_price(self.plan)
         self.average = new_average(module, ema)
         self.secret = Secret.draw() if secret is None else secret
         header = Header(

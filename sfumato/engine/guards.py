@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.privacy.accounting import LEAST_NOISE
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
 
@@ -52,6 +51,10 @@ def refuse_several_processes(module: nn.Module) -> None:
 
 def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
     """An optimizer that asks for gradients as often as it likes (LBFGS) has no noise for them."""
+    if not callable(getattr(optimizer, "step", None)):
+        raise ConfigError(
+            f"the optimizer must be a torch.optim.Optimizer, and is a {type(optimizer).__name__}."
+        )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
@@ -163,16 +166,6 @@ def check_promise(target_epsilon: float | None, noise_multiplier: float | None) 
         raise ConfigError(
             "give either target_epsilon, and the noise that it needs is found, or "
             "noise_multiplier, and get_privacy_spent() says what that comes to."
-        )
-
-
-def check_price(plan: Plan) -> None:
-    """Refuse so little noise that no accountant can price it; none at all is infinite, and said."""
-    least = min(plan.at(step).noise_multiplier for step in (0, plan.steps - 1))
-    if 0 < least < LEAST_NOISE:
-        raise ConfigError(
-            f"noise_multiplier={least:g} is too small to be priced: at least {LEAST_NOISE:g}, or 0 "
-            "for a training without a promise."
         )
 
 

@@ -83,10 +83,8 @@ class Plan:
                 f"max_norm={self.max_norm:g} must be positive and finite: it bounds what one "
                 "example can change."
             )
-        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise ConfigError(
-                f"noise_multiplier={self.noise_multiplier:g} must be finite and not negative."
-            )
+        for step in (0, self.steps - 1):
+            check_noise(self.noise_multiplier * self.noise_decay ** self._done(step))
         if self.noise_multiplier > 0 and not 1e-30 < self.noise_deviation < 1e30:
             raise ConfigError(
                 f"noise of deviation {self.noise_deviation:g} vanishes in float32: choose max_norm "
@@ -108,13 +106,17 @@ class Plan:
         """The plan as it stands in that step: its noise multiplier and norm bound."""
         if self.noise_decay == self.clip_decay == 1:
             return self
-        stairs = min(STAIRS, self.steps)
-        done = min(step * stairs // self.steps, stairs - 1) / max(1, stairs - 1)
+        done = self._done(step)
         return replace(
             self, noise_decay=1.0, clip_decay=1.0,
             noise_multiplier=self.noise_multiplier * self.noise_decay**done,
             max_norm=self.max_norm * self.clip_decay**done,
         )  # fmt: skip
+
+    def _done(self, step: int) -> float:
+        """How much of the way down (or up) the stairs of a schedule that step is, from 0 to 1."""
+        stairs = min(STAIRS, self.steps)
+        return min(step * stairs // self.steps, stairs - 1) / max(1, stairs - 1)
 
     def event(self, stage: str, step: int, data: str = "") -> Event:
         """The ledger line that step number `step` costs."""
@@ -207,11 +209,12 @@ def make_plan(
     if math.isinf(budget.epsilon):
         return plan
     before = mechanisms_of(spent)
+    share = noise_decay ** plan._done(plan.steps - 1)
 
     def price_of(noise: float) -> float:
-        trial = replace(plan, noise_multiplier=noise)
-        if trial.at(plan.steps - 1).noise_multiplier < LEAST_NOISE:
+        if noise * min(1.0, share) < LEAST_NOISE:
             return math.inf
+        trial = replace(plan, noise_multiplier=noise)
         return price(before + trial.mechanisms(), budget.delta, relation)
 
     return replace(plan, noise_multiplier=least_noise(price_of, budget.epsilon))
@@ -239,6 +242,17 @@ def count_steps(
         raise ConfigError(f"epochs={epochs:g} must be above 0.")
     # 4 epochs of 60,000 in batches of 128 are 1875 steps, not 1876 by a rounding error.
     return math.ceil(round(epochs * size / batch_size, 6))
+
+
+def check_noise(noise_multiplier: float) -> None:
+    """Refuse so little noise that no accountant can price it; none at all is infinite, and said."""
+    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
+        raise ConfigError(f"noise_multiplier={noise_multiplier:g} must be finite and not negative.")
+    if 0 < noise_multiplier < LEAST_NOISE:
+        raise ConfigError(
+            f"noise_multiplier={noise_multiplier:g} is too small to be priced: at least "
+            f"{LEAST_NOISE:g}, or 0 for a training without a promise."
+        )
 
 
 def check_delta(delta: float, size: int | None = None) -> None:

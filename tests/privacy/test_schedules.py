@@ -73,6 +73,12 @@ def test_little_noise_that_was_spent_is_refused_by_its_name():
             make_plan(Budget(epsilon=8, delta=1e-5), size=10, noise_decay=decay, spent=spent)
 
 
+@pytest.mark.parametrize(("noise", "decay"), [(0.019, 1.0), (1.0, 0.019), (0.019, 2.0)])
+def test_noise_that_nobody_can_price_is_refused_when_the_plan_is_made(noise, decay):
+    with pytest.raises(ConfigError, match=r"noise_multiplier=0\.019 is too small to be priced"):
+        make_plan(size=10, steps=3, noise_multiplier=noise, noise_decay=decay)
+
+
 def test_an_impossible_schedule_is_refused():
     with pytest.raises(ConfigError, match="noise_decay=0 must lie in"):
         make_plan(size=10, noise_multiplier=1.0, noise_decay=0.0)

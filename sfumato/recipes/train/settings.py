@@ -158,10 +158,10 @@ class Config(ImageSource):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf and (name, value) != NO_PROMISE:
                 raise ConfigError(f"{name}={value:g} must be above 0 and finite.")
-        if self.noise_multiplier is not None and not 0 <= self.noise_multiplier < math.inf:
-            raise ConfigError(
-                f"noise_multiplier={self.noise_multiplier:g} must be at least 0 and finite."
-            )
+        if self.noise_multiplier is not None:
+            from sfumato.privacy.budget import check_noise
+
+            check_noise(self.noise_multiplier)
 
     def _check_extender(self) -> None:
         for name in ("sharpness", "public_rho"):
