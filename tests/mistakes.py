@@ -9,6 +9,7 @@ import sys
 import warnings
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -27,6 +28,12 @@ def net():
 
 def each(model, x, y):
     return F.cross_entropy(model(x), y, reduction="none")
+
+
+whole_loss = torch.compile(each, backend="aot_eager")
+softened = torch.compile(
+    lambda out, y: F.cross_entropy(out.tanh(), y, reduction="none"), backend="aot_eager"
+)
 
 
 class Complex(nn.Module):
@@ -90,6 +97,12 @@ LOSSES = {
     "complex": lambda m, x, y: each(m, x, y) + 0j,
     "of numpy": lambda m, x, y: each(m, x, y).detach().numpy(),
     "divided by their number": lambda m, x, y: each(m, x, y) / len(x),
+    "compiled": torch.compile(each, backend="aot_eager"),
+    "compiled and divided by their number": torch.compile(
+        lambda m, x, y: each(m, x, y) / len(x), backend="aot_eager"
+    ),
+    "that calls compiled code": lambda m, x, y: whole_loss(m, x, y),
+    "with a compiled part": lambda m, x, y: softened(m(x), y) / len(x),
 }
 MODELS = {
     "without parameters": Free,
@@ -228,6 +241,47 @@ def trained(*, compiled):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
+def images(**changes):
+    settings = {
+        "pixels": torch.zeros(4, 1, 4, 4, dtype=torch.uint8),
+        "labels": torch.tensor([0, 1, 0, 1]),
+        "classes": ("a", "b"),
+        "name": "x",
+        "private": True,
+    }
+    sfumato.Images(**(settings | changes))
+
+
+NO_IMAGES = {
+    "pixels": [None, "a", np.zeros((4, 1, 4, 4), np.uint8), torch.zeros(4, 1, 4, 4)],
+    "labels": [None, [0, 1, 0, 1], torch.tensor([0, -1, 0, 1]), torch.tensor([0.0, 1, 0, 1])],
+    "people": ["a", [0, 1, 2, 3], torch.tensor([0.0, 1, float("nan"), 2]), torch.tensor([0, 1])],
+    "classes": [None, "ab", (1, 2), ("a", "a"), ()],
+}
+
+
+def private(model=None, optimizer=None, loader=None, **settings):
+    model = model or net()
+    settings = {"epochs": 1, "max_grad_norm": 1.0, "noise_multiplier": 1.0, **settings}
+    sfumato.make_private(model, optimizer, loader, **settings)
+
+
+def cases_of_parts():
+    """What is handed over beside models and losses."""
+    loader = DataLoader([(x, y) for x, y in zip(X, Y, strict=True)], 4)
+    yield "no optimizer to attach", lambda: made().attach(None)
+    yield "no optimizer to make_private", partial(private, loader=loader)
+    yield "a list to make_private", partial(private, loader=[(X, Y)])
+    yield "a clipping that is a number", partial(sfumato.Ghost, net(), clipping=1.0)
+    for name, values in NO_IMAGES.items():
+        for place, value in enumerate(values):
+            yield f"images with other {name}, {place}", partial(images, **{name: value})
+    for noise in (1e-9, 0.0199):
+        yield f"a plan with noise {noise}", partial(plan, noise_multiplier=noise)
+    yield "a plan that ends with little", partial(plan, noise_decay=0.01, steps=9, epochs=None)
+    yield "an engine that ends with little", partial(made, noise_decay=0.01)
+
+
 def cases_of_numbers():
     """Inputs, budgets and plans."""
     for what, inputs in INPUTS.items():
@@ -260,6 +314,7 @@ def cases():
             else:
                 yield f"{name}={value!r}", partial(made, **{name: value})
     yield from cases_of_numbers()
+    yield from cases_of_parts()
     yield "a stream to engine.loader", lambda: next(attached(net())[0].loader(Stream()))
     yield "a stream to make_private", private_stream
     yield "a list to engine.shuffled", lambda: next(attached(net())[0].shuffled([(X, Y)]))
@@ -268,6 +323,7 @@ def cases():
 
 def found(call):
     """The class of the error, and whether it is one of ours."""
+    torch.compiler.reset()  # after some compilations of a function, it would be run as it is
     try:
         call()
     except Exception as problem:

@@ -33,6 +33,7 @@ class Images:
     """Whether `split` made this part: one image more may have moved others out of it."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4:
             raise DataError(f'"{self.name}": pixels must be uint8 of shape n c h w.')
         if len(self.pixels) != len(self.labels):
@@ -45,8 +46,6 @@ class Images:
                 f'"{self.name}" has {len(self.labels)} images and names people for '
                 f"{len(self.people)}: each image needs one."
             )
-        if self.labels.is_floating_point() or self.labels.is_complex() or self.labels.ndim != 1:
-            raise DataError(f'"{self.name}": labels must be one whole number per image.')
         if len(set(self.classes)) < len(self.classes):
             raise DataError(f'"{self.name}" has two classes of one name: {shown(self.classes)}.')
         if self.people is not None:  # from 0 and without gaps, whatever they were called
@@ -56,6 +55,22 @@ class Images:
             self.classes
         ):
             raise DataError(f'"{self.name}" has labels outside its {len(self.classes)} classes.')
+
+    def _check_types(self) -> None:
+        for name in ("pixels", "labels", "people"):
+            value = getattr(self, name)
+            if name == "people" and value is None:
+                continue
+            if not isinstance(value, Tensor):
+                raise DataError(
+                    f'"{self.name}": {name} must be a tensor, and are a {type(value).__name__}.'
+                )
+            no_whole = value.is_floating_point() or value.is_complex() or value.ndim != 1
+            if name != "pixels" and no_whole:
+                raise DataError(f'"{self.name}": {name} must be one whole number per image.')
+        names = self.classes
+        if not isinstance(names, tuple | list) or not all(isinstance(one, str) for one in names):
+            raise DataError(f'"{self.name}": classes must be a tuple of names.')
 
     def __len__(self) -> int:
         return len(self.labels)

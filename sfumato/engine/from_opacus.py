@@ -29,6 +29,11 @@ def make_private(
     not used: examples are read in this process. Its order and `drop_last` have no meaning for
     Poisson batches; a sampler that chooses examples in a way of its own is refused.
     """
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            "make_private takes a torch.utils.data.DataLoader with a batch_size, not a "
+            f"{type(loader).__name__}."
+        )
     if loader.batch_size is None:
         raise ConfigError("the loader has no batch size to take over.")
     size = size_of(loader.dataset)

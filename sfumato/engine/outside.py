@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sfumato.errors import ConfigError, PrivacyError
+from sfumato.ghost.checks import COMPILED_LOSS
 from sfumato.ghost.mixing import PLACE_MATTERS
 
 NEAR = 1e-6
@@ -51,6 +52,8 @@ def look_outside(loss: Tensor, span: Span) -> Outside:
         if node is None or node in known or span.first < _number(node) < span.end:
             continue
         known.add(node)
+        if node.name() == "CompiledFunctionBackward":
+            raise ConfigError(COMPILED_LOSS)
         if hasattr(node, "variable"):
             found.leaves.append(node.variable)
         if node.name().startswith(("MulBackward", "DivBackward")):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
 from sfumato.ghost.buffers import Buffers
-from sfumato.ghost.checks import check_batch, check_inputs, check_losses
+from sfumato.ghost.checks import check_batch, check_inputs, check_losses, refusing_compiled
 from sfumato.ghost.clip import Clipped, Ghost
 from sfumato.ghost.factors import Clipping
 from sfumato.ghost.mixing import PLACE_MATTERS, place_matters
@@ -62,7 +62,8 @@ def admit(
     check_batch(inputs, examples)
     refuse_batch_norm(ghost.model)
     exact_loss_fn = exact_loss_fn or loss_fn
-    with without_dropout(ghost.model), torch.enable_grad():
+    compiled = refusing_compiled(exact_loss_fn)
+    with compiled, without_dropout(ghost.model), torch.enable_grad():
         _check_buffers(ghost.model, loss_fn, inputs, examples)
         model, exact_inputs = awake(ghost.model, exact_loss_fn, inputs)
         _check_independence(model, exact_loss_fn, exact_inputs, examples)

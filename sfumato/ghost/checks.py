@@ -1,5 +1,7 @@
 """What a model and its losses must be before anything is clipped; the message says what is not."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,6 +45,30 @@ def refuse_compiled(module: nn.Module, name: str = "") -> None:
             "Give the module before torch.compile (compiled._orig_mod), and do not call "
             "module.compile(). `sfumato train --compile` compiles a private step as a whole."
         )
+
+
+COMPILED_LOSS = (
+    "the loss goes through compiled code (torch.compile), in which neither parameters nor what is "
+    "done with the examples can be followed. Give the function as it was before it was compiled."
+)
+
+
+@contextmanager
+def refusing_compiled(loss_fn: Callable[..., Any]) -> Iterator[None]:
+    """Refuse a compiled loss: at once, or when the compiler fails at parameters that are followed.
+
+    Compiled code may lie anywhere in what a loss calls, so that only the failure shows it.
+    """
+    # The compiler's mark on functions that it made; there is no public way to ask.
+    if hasattr(loss_fn, "_torchdynamo_orig_callable"):
+        raise ConfigError(COMPILED_LOSS)
+    try:
+        yield
+    except RuntimeError as problem:
+        by_compiler = type(problem).__module__.startswith("torch._dynamo")
+        if by_compiler or "donated buffers" in str(problem):
+            raise ConfigError(COMPILED_LOSS) from problem
+        raise
 
 
 def check_precision(model: nn.Module) -> None:

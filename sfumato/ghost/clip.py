@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from sfumato.batch_norm import guarded
 from sfumato.errors import ConfigError, UnsupportedLayer
 from sfumato.ghost.arithmetic import sum_type
-from sfumato.ghost.checks import check_batch, check_losses, check_model, check_precision
+from sfumato.ghost.checks import (
+    check_batch,
+    check_losses,
+    check_model,
+    check_precision,
+    refusing_compiled,
+)
 from sfumato.ghost.dispatch import dispatch
 from sfumato.ghost.factors import MARGIN, Clipping
 from sfumato.ghost.layout import MODES, choose_methods, layer_groups
@@ -47,6 +53,8 @@ class Ghost:
         check_model(self.model)
         if self.mode not in MODES:
             raise ConfigError(f'mode "{self.mode}": there are {", ".join(MODES)}.')
+        if not isinstance(self.clipping, Clipping):
+            raise ConfigError("clipping must be a Clipping: Clipping(max_norm=1.0), say.")
         self.leaf_type = new_leaf_type(dispatch)
         first = next(iter(self.model.parameters()))
         # All dummies are views of this one zero; compiled code wants it made beforehand.
@@ -82,11 +90,12 @@ class Ghost:
             return self._nothing()
         check_batch(inputs, examples)
         key = kind_of_batch(inputs, examples)
-        if key not in self.layouts:
-            self.survey(lambda marked: loss_fn(self.model, *marked), inputs, examples, key)
-        with self.recording(examples, key) as tape:
-            losses = loss_fn(self.model, *tape.mark(inputs))
-        return self.finish(tape, losses, mask, tell)
+        with refusing_compiled(loss_fn):
+            if key not in self.layouts:
+                self.survey(lambda marked: loss_fn(self.model, *marked), inputs, examples, key)
+            with self.recording(examples, key) as tape:
+                losses = loss_fn(self.model, *tape.mark(inputs))
+            return self.finish(tape, losses, mask, tell)
 
     def _nothing(self) -> Clipped:
         """What no examples add."""
