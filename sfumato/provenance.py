@@ -52,9 +52,10 @@ def require_whole(folder: Path) -> Ledger | None:
     except SfumatoError as problem:
         raise RunError(f"{folder} is damaged: {problem}") from problem
     if problems:
+        why = "; ".join(problem.rstrip(".") for problem in problems)
         raise RunError(
-            f"{folder} is damaged, so nobody knows what its model gives away: "
-            f"{'; '.join(problems)}. Copy the run again from where it was made."
+            f"{folder} is damaged, so nobody knows what its model gives away: {why}. Copy the run "
+            "again from where it was made."
         )
     return ledger
 
