@@ -249,6 +249,17 @@ def test_no_rate_is_stated_where_no_threshold_has_so_few_false_alarms():
     assert "not known" in told_of(found)
 
 
+def test_no_rate_is_stated_where_the_others_are_fewer_than_its_inverse():
+    # A guess finds 1 member in 17 before the first of 16 others, which 1 % of them cannot show.
+    inside = np.append(np.full(6, 2.0), np.linspace(0, 1, 58))
+    for others, known in ((16, False), (99, False), (100, True)):
+        found = describe_attack("x", inside, np.linspace(0, 1, others), 0.95)
+        assert (found["tpr_at_1_percent_fpr"] is not None) == known
+        assert found["tpr_at_0.1_percent_fpr"] is None
+    few = describe_attack("x", inside, np.linspace(0, 1, 16), 0.95)
+    assert "not better than guessing" in told_of(few)
+
+
 @pytest.mark.parametrize("caught", [0, 300])
 def test_a_rate_of_none_or_all_has_an_interval_with_a_width(caught):
     outside = np.linspace(0, 1, 400)

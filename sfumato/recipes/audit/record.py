@@ -72,6 +72,7 @@ def describe_attack(
     images = np.arange(len(errors[0])), len(errors[0]) + np.arange(len(errors[1]))
     whole = roc(*errors)
     points = thin(whole.fpr, whole.tpr)
+    trials = len(errors[0]), len(errors[1])
     rates = [*FEW, *points["fpr"]]
 
     def numbers(curve: "Roc") -> np.ndarray:
@@ -80,7 +81,7 @@ def describe_attack(
     limits = clustered_interval(numbers, *errors, *images, level=confidence, resamples=200)
     low, high = (limit.tolist() for limit in limits)
     found = [
-        tpr_at_few(whole, rate, limits, members=len(errors[0]), confidence=confidence)
+        tpr_at_few(whole, rate, limits, trials=trials, confidence=confidence)
         for rate, limits in zip(FEW, zip(low[1:3], high[1:3], strict=True), strict=True)
     ]
     return {
@@ -90,17 +91,22 @@ def describe_attack(
 
 
 def tpr_at_few(
-    curve: "Roc", rate: float, limits: tuple[float, float], *, members: int, confidence: float
-) -> list[float] | None:
+    curve: "Roc", rate: float, limits: tuple[float, float], *, trials: tuple[int, int],
+    confidence: float,
+) -> list[float] | None:  # fmt: skip
     """The TPR at so small an FPR with its interval; None where the scores allow no estimate.
 
-    That is where no threshold separates anybody with so few false positives: others and members
-    share the largest score, or the others are too few. `limits` are those of a bootstrap; one that
-    never varied says nothing, and makes way for the exact interval of a share.
+    `trials` are how many members and others there are. Fewer than one false positive among all
+    others cannot be seen: before the first of 16 others a guess finds 1 member in 17. And where
+    others and members share the largest score, no threshold separates anybody. `limits` are those
+    of a bootstrap; one that never varied says nothing, and makes way for the exact interval of a
+    share.
     """
     from sfumato.privacy.proof.lower import binomial_interval
 
-    value = curve.tpr_at(rate)
+    value, (members, others) = curve.tpr_at(rate), trials
+    if others * rate < 1:
+        return None
     if value == 0 and not ((curve.fpr > 0) & (curve.fpr <= rate)).any():
         return None
     low, high = limits
