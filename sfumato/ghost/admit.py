@@ -19,7 +19,7 @@ from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
 from sfumato.ghost.buffers import Buffers
 from sfumato.ghost.checks import check_batch, check_inputs, check_losses, refusing_compiled
 from sfumato.ghost.clip import Clipped, Ghost
-from sfumato.ghost.factors import Clipping
+from sfumato.ghost.factors import Clipping, check_clip_function
 from sfumato.ghost.mixing import PLACE_MATTERS, place_matters
 from sfumato.ghost.trials import (
     awake,
@@ -61,6 +61,8 @@ def admit(
     """
     check_batch(inputs, examples)
     refuse_batch_norm(ghost.model)
+    # Norms from far below the bound to far beyond it.
+    check_clip_function(ghost.clipping.max_norm * torch.logspace(-3, 3, 13), ghost.clipping)
     exact_loss_fn = exact_loss_fn or loss_fn
     compiled = refusing_compiled(exact_loss_fn)
     with compiled, without_dropout(ghost.model), torch.enable_grad():
@@ -141,13 +143,17 @@ def check_contributions(
 ) -> None:
     """Raise `PrivacyError` if one of `count` examples, drawn at random, adds more than the bound.
 
+    Also if the clip function gives it another factor because of the other examples.
+
     For use while training, on the very inputs of a step, in its mode and precision. `clip` does
     what the step does, for a mask: the sum is formed for one example with all others masked, and
     measured. Norms and sums are found in different ways, so that a wrong norm shows.
     """
     bound = ghost.clipping.max_norm
     for i in _DICE.sample(range(examples), min(count, examples)):
-        added = _contribution(ghost, clip, examples, i)
+        found = clip(torch.arange(examples, device=ghost.seed.device) == i)
+        check_clip_function(found.norms, ghost.clipping)
+        added = _length(found)
         if not added <= bound * (1 + SLACK):
             raise PrivacyError(
                 f"an example adds a gradient of norm {added:.6g}, beyond the bound {bound:.6g}: a "
@@ -155,10 +161,9 @@ def check_contributions(
             )
 
 
-def _contribution(ghost: Ghost, clip: Callable[[Tensor], Clipped], examples: int, i: int) -> float:
-    """The norm of what example i adds, all others masked."""
-    total = clip(torch.arange(examples, device=ghost.seed.device) == i).total
-    return float(sum(g.double().square().sum() for g in total.values())) ** 0.5
+def _length(clipped: Clipped) -> float:
+    """The norm of the whole sum."""
+    return float(sum(g.double().square().sum() for g in clipped.total.values())) ** 0.5
 
 
 def _check_buffers(
@@ -243,9 +248,8 @@ def _check_bound(
     small = replace(ghost.clipping, max_norm=1e-3)
     trial = replace(ghost, clipping=small, layouts={})
     for i in range(examples):
-        norm = _contribution(
-            trial, lambda mask: trial.clip(loss_fn, inputs, examples, mask), examples, i
-        )
+        alone = torch.arange(examples, device=ghost.seed.device) == i
+        norm = _length(trial.clip(loss_fn, inputs, examples, alone))
         if not norm <= 1e-3 * (1 + SLACK):
             raise UnsupportedLayer(
                 f"one example added a gradient of norm {norm:.3g} where 0.001 is the bound. Use "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sfumato.config import check_given, check_numbers
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, PrivacyError
 
 MARGIN = 1e-5
 """Factors are this much too small, so that rounding cannot push a contribution over the bound."""
@@ -78,8 +78,37 @@ def clip_factors(
     if style not in CLIP_STYLES:
         raise ConfigError(f'clip style "{style}": there are {", ".join(CLIP_STYLES)}.')
     bound = max_norm * (1 - margin)
-    factors = CLIP_STYLES[style](norms, bound, stability)
+    factors = _wanted(norms, bound, style, stability)
     # Whatever the style wants: no gradient gets longer than the bound.
     factors = torch.minimum(factors, bound / norms.clamp(min=TINY)).clamp(min=0.0)
     # A factor so large that it overflows would turn a tiny gradient into an infinite one.
     return torch.where(norms.isfinite() & factors.isfinite(), factors, 0.0)
+
+
+def check_clip_function(norms: Tensor, clipping: Clipping) -> None:
+    """Raise `PrivacyError` if a factor depends on anything but the norm of the example itself.
+
+    A factor that looks at other examples (divides by the mean of the norms, say) lets one example
+    change what all the others add.
+    """
+    if not len(norms):
+        return
+
+    def wanted(norms: Tensor) -> Tensor:
+        return _wanted(norms, clipping.max_norm, clipping.style, clipping.stability)
+
+    together, some = wanted(norms), norms[:64]
+    alone = torch.cat([wanted(norm[None]) for norm in some])
+    for one, two in ((together, wanted(norms.flip(0)).flip(0)), (together[: len(some)], alone)):
+        if not torch.allclose(one, two, rtol=1e-5, atol=0.0, equal_nan=True):
+            raise PrivacyError(
+                f'the clip function "{clipping.style}" gives an example another factor among other '
+                "examples. One example more would change what all others add, beyond the norm "
+                "bound. Compute each factor from the norm of its example, the bound and fixed "
+                "numbers alone: without means, ranks, counts, chance or what earlier calls left."
+            )
+
+
+def _wanted(norms: Tensor, bound: float, style: str, stability: float) -> Tensor:
+    """What the style says; it gets a copy of the norms, so that it cannot write into them."""
+    return CLIP_STYLES[style](norms.clone(), bound, stability).expand_as(norms)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from oracle import norm_of
 from torch import nn
 
-from sfumato.errors import ConfigError
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.ghost.admit import admit, check_contributions
 from sfumato.ghost.clip import Ghost
 from sfumato.ghost.factors import CLIP_STYLES, Clipping, clip_factors
 
@@ -19,8 +20,20 @@ LENGTHENING = {
     "a constant": lambda norms, bound, stability: torch.full_like(norms, 100.0),
     "backwards": lambda norms, bound, stability: -3 * bound / norms,
     "a power": lambda norms, bound, stability: (bound / norms) ** 2 + 1,
+    "norms made short": lambda norms, bound, stability: norms.zero_() + 100.0,
+    "norms made long": lambda norms, bound, stability: 100.0 * (norms.mul_(-1.0) < 0),
 }
 """Clip functions of a user that would let an example add more than the bound."""
+LOOKING = {
+    "at the mean": lambda norms, bound, stability: bound / (norms + norms.mean()),
+    "at their number": lambda norms, bound, stability: bound / (norms * len(norms)),
+    "at the largest": lambda norms, bound, stability: bound / norms.max().expand_as(norms),
+    "at a quantile": lambda norms, bound, stability: (norms <= norms.quantile(0.9)).float(),
+    "at ranks": lambda norms, bound, stability: 1 / (1.0 + norms.argsort().argsort()),
+    "at places": lambda norms, bound, stability: 1 / (1.0 + torch.arange(len(norms))),
+    "in place": lambda norms, bound, stability: norms.div_(norms.sum()),
+}
+"""Clip functions of a user by which one example changes what the others add."""
 
 
 @given(
@@ -102,3 +115,41 @@ def test_a_clip_function_is_obeyed_where_it_keeps_the_bound(norms, max_norm):
         patch.setitem(CLIP_STYLES, "half", lambda norms, bound, _: bound / 2 / (norms + 1))
         found = clip_factors(norms, max_norm, "half", 0.0, margin=0.0)
     torch.testing.assert_close(found, max_norm / 2 / (norms + 1))
+
+
+@pytest.mark.parametrize("per_layer", [False, True], ids=["together", "per layer"])
+@pytest.mark.parametrize("looking", LOOKING)
+def test_a_clip_function_that_looks_at_other_examples_is_not_admitted(
+    looking, per_layer, monkeypatch
+):
+    monkeypatch.setitem(CLIP_STYLES, "my own", LOOKING[looking])
+    model, x = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), torch.randn(3, 5)
+    ghost = Ghost(model, clipping=Clipping(style="my own", per_layer=per_layer))
+    with pytest.raises(PrivacyError):
+        admit(ghost, lambda m, x: m(x).square().sum(dim=1), (x,), 3)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_clip_functions_that_look_at_each_example_are_admitted(style):
+    model = nn.Linear(5, 4)
+    ghost = Ghost(model, clipping=Clipping(style=style))
+    admit(ghost, lambda m, x: m(x).square().sum(dim=1), (torch.randn(3, 5),), 3)
+
+
+def test_a_clip_function_that_looks_at_others_in_large_batches_is_refused_in_the_first(
+    monkeypatch,
+):
+    def looking(norms, bound, stability):
+        others = norms.mean() if len(norms) > 20 else 0.0
+        return bound / (norms + others + 1.0)
+
+    monkeypatch.setitem(CLIP_STYLES, "my own", looking)
+    model, x = nn.Linear(5, 4), torch.randn(24, 5)
+    ghost = Ghost(model, clipping=Clipping(style="my own"))
+
+    def clip(mask):
+        return ghost.clip(lambda m, x: m(x).square().sum(dim=1), (x,), 24, mask)
+
+    admit(ghost, lambda m, x: m(x).square().sum(dim=1), (x[:3],), 3)
+    with pytest.raises(PrivacyError):
+        check_contributions(ghost, clip, 24)
