@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sfumato.commands import train
 from sfumato.data.images import Images
 from sfumato.data.load import load_splits
-from sfumato.recipes import train
 from sfumato.runs import open_run
-from sfumato.train.setup import pick_device
-from sfumato.train.steps import accuracy
-from sfumato.train.world import World
+from sfumato.training.setup import pick_device
+from sfumato.training.steps import accuracy
+from sfumato.training.world import World
 
 
 def measure(config: train.Config, images: Images, test: Images, out: Path) -> dict[str, Any]:

@@ -30,9 +30,9 @@ from families import EXPECTED, LISTED
 from timm.models._registry import _deprecated_models
 from torch import Tensor, nn
 
+from sfumato.clipping.clip import Ghost
+from sfumato.clipping.factors import Clipping
 from sfumato.errors import UnsupportedLayer
-from sfumato.ghost.clip import Ghost
-from sfumato.ghost.factors import Clipping
 
 KEPT = Path("runs/coverage")
 GOAL, FLOOR, LARGE, NUDGES = 1e-5, 1e-3, 250e6, 4

@@ -26,9 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sfumato.ghost.clip import Ghost
-from sfumato.nn.normalise import replace_batch_norm
-from sfumato.nn.wrn import WideResNet
+from sfumato.clipping.clip import Ghost
+from sfumato.models.normalise import replace_batch_norm
+from sfumato.models.wrn import WideResNet
 
 ROUNDS, SLOW, LIMIT = 9, 15.0, 120
 """Rounds; a method whose first step takes SLOW seconds is not asked again, LIMIT ends it."""

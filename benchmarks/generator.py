@@ -17,12 +17,12 @@ from dataclasses import replace
 import torch
 
 from sfumato.data.images import Images
-from sfumato.synth.album import Album
-from sfumato.synth.diffusion import Diffusion
-from sfumato.synth.generator import new_denoiser, new_painter, new_turn
-from sfumato.synth.sample import draw_images
-from sfumato.train.setup import quick_precision
-from sfumato.train.world import World
+from sfumato.diffusion.album import Album
+from sfumato.diffusion.diffusion import Diffusion
+from sfumato.diffusion.generator import new_denoiser, new_painter, new_turn
+from sfumato.diffusion.sample import draw_images
+from sfumato.training.setup import quick_precision
+from sfumato.training.world import World
 
 ROUNDS, EACH = 5, 20
 """Rounds, and steps in each."""

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.nn.normalise import replace_batch_norm
-from sfumato.nn.wrn import WideResNet
+from sfumato.models.normalise import replace_batch_norm
+from sfumato.models.wrn import WideResNet
 
 Losses = Callable[[nn.Module, Tensor, Tensor], Tensor]
 

@@ -15,8 +15,8 @@ from gpu_measure import Record, in_few_words, use_tf32
 from gpu_steps import private_clip
 from torch import Tensor, nn
 
-from sfumato.ghost.admit import one_at_a_time
-from sfumato.ghost.clip import Clipped, Ghost
+from sfumato.clipping.admit import one_at_a_time
+from sfumato.clipping.clip import Clipped, Ghost
 
 EXAMPLES = 8
 

@@ -19,12 +19,12 @@ from gpu_measure import Record, in_few_words
 from gpu_steps import private_clip
 from torch import Tensor
 
-from sfumato.ghost import arithmetic, contract, grams, standardised
-from sfumato.ghost.clip import Ghost, kind_of_batch
-from sfumato.ghost.geometry import Geometry
-from sfumato.ghost.layout import part_cost
-from sfumato.ghost.parts import Part
-from sfumato.train.memory import release
+from sfumato.clipping import arithmetic, contract, grams, standardised
+from sfumato.clipping.clip import Ghost, kind_of_batch
+from sfumato.clipping.geometry import Geometry
+from sfumato.clipping.layout import part_cost
+from sfumato.clipping.parts import Part
+from sfumato.training.memory import release
 
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and type of a tensor."""

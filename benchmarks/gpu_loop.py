@@ -11,16 +11,16 @@ from collections.abc import Callable
 import torch
 from gpu_cases import Case, Way
 
+from sfumato.clipping.clip import Ghost
+from sfumato.clipping.factors import Clipping
 from sfumato.data.images import Images
-from sfumato.ghost.clip import Ghost
-from sfumato.ghost.factors import Clipping
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import Secret
-from sfumato.train.quick import quick_clip
-from sfumato.train.reading import Reading
-from sfumato.train.steps import Paid, Step, plain_step, private_step
+from sfumato.training.quick import quick_clip
+from sfumato.training.reading import Reading
+from sfumato.training.steps import Paid, Step, plain_step, private_step
 
 
 def loop_step(

@@ -19,18 +19,18 @@ from gpu_cases import Case, Losses, Way
 from gpu_loop import loop_step
 from torch import Tensor, nn
 
-from sfumato.ghost.clip import Clipped, Ghost
-from sfumato.ghost.compiled import Compiled
-from sfumato.ghost.factors import Clipping
-from sfumato.ghost.plain_group_norm import QuickGroupNorm
+from sfumato.clipping.clip import Clipped, Ghost
+from sfumato.clipping.compiled import Compiled
+from sfumato.clipping.factors import Clipping
+from sfumato.clipping.plain_group_norm import QuickGroupNorm
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.secret import Secret
-from sfumato.train.replay import Replay
-from sfumato.train.tally import BROKEN, Tally
-from sfumato.train.world import World
+from sfumato.training.replay import Replay
+from sfumato.training.tally import BROKEN, Tally
+from sfumato.training.world import World
 
 Step = Callable[[], object]
 Inputs = tuple[Tensor, Tensor]

@@ -24,10 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.attack.chance import BLOCK, draw_chance
-from sfumato.attack.fleet import Fleet
-from sfumato.attack.heads import HeadRecipe
-from sfumato.attack.primal import train_primal
+from sfumato.attacks.chance import BLOCK, draw_chance
+from sfumato.attacks.fleet import Fleet
+from sfumato.attacks.heads import HeadRecipe
+from sfumato.attacks.primal import train_primal
 
 ROUNDS, LOOPED, DUAL = 7, 10, 4 * BLOCK
 """Rounds, and heads in each of them: by a loop, by the dual. The primal trains one block."""

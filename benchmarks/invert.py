@@ -25,14 +25,14 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from sfumato.attack.access import Access
-from sfumato.attack.adversarial import hinge_discriminator, hinge_generator
-from sfumato.attack.inversion import Wish
-from sfumato.attack.prior import iteration
-from sfumato.attack.pupils import Gan, GanSettings, Lesson, new_gan
-from sfumato.attack.views import Views
-from sfumato.nn.resize import ResizingConv2d
-from sfumato.nn.zoo import build_model
+from sfumato.attacks.access import Access
+from sfumato.attacks.adversarial import hinge_discriminator, hinge_generator
+from sfumato.attacks.inversion import Wish
+from sfumato.attacks.prior import iteration
+from sfumato.attacks.pupils import Gan, GanSettings, Lesson, new_gan
+from sfumato.attacks.views import Views
+from sfumato.models.resize import ResizingConv2d
+from sfumato.models.zoo import build_model
 
 ROUNDS, EACH = 5, 10
 """Rounds, and iterations of each loop in a round."""

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from sfumato.attack.retrain import audit_trainer as audit_trainer
+    from sfumato.attacks.retrain import audit_trainer as audit_trainer
+    from sfumato.clipping.admit import admit as admit
+    from sfumato.clipping.admit import clipped_gradient as clipped_gradient
+    from sfumato.clipping.clip import Ghost as Ghost
+    from sfumato.clipping.factors import Clipping as Clipping
+    from sfumato.clipping.layout import explain as explain
+    from sfumato.commands.load_model import load_model as load_model
     from sfumato.data.augment import Augmentation as Augmentation
     from sfumato.data.images import Images as Images
     from sfumato.data.load import load_images as load_images
@@ -25,11 +31,6 @@ if TYPE_CHECKING:
     from sfumato.errors import SfumatoError as SfumatoError
     from sfumato.errors import SfumatoWarning as SfumatoWarning
     from sfumato.errors import UnsupportedLayer as UnsupportedLayer
-    from sfumato.ghost.admit import admit as admit
-    from sfumato.ghost.admit import clipped_gradient as clipped_gradient
-    from sfumato.ghost.clip import Ghost as Ghost
-    from sfumato.ghost.factors import Clipping as Clipping
-    from sfumato.ghost.layout import explain as explain
     from sfumato.privacy.accounting import epsilon as epsilon
     from sfumato.privacy.budget import Budget as Budget
     from sfumato.privacy.budget import Plan as Plan
@@ -40,12 +41,11 @@ if TYPE_CHECKING:
     from sfumato.privacy.noise import privatize as privatize
     from sfumato.privacy.sampling import poisson_batches as poisson_batches
     from sfumato.privacy.secret import Secret as Secret
-    from sfumato.recipes.load_model import load_model as load_model
     from sfumato.runs import Run as Run
     from sfumato.runs import open_run as open_run
 
 _HOMES = {
-    "audit_trainer": "attack.retrain",
+    "audit_trainer": "attacks.retrain",
     "Augmentation": "data.augment",
     "Images": "data.images",
     "load_images": "data.load",
@@ -58,11 +58,11 @@ _HOMES = {
     "SfumatoError": "errors",
     "SfumatoWarning": "errors",
     "UnsupportedLayer": "errors",
-    "admit": "ghost.admit",
-    "clipped_gradient": "ghost.admit",
-    "Clipping": "ghost.factors",
-    "Ghost": "ghost.clip",
-    "explain": "ghost.layout",
+    "admit": "clipping.admit",
+    "clipped_gradient": "clipping.admit",
+    "Clipping": "clipping.factors",
+    "Ghost": "clipping.clip",
+    "explain": "clipping.layout",
     "epsilon": "privacy.accounting",
     "Budget": "privacy.budget",
     "Plan": "privacy.budget",
@@ -73,7 +73,7 @@ _HOMES = {
     "privatize": "privacy.noise",
     "Secret": "privacy.secret",
     "poisson_batches": "privacy.sampling",
-    "load_model": "recipes.load_model",
+    "load_model": "commands.load_model",
     "Run": "runs",
     "open_run": "runs",
 }

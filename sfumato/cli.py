@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
 
 from sfumato import __version__
+from sfumato.commands import Recipe, recipe_of
 from sfumato.config import REMOVED, dumps, from_json, read_finished, withdrawn
 from sfumato.errors import ConfigError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json
 from sfumato.processes import leads, num_processes
-from sfumato.recipes import Recipe, recipe_of
 from sfumato.runs import open_run
 from sfumato.trust import is_own_code, require_trust, trusting
 
@@ -35,7 +35,7 @@ VERBS = {
     "account": "budget arithmetic: epsilon of a plan, noise for an epsilon",
     "report": "one page on a run, or on several side by side",
 }
-"""Verb -> what it does. The recipe of a verb is sfumato.recipes.VERB.RECIPE."""
+"""Verb -> what it does. The recipe of a verb is sfumato.commands.VERB.RECIPE."""
 
 CODE = ("model", "denoiser", "student", "base", "trainer", "target", "judges", "extractor")
 """Settings that may name code of the user's own, as module:function."""

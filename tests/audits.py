@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from sfumato.commands import audit, train
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.files import read_json
-from sfumato.recipes import audit, train
 from sfumato.runs import open_run
 from sfumato.trust import trusting
 

@@ -11,9 +11,9 @@ from sfumato.config import from_json
 from sfumato.data.images import Images
 from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.synth.bundle import verify_bundle, write_bundle
-from sfumato.synth.card import Card
-from sfumato.synth.card_words import markdown
+from sfumato.sharing.bundle import verify_bundle, write_bundle
+from sfumato.sharing.card import Card
+from sfumato.sharing.card_words import markdown
 
 COPIES = {"share": 0.01, "threshold": 12.0, "standard_error": 0.004}
 FORMATS = ("npz", "png")

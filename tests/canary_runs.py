@@ -6,10 +6,10 @@ from functools import cache
 import torch
 from torch import nn
 
+from sfumato.commands import train
 from sfumato.data.load import load_splits
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
-from sfumato.recipes import train
 from sfumato.runs import open_run
 
 SMALL = train.Config(
@@ -58,8 +58,8 @@ def hidden_statistics(classes):
 
 def unpriced(monkeypatch):
     """Do without epsilon, on the way and at the end: it takes longer than these runs do."""
-    monkeypatch.setattr("sfumato.train.progress.price_list", lambda *_: None)
-    monkeypatch.setattr("sfumato.recipes.train.promise_summary", lambda *_: {})
+    monkeypatch.setattr("sfumato.training.progress.price_list", lambda *_: None)
+    monkeypatch.setattr("sfumato.commands.train.promise_summary", lambda *_: {})
 
 
 def ledger_of(out):

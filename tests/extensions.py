@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from teachers import PUBLIC, faces, reading_of
 from torch import nn
 
-from sfumato.ghost.clip import Ghost
-from sfumato.ghost.factors import Clipping
-from sfumato.nn.wrn import WideResNet
+from sfumato.clipping.clip import Ghost
+from sfumato.clipping.factors import Clipping
+from sfumato.models.wrn import WideResNet
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import Secret
-from sfumato.train.extend import Dope, Mirror, PublicGradient, WeightMultiplicity
+from sfumato.training.extend import Dope, Mirror, PublicGradient, WeightMultiplicity
 
 
 class Tied(nn.Module):

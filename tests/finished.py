@@ -10,8 +10,8 @@ import releases
 
 import sfumato
 from sfumato.cli import main
+from sfumato.commands import train
 from sfumato.errors import SfumatoError
-from sfumato.recipes import train
 from sfumato.runs import open_run
 
 

@@ -47,8 +47,8 @@ def maps(*shape, dtype):
 
 def convolutions(dtype):
     """By taps, by columns, depthwise, of small images."""
-    from sfumato.ghost.kernels.convolution import conv_gradients, conv_total
-    from sfumato.ghost.kernels.pixels import conv_ghost_norm
+    from sfumato.clipping.kernels.convolution import conv_gradients, conv_total
+    from sfumato.clipping.kernels.pixels import conv_ghost_norm
 
     cases = [
         (64, 64, 8, 3, 1, 1),
@@ -67,10 +67,10 @@ def convolutions(dtype):
 
 
 def matrices_and_norms(dtype):
-    from sfumato.ghost.kernels.ghost import ghost_norm, scaled
-    from sfumato.ghost.kernels.group_norm import group_norm
-    from sfumato.ghost.kernels.group_norm_backward import channel_sums, group_norm_backward
-    from sfumato.ghost.kernels.layer_norm import layer_norm, layer_norm_backward
+    from sfumato.clipping.kernels.ghost import ghost_norm, scaled
+    from sfumato.clipping.kernels.group_norm import group_norm
+    from sfumato.clipping.kernels.group_norm_backward import channel_sums, group_norm_backward
+    from sfumato.clipping.kernels.layer_norm import layer_norm, layer_norm_backward
 
     for positions in (4, 197, 577):
         ghost_norm(*(torch.zeros(2, positions, width, dtype=dtype) for width in (768, 64)))

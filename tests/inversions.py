@@ -8,12 +8,12 @@ import torch
 from contents import content
 from torch import nn
 
-from sfumato.attack.latent import Search
-from sfumato.attack.pupils import GanSettings
-from sfumato.attack.views import Views
+from sfumato.attacks.latent import Search
+from sfumato.attacks.pupils import GanSettings
+from sfumato.attacks.views import Views
+from sfumato.commands import invert, train
+from sfumato.commands.invert import Config
 from sfumato.data.load import load_images
-from sfumato.recipes import invert, train
-from sfumato.recipes.invert import Config
 from sfumato.runs import open_run
 
 GAN = GanSettings(

@@ -3,9 +3,9 @@
 import torch
 from toy_target import access_to_toy, some_images
 
-from sfumato.attack.inversion import Wish
-from sfumato.attack.pupils import GanSettings, Lesson, new_gan
-from sfumato.attack.views import Views
+from sfumato.attacks.inversion import Wish
+from sfumato.attacks.pupils import GanSettings, Lesson, new_gan
+from sfumato.attacks.views import Views
 
 METHODS = ("plg", "gmi", "ked")
 

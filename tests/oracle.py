@@ -2,9 +2,9 @@
 
 import torch
 
-from sfumato.ghost.admit import one_at_a_time
-from sfumato.ghost.clip import Ghost
-from sfumato.ghost.factors import Clipping
+from sfumato.clipping.admit import one_at_a_time
+from sfumato.clipping.clip import Ghost
+from sfumato.clipping.factors import Clipping
 
 
 def loss_of(model, x):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from sfumato.commands import train
 from sfumato.config import dumps, to_json
 from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.recipes import train
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108020000009077"

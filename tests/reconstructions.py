@@ -1,8 +1,8 @@
 """A tiny reconstruction, for tests."""
 
-from sfumato.attack.heads import HeadRecipe
-from sfumato.recipes import reconstruct
-from sfumato.recipes.reconstruct import Config
+from sfumato.attacks.heads import HeadRecipe
+from sfumato.commands import reconstruct
+from sfumato.commands.reconstruct import Config
 from sfumato.runs import open_run
 
 TINY = Config(

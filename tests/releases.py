@@ -7,14 +7,14 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from sfumato.commands import release
+from sfumato.commands.release import Config
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
-from sfumato.recipes import release
-from sfumato.recipes.release import Config
 from sfumato.runs import open_run
-from sfumato.synth.match import Matching
+from sfumato.sharing.match import Matching
 
 
 @cache

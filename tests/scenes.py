@@ -2,7 +2,7 @@
 
 import torch
 
-from sfumato.report.judges import Seen, Sets
+from sfumato.metrics.judges import Seen, Sets
 
 NAMES, WIDTH = 10, 6
 

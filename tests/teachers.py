@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from sfumato.data.images import Images
-from sfumato.synth.moments import look, make_gauge, sum_moments
-from sfumato.train.reading import Reading
+from sfumato.sharing.moments import look, make_gauge, sum_moments
+from sfumato.training.reading import Reading
 
 
 class Explosive(nn.Module):

@@ -24,12 +24,12 @@ import pytest
 import torch
 from canary_runs import ledger_of, run_small, unpriced
 
+from sfumato.clipping import sums
+from sfumato.clipping.clip import Ghost
+from sfumato.commands.audit.canaries import check_run, examine
 from sfumato.errors import PrivacyError, UnsupportedLayer
-from sfumato.ghost import sums
-from sfumato.ghost.clip import Ghost
 from sfumato.privacy import noise, sampling
-from sfumato.recipes.audit.canaries import check_run, examine
-from sfumato.train import steps
+from sfumato.training import steps
 
 SURE = 0.9999
 """So that a sound run fails here once in ten thousand times."""
@@ -44,13 +44,13 @@ def quick(monkeypatch):
 @pytest.fixture
 def not_admitted(monkeypatch):
     """Models are not tested before training."""
-    monkeypatch.setattr("sfumato.ghost.admit.admit", lambda *_, **__: None)
+    monkeypatch.setattr("sfumato.clipping.admit.admit", lambda *_, **__: None)
 
 
 @pytest.fixture
 def not_measured(monkeypatch):
     """What one example adds is not measured in the first step."""
-    monkeypatch.setattr("sfumato.train.gather.contributions_due", lambda _: False)
+    monkeypatch.setattr("sfumato.training.gather.contributions_due", lambda _: False)
 
 
 def caught(out, **changes):
@@ -121,7 +121,7 @@ def test_clipping_skipped_for_one_layer_is_noticed_while_training(
 def unclipped(monkeypatch):
     """Every example's whole gradient in the sums."""
     monkeypatch.setattr(
-        "sfumato.ghost.sums.clip_factors", lambda norms, *_, **__: torch.ones_like(norms)
+        "sfumato.clipping.sums.clip_factors", lambda norms, *_, **__: torch.ones_like(norms)
     )
 
 
@@ -243,7 +243,7 @@ def test_statistics_that_hide_from_admission_are_refused_while_training(tmp_path
 
 
 def test_statistics_that_hide_from_all_of_that_are_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr("sfumato.ghost.buffers.Buffers.check", lambda *_, **__: None)
+    monkeypatch.setattr("sfumato.clipping.buffers.Buffers.check", lambda *_, **__: None)
     assert caught(tmp_path / "run", model="canary_runs:hidden_statistics") == {"statistics"}
 
 

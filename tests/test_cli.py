@@ -13,10 +13,10 @@ from urllib.error import URLError
 import pytest
 
 from sfumato.cli import VERBS, main, read_order
+from sfumato.commands import recipe_of
 from sfumato.errors import SfumatoWarning
 from sfumato.files import append_line
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.recipes import recipe_of
 
 
 def call(capsys, *words):
@@ -263,7 +263,7 @@ def test_what_was_there_before_a_refused_order_stays(tmp_path, capsys):
 
 
 def test_account_rounds_its_upper_bounds_up():
-    from sfumato.recipes.account import show
+    from sfumato.commands.account import show
 
     told = {2.0: "2", 1.65401: "1.655", 0.000123401: "0.0001235", "inf": "inf", "nan": "no formula"}
     for epsilon, words in told.items():

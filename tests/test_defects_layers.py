@@ -1,7 +1,7 @@
 """Defects of private_vision (D) and fastDP (F) in layers: wrong norms, wrong gradients, refusals.
 
 Every layer is compared with autograd asked for one example at a time, in all modes. One test a
-defect, by its number. D12, D18, F4: see CASES in tests/ghost/test_rules.py.
+defect, by its number. D12, D18, F4: see CASES in tests/clipping/test_rules.py.
 """
 
 import pytest
@@ -11,11 +11,11 @@ from oracle import compare, largest_contribution, loss_of
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sfumato.clipping.admit import admit
+from sfumato.clipping.clip import Ghost
+from sfumato.clipping.layout import MODES
 from sfumato.errors import UnsupportedLayer
-from sfumato.ghost.admit import admit
-from sfumato.ghost.clip import Ghost
-from sfumato.ghost.layout import MODES
-from sfumato.nn.normalise import group_norm_like, replace_batch_norm
+from sfumato.models.normalise import group_norm_like, replace_batch_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 

@@ -1,8 +1,8 @@
 """Defects of private_vision (D) and fastDP (F) around the layers: loop, optimizer, statistics.
 
 One test a defect, by its number. What D26 and F12 ask for besides is tested elsewhere: several
-processes in train/test_world.py, promises to persons in train/test_people.py, compilation in
-ghost/test_clip.py.
+processes in training/test_world.py, promises to persons in training/test_people.py, compilation in
+clipping/test_clip.py.
 """
 
 import threading
@@ -19,16 +19,16 @@ from oracle import compare, largest_contribution, norms_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from sfumato.clipping.admit import one_at_a_time
+from sfumato.clipping.clip import Ghost
+from sfumato.clipping.factors import Clipping, clip_factors
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError
-from sfumato.ghost.admit import one_at_a_time
-from sfumato.ghost.clip import Ghost
-from sfumato.ghost.factors import Clipping, clip_factors
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import Secret
-from sfumato.train.reading import Reading
-from sfumato.train.steps import Paid, plain_step, private_step
+from sfumato.training.reading import Reading
+from sfumato.training.steps import Paid, plain_step, private_step
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
 

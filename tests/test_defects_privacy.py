@@ -13,12 +13,12 @@ from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader
 
+from sfumato.clipping.admit import one_at_a_time
+from sfumato.clipping.clip import Ghost
+from sfumato.clipping.factors import Clipping
 from sfumato.engine import PrivacyEngine
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
-from sfumato.ghost.admit import one_at_a_time
-from sfumato.ghost.clip import Ghost
-from sfumato.ghost.factors import Clipping
-from sfumato.nn.normalise import BatchNorm, freeze_batch_norm, replace_batch_norm
+from sfumato.models.normalise import BatchNorm, freeze_batch_norm, replace_batch_norm
 from sfumato.privacy.accounting import shuffled_epsilon
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")

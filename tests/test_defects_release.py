@@ -14,12 +14,12 @@ from releases import ledger_of, make, tiny
 from safetensors.torch import load_file
 from scipy import stats
 
+from sfumato.commands.release.scene import set_scene, teacher_of
+from sfumato.commands.release.stages import moments
 from sfumato.privacy import moments as sums
 from sfumato.privacy import noise
-from sfumato.recipes.release.scene import set_scene, teacher_of
-from sfumato.recipes.release.stages import moments
 from sfumato.runs import open_run
-from sfumato.synth import moments as synth
+from sfumato.sharing import moments as synth
 
 SLACK = 0.3
 """Far below what is usual, so that every image is clipped and the bound is felt."""

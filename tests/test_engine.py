@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import sfumato
+from sfumato.clipping.admit import one_at_a_time
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
-from sfumato.ghost.admit import one_at_a_time
 from sfumato.privacy.accounting import shuffled_epsilon
 from sfumato.privacy.secret import Secret
 

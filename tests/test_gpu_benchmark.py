@@ -20,9 +20,9 @@ import gpu_steps
 import gpu_table
 from gpu_cases import TINY, WAYS
 
-from sfumato.ghost import contract, sums
-from sfumato.ghost.clip import Ghost
-from sfumato.ghost.factors import Clipping
+from sfumato.clipping import contract, sums
+from sfumato.clipping.clip import Ghost
+from sfumato.clipping.factors import Clipping
 from sfumato.privacy.sampling import Chunk
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -263,7 +263,7 @@ def test_the_steps_of_training_leave_the_gradient_that_the_others_make(way, monk
     def exact(total, plan, *_, **__):
         return {name: part / plan.expected_batch for name, part in total.items()}
 
-    monkeypatch.setattr("sfumato.train.steps.privatize", exact)
+    monkeypatch.setattr("sfumato.training.steps.privatize", exact)
     monkeypatch.setattr(torch.optim.SGD, "zero_grad", lambda _: None)
     case, way = TINY["tiny-wrn"], WAYS[way]
     reading = gpu_loop.random_reading(case, way, CPU, 4)

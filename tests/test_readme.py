@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from sfumato import cli
+from sfumato.commands import recipe_of, train
 from sfumato.data.load import load_images
 from sfumato.errors import UnsupportedLayer
-from sfumato.recipes import recipe_of, train
 from sfumato.runs import open_run
 
 ROOT = Path(__file__).parents[1]
@@ -181,7 +181,7 @@ def test_a_trained_model_is_used_as_the_pages_show(page, number, digits_run, mon
 @pytest.fixture
 def rules():
     """The table of rules, put back as it was."""
-    from sfumato.ghost.registry import RULES
+    from sfumato.clipping.registry import RULES
 
     before = dict(RULES)
     yield RULES

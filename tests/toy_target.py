@@ -6,9 +6,9 @@ What it wants to see is known: class k is bright in its own third of the rows, a
 import torch
 from torch import nn
 
-from sfumato.attack.access import Access, access_to
+from sfumato.attacks.access import Access, access_to
 from sfumato.data.images import Images
-from sfumato.train.reading import Reading
+from sfumato.training.reading import Reading
 
 SHAPE = (1, 8, 8)
 CLASSES = ("top", "middle", "bottom")

@@ -7,10 +7,10 @@ import pytest
 from contents import content
 from inversions import save
 
-from sfumato.recipes import warmup
-from sfumato.recipes.warmup import Config
+from sfumato.commands import warmup
+from sfumato.commands.warmup import Config
+from sfumato.diffusion.diffusion import Diffusion
 from sfumato.runs import open_run
-from sfumato.synth.diffusion import Diffusion
 
 TINY = Diffusion(
     gen_width=8, gen_multipliers=(1,), gen_blocks=1, gen_images=96, gen_batch=16, gen_ramp=16,
@@ -37,7 +37,7 @@ def tiny(folder, **changes):
 def warm(config, out):
     with pytest.MonkeyPatch.context() as patch:
         # Copies among the samples that are shown, and no more: that is quick.
-        patch.setattr("sfumato.synth.album.ENOUGH", 0)
+        patch.setattr("sfumato.diffusion.album.ENOUGH", 0)
         with open_run(config, verb="warmup", out=out) as run:
             return warmup.run(config, run)
 

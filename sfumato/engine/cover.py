@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from sfumato.clipping.checks import check_model
+from sfumato.clipping.clip import Clipped, Ghost
 from sfumato.config import check_counts, check_given, check_numbers, differences, to_json
 from sfumato.engine import familiar
 from sfumato.engine.guards import (
@@ -38,9 +40,7 @@ from sfumato.engine.guards import (
 from sfumato.engine.passes import LOOP, Passes, size_of, sizes_of
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.ghost.checks import check_model
-from sfumato.ghost.clip import Clipped, Ghost
-from sfumato.nn.average import new_average
+from sfumato.models.average import new_average
 from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger

@@ -4,8 +4,8 @@ The engine takes them as they are typed there. A word that is unknown is refused
 would promise more privacy than there is.
 """
 
+from sfumato.clipping.factors import Clipping
 from sfumato.errors import ConfigError
-from sfumato.ghost.factors import Clipping
 from sfumato.privacy.accounting import Accountant
 
 ACCOUNTANTS: dict[str, list[Accountant]] = {

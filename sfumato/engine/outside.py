@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sfumato.clipping.checks import COMPILED_LOSS
+from sfumato.clipping.mixing import PLACE_MATTERS
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.ghost.checks import COMPILED_LOSS
-from sfumato.ghost.mixing import PLACE_MATTERS
 
 NEAR = 1e-6
 """Relative: a factor is a float32 number."""

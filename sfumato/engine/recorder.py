@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sfumato.clipping.admit import admit, check_contributions, contributions_due, refuse_batch_norm
+from sfumato.clipping.buffers import Buffers
+from sfumato.clipping.checks import check_losses, refuse_compiled
+from sfumato.clipping.clip import Clipped, Ghost
+from sfumato.clipping.mixing import is_due, refuse_mixing, refuse_places
+from sfumato.clipping.tape import Tape
 from sfumato.engine.guards import check_governed, refuse_closures
 from sfumato.engine.outputs import tensors_of, trial_losses
 from sfumato.engine.outside import Factors, Span, look_outside, next_node, refuse_parameters
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.ghost.admit import admit, check_contributions, contributions_due, refuse_batch_norm
-from sfumato.ghost.buffers import Buffers
-from sfumato.ghost.checks import check_losses, refuse_compiled
-from sfumato.ghost.clip import Clipped, Ghost
-from sfumato.ghost.mixing import is_due, refuse_mixing, refuse_places
-from sfumato.ghost.tape import Tape
 
 
 class Recorder:

@@ -12,13 +12,13 @@ from folders import save_folder
 from PIL import Image, ImageOps
 from unchecked import unchecked
 
+from sfumato.commands import train
 from sfumato.data.arrays import load_samples
 from sfumato.data.images import Images
 from sfumato.data.load import load_images, load_splits
 from sfumato.errors import ConfigError, DataError, SfumatoError, SfumatoWarning
-from sfumato.recipes import train
 from sfumato.runs import open_run
-from sfumato.synth.bundle_parts import read_soft_labels
+from sfumato.sharing.bundle_parts import read_soft_labels
 
 LABELS = np.arange(40) % 2
 

@@ -7,10 +7,10 @@ import torch
 from loops import attached, dataset, losses
 from torch import nn
 
+from sfumato.clipping.admit import admit
+from sfumato.clipping.buffers import Buffers
+from sfumato.clipping.clip import Ghost
 from sfumato.errors import PrivacyError, UnsupportedLayer
-from sfumato.ghost.admit import admit
-from sfumato.ghost.buffers import Buffers
-from sfumato.ghost.clip import Ghost
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
 
@@ -123,7 +123,7 @@ def test_between_passes_buffers_are_the_users_own():
 def test_values_are_looked_at_where_versions_cannot_tell(monkeypatch):
     model = Keeping(lambda _: False)
     buffers = Buffers(model)
-    monkeypatch.setattr("sfumato.ghost.buffers.Seen.equals", lambda *_: False)
+    monkeypatch.setattr("sfumato.clipping.buffers.Seen.equals", lambda *_: False)
     with pytest.raises(UnsupportedLayer, match='buffer "mean"'):
         buffers.check(values=True)
 

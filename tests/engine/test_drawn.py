@@ -7,8 +7,8 @@ from loops import attached, dataset, losses, net, repeatable
 from oracle import norm_of, norms_of
 from torch import nn
 
+from sfumato.clipping.admit import one_at_a_time
 from sfumato.errors import PrivacyError
-from sfumato.ghost.admit import one_at_a_time
 
 NO_NOISE = {"noise_multiplier": 0.0}
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from loops import attached, dataset, losses, net
 
+from sfumato.clipping import sums
 from sfumato.engine import recorder
 from sfumato.errors import PrivacyError
-from sfumato.ghost import sums
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
 

@@ -7,9 +7,9 @@ from loops import attached, dataset, losses, net, repeatable
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from sfumato.clipping import mixing
 from sfumato.engine import recorder
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
-from sfumato.ghost import mixing
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
 

@@ -10,9 +10,9 @@ from loops import attached, dataset
 from oracle import norms_of
 from torch import nn
 
+from sfumato.clipping.admit import one_at_a_time
+from sfumato.clipping.registry import RULES
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
-from sfumato.ghost.admit import one_at_a_time
-from sfumato.ghost.registry import RULES
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
 

@@ -5,9 +5,9 @@ import torch
 from loops import attached
 from torch import Tensor, nn
 
+from sfumato.clipping.products import linear
+from sfumato.clipping.registry import RULES, Rule
 from sfumato.errors import UnsupportedLayer
-from sfumato.ghost.products import linear
-from sfumato.ghost.registry import RULES, Rule
 
 
 class Square(nn.Module):

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import load_model
-from sfumato.attack.chance import draw_chance
-from sfumato.attack.fleet import Fleet
-from sfumato.attack.heads import HeadRecipe
-from sfumato.attack.shadows import _generator as shadow_generator
+from sfumato.attacks.chance import draw_chance
+from sfumato.attacks.fleet import Fleet
+from sfumato.attacks.heads import HeadRecipe
+from sfumato.attacks.shadows import _generator as shadow_generator
 from sfumato.cli import main
+from sfumato.clipping.clip import Ghost
+from sfumato.clipping.factors import Clipping
 from sfumato.data.augment import Augmentation
 from sfumato.data.dice import Dice, seed_of
 from sfumato.data.images import Images
 from sfumato.data.people import People
-from sfumato.ghost.clip import Ghost
-from sfumato.ghost.factors import Clipping
-from sfumato.nn.wrn import StandardisedConv2d as StandardisedConv2d
+from sfumato.models.wrn import StandardisedConv2d as StandardisedConv2d
 from sfumato.privacy.accounting import mechanisms_of, price, shuffled_epsilon
 from sfumato.privacy.budget import Budget, Plan, make_plan, steps_within
 from sfumato.privacy.ledger import Ledger
@@ -35,8 +35,8 @@ from sfumato.privacy.noise import to_philox_mean
 from sfumato.privacy.sampling import Chunk, sample, toss
 from sfumato.privacy.secret import Secret
 from sfumato.privacy.secure import chacha20, normal_deviates, to_secure_mean
-from sfumato.train.canaries import draw_canaries
-from sfumato.train.reading import Reading
+from sfumato.training.canaries import draw_canaries
+from sfumato.training.reading import Reading
 
 
 def clip(

@@ -12,7 +12,7 @@ from sfumato.privacy.noise import privatize
 from sfumato.privacy.seal import tag_of
 from sfumato.privacy.secret import Secret
 from sfumato.privacy.secure import grid_noise
-from sfumato.train.setup import make_optimizer
+from sfumato.training.setup import make_optimizer
 
 pytestmark = pytest.mark.gpu
 PLAN = Plan(noise_multiplier=1.5, max_norm=4.0, expected_batch=20, rate=0.1, steps=50)

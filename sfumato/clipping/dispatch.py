@@ -1,0 +1,98 @@
+"""What an operation with a parameter among its arguments is: the choice of a rule.
+
+`Tape.meet` says where the examples are. Then, in this order: an operation that meets no example
+makes a new `Leaf`; one with a rule (`registry`) follows it; one that broadcasts gives the
+parameter a row for each example; anything else runs one example at a time (`generic`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Imported for the rules they register.
+from sfumato.clipping import attention, normalisation, products, spelling, tables  # noqa: F401
+from sfumato.clipping.generic import by_broadcasting, by_expanding, by_vmap, spread
+from sfumato.clipping.leaf import Leaf
+from sfumato.clipping.registry import RULES
+from sfumato.clipping.sizes import flat
+from sfumato.clipping.tape import Tape
+from sfumato.errors import UnsupportedLayer
+
+
+def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Do what the operation does, so that per-example gradients can be had."""
+    if not torch.is_grad_enabled():
+        return func(*args, **kwargs)
+    tensors = flat((args, tuple(kwargs.values())))
+    expands = func in EXPANDING and isinstance(args[0], Leaf)
+    if func in PASSIVE or (not expands and all(isinstance(t, Leaf) for t in tensors)):
+        return _derive(tape, func, args, kwargs)
+    meeting = tape.meet(func.__name__, tensors)
+    if meeting is not None and expands:
+        return by_expanding(tape, func, args, kwargs)
+    if meeting is None or all(axis is None for axis in meeting.axes):
+        return _derive(tape, func, args, kwargs)
+    if func in RULES:
+        return _by_rule(tape, func, args, kwargs)
+    if func in BROADCASTING:
+        return by_broadcasting(tape, func, args, kwargs)
+    return by_vmap(tape, func, args, kwargs)
+
+
+def _derive(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """An operation without examples, which must not bring them in by its result's size."""
+    result = tape.derive(tables.gathering(func, args, kwargs), *args, **kwargs)
+    leaves = [t for t in flat((result,)) if isinstance(t, Leaf)]
+    if leaves and tape.grows(result):
+        raise UnsupportedLayer(spread(tape, leaves[0], func))
+    return result
+
+
+def _by_rule(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Follow the rule, with the examples on the first axis of its first argument."""
+    rule = RULES[func]
+    if rule.finds_examples:
+        return rule.follow(tape, *args, **kwargs)
+    axis, *others = tape.here.axes
+    if axis is None or not isinstance(args[0] if args else None, Tensor):
+        return by_vmap(tape, func, args, kwargs)
+    if any(other is not None for other in others):
+        return by_vmap(tape, func, args, kwargs)
+    if axis == 0:
+        return rule.follow(tape, *args, **kwargs)
+    if rule.last_axes is None or args[0].ndim - axis <= rule.last_axes(*args, **kwargs):
+        return by_vmap(tape, func, args, kwargs)
+    return rule.follow(tape, args[0].movedim(axis, 0), *args[1:], **kwargs).movedim(0, axis)
+
+
+PASSIVE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as, Tensor.__setitem__}
+"""Operations that look at the batch's type or shape only. (What is written into a tensor is found
+later, as a gradient that reached a parameter on another way, and refused.)"""
+
+EXPANDING = {
+    Tensor.expand,
+    Tensor.expand_as,
+    Tensor.repeat,
+    torch.broadcast_to,
+    Tensor.broadcast_to,
+    torch.tile,
+    Tensor.tile,
+}
+"""Operations that may copy a parameter for the examples."""
+
+_NAMES = """
+add sub mul div true_divide rsub maximum minimum where lerp addcmul pow
+add_ sub_ mul_ div_ __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__
+__imul__ __truediv__ __rtruediv__ __itruediv__ __pow__
+"""
+
+BROADCASTING = {
+    getattr(home, name)
+    for home in (torch, Tensor)
+    for name in _NAMES.split()
+    if hasattr(home, name)
+} | {F.scaled_dot_product_attention}
+"""Operations that broadcast their arguments against each other, row by row."""

@@ -1,0 +1,281 @@
+"""LayerNorm, GroupNorm and frozen BatchNorm with per-example gradients on the way back.
+
+Each has the ordinary output; the dummies `kept_w` and `kept_b` get what scale and shift receive
+from each example. On a GPU kernels of our own do it, for GroupNorm where channels come last in
+memory; a compiler is shown expressions, which it fuses with their neighbours; all else is torch's
+kernels. What is kept for the way back is the input as it came: rounded, if a layer before rounded
+it, and widened where it is read.
+"""
+
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from sfumato.clipping.arithmetic import sum_type
+
+Found = tuple[Any, Any, Any]
+"""Gradient of the input, and what scale and shift get from each row: rows, C."""
+
+NARROW = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of inputs that our kernels know."""
+
+WIDEST = 8192
+"""Numbers that LayerNorm normalises together beyond which torch's own kernel does it."""
+
+
+def output_type(x: Tensor) -> torch.dtype:
+    """The type of what comes out: autocast normalises in float32."""
+    return sum_type(x) if torch.is_autocast_enabled(x.device.type) else x.dtype
+
+
+class LayerNormed(torch.autograd.Function):
+    """LayerNorm over the last axes, whose shape is `shape`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Any, weight: Any, bias: Any, kept_w: Any, kept_b: Any, shape: Any, eps: float,
+        examples: int,
+    ) -> Tensor:  # fmt: skip
+        """The ordinary forward pass."""
+        fused = has_kernel(x) and gives_float32(x) and prod(shape) <= WIDEST
+        if fused:
+            from sfumato.clipping.kernels.layer_norm import layer_norm
+
+            out, mean, scale = layer_norm(x, weight, bias, prod(shape), eps)
+        else:
+            wide = x.to(output_type(x))
+            out, mean, scale = torch.native_layer_norm(wide, shape, weight, bias, eps)
+        ctx.save_for_backward(x, mean, scale, weight, bias)
+        ctx.settings = (shape, examples, fused)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The gradient of the input, and sums over the positions of each example."""
+        (g,) = gradients
+        x, mean, scale, weight, bias = ctx.saved_tensors
+        shape, examples, fused = ctx.settings
+        needs = ctx.needs_input_grad
+        grad_x = by_weight = by_bias = None
+        if fused:
+            from sfumato.clipping.kernels.layer_norm import layer_norm_backward
+
+            grad_x, sums = layer_norm_backward(g, x, mean, scale, weight, prod(shape), examples)
+            by_weight, by_bias = sums.reshape(2, examples, *shape)
+            return _answer(needs, grad_x, by_weight, by_bias, 3)
+        x, dtype = x.to(g.dtype), x.dtype
+        if needs[0]:
+            only_x = [True, False, False]
+            grad_x = torch.ops.aten.native_layer_norm_backward(
+                g, x, shape, mean, scale, weight, bias, only_x
+            )[0].to(dtype)
+        if needs[3]:
+            # In place: on a CPU another copy costs more than the arithmetic.
+            moved = (x - mean).mul_(scale).mul_(g)
+            by_weight = moved.reshape(examples, -1, *shape).sum(dim=1)
+        if needs[4]:
+            by_bias = g.reshape(examples, -1, *shape).sum(dim=1)
+        return _answer(needs, grad_x, by_weight, by_bias, 3)
+
+
+class GroupNormed(torch.autograd.Function):
+    """GroupNorm of maps with any number of axes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Any, weight: Any, bias: Any, kept_w: Any, kept_b: Any, groups: int, eps: float,
+        examples: int,
+    ) -> Tensor:  # fmt: skip
+        """The ordinary forward pass."""
+        rows, channels = x.shape[:2]
+        sizes = (rows, channels, x.shape[2:].numel(), groups)
+        if takes_groups(x):
+            from sfumato.clipping.kernels.group_norm import group_norm
+
+            find = _by_kernel
+            out, mean, scale = group_norm(x, weight, bias, groups, eps)
+        elif torch.compiler.is_compiling():
+            find = _by_expressions
+            out, mean, scale = _normalised_groups(x, weight, bias, groups, eps)
+        else:
+            find = _on_gpu if x.is_cuda else _side_by_side
+            wide = x.to(output_type(x))
+            wide = wide.contiguous() if x.is_cuda else wide  # there it knows no other layout
+            out, mean, scale = torch.native_group_norm(wide, weight, bias, *sizes, eps)
+        ctx.save_for_backward(x, mean, scale, weight)
+        ctx.settings = (sizes, examples, find)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The gradient of the input, and sums over the positions of each example."""
+        (g,) = gradients
+        x, mean, scale, weight = ctx.saved_tensors
+        sizes, examples, find = ctx.settings
+        needs = ctx.needs_input_grad
+        wanted = (needs[0], needs[3], needs[4])
+        grad_x, by_weight, by_bias = find(g, x, mean, scale, weight, sizes, wanted)
+        by_weight, by_bias = (
+            _of_examples(found.reshape(sizes[:2]), examples) if asked else None
+            for found, asked in ((by_weight, needs[3]), (by_bias, needs[4]))
+        )
+        return _answer(needs, grad_x, by_weight, by_bias, 3)
+
+
+class FrozenBatchNormed(torch.autograd.Function):
+    """BatchNorm with fixed statistics: a scale and a shift of each channel, in one pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Any, weight: Any, bias: Any, kept_w: Any, kept_b: Any, mean: Any,
+        variance: Any, eps: float, examples: int,
+    ) -> Tensor:  # fmt: skip
+        """The ordinary forward pass."""
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.settings = (eps, examples)
+        return F.batch_norm(x, mean, variance, weight, bias, eps=eps)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The gradient of the input, and sums over the positions of each example."""
+        (g,) = gradients
+        x, weight, mean, variance = ctx.saved_tensors
+        eps, examples = ctx.settings
+        needs = ctx.needs_input_grad
+        shape = (-1, *[1] * (x.ndim - 2))
+        inverse = (variance + eps).rsqrt()
+        grad_x = by_weight = by_bias = None
+        if needs[0]:
+            factor = inverse if weight is None else inverse * weight
+            grad_x = g * factor.reshape(shape).to(g.dtype)
+        if has_kernel(x) and channels_last(x) and mean.dtype == torch.float32:
+            from sfumato.clipping.kernels.group_norm_backward import channel_sums
+
+            sums = channel_sums(g, x, mean, inverse)
+            by_weight, by_bias = (_of_examples(one, examples) for one in sums)
+            return _answer(needs, grad_x, by_weight, by_bias, 4)
+        if needs[3]:
+            # Centred first: x may lie far from zero, where little of a rounded product is left.
+            by_weight = _by_channel((x - mean.reshape(shape)) * g, examples) * inverse
+        if needs[4]:
+            by_bias = _by_channel(g, examples)
+        return _answer(needs, grad_x, by_weight, by_bias, 4)
+
+
+def _by_kernel(
+    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, sizes: tuple[int, ...],
+    wanted: tuple[bool, bool, bool],
+) -> Found:  # fmt: skip
+    """All in two readings of g and x, where channels come last."""
+    from sfumato.clipping.kernels.group_norm_backward import group_norm_backward
+
+    grad_x, sums = group_norm_backward(g, x, mean, scale, weight)
+    return grad_x, *sums
+
+
+def _side_by_side(
+    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, sizes: tuple[int, ...],
+    wanted: tuple[bool, bool, bool],
+) -> Found:  # fmt: skip
+    """All at the cost of the ordinary backward pass, on a CPU.
+
+    To the kernel the batch is shown as one example with the channels of all, side by side: so it
+    does not add up the gradients of scale and shift over the rows.
+    """
+    rows, channels, places, groups = sizes
+    wide = (1, rows * channels, places)
+    grad_x, by_weight, by_bias = torch.ops.aten.native_group_norm_backward(
+        g.reshape(wide), x.to(g.dtype).reshape(wide), mean.reshape(1, -1), scale.reshape(1, -1),
+        None if weight is None else weight.repeat(rows), *wide, rows * groups, list(wanted),
+    )  # fmt: skip
+    return grad_x.reshape(x.shape).to(x.dtype) if wanted[0] else None, by_weight, by_bias
+
+
+def _on_gpu(
+    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, sizes: tuple[int, ...],
+    wanted: tuple[bool, bool, bool],
+) -> Found:  # fmt: skip
+    """The same in two reductions more: there a kernel takes few groups and many rows."""
+    rows, channels, places, groups = sizes
+    g, wide, grad_x = g.contiguous(), x.to(g.dtype).contiguous(), None
+    if wanted[0]:
+        grad_x = torch.ops.aten.native_group_norm_backward(
+            g, wide, mean, scale, weight, rows, channels, places, groups, [True, False, False]
+        )[0].to(x.dtype)
+    by_bias = g.reshape(rows, groups, -1, places).sum(dim=3)
+    with_x = (g * wide).reshape(rows, groups, -1, places).sum(dim=3)
+    by_weight = (with_x - by_bias * mean[..., None]) * scale[..., None]
+    return grad_x, by_weight, by_bias
+
+
+def _normalised_groups(
+    x: Tensor, weight: Any, bias: Any, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, mean and 1 / deviation in expressions that keep the order of axes in memory."""
+    parts = x.to(output_type(x)).reshape(x.shape[0], groups, x.shape[1] // groups, -1)
+    variance, mean = torch.var_mean(parts, dim=(2, 3), correction=0, keepdim=True)
+    scale = (variance + eps).rsqrt()
+    out = ((parts - mean) * scale).reshape(x.shape)
+    shape = (-1, *[1] * (x.ndim - 2))
+    out = out if weight is None else out * weight.reshape(shape)
+    out = out if bias is None else out + bias.reshape(shape)
+    return out, mean[..., 0, 0], scale[..., 0, 0]
+
+
+def _by_expressions(
+    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, sizes: tuple[int, ...],
+    wanted: tuple[bool, bool, bool],
+) -> Found:  # fmt: skip
+    """The same for a compiler: what moves a group, or stretches it, is taken out of g."""
+    rows, channels, places, groups = sizes
+    size = channels // groups
+    parts, above = (t.reshape(rows, groups, size, places) for t in (x.to(g.dtype), g))
+    normal = (parts - mean[..., None, None]) * scale[..., None, None]
+    by_weight, by_bias = (above * normal).sum(dim=3), above.sum(dim=3)
+    factor = above.new_ones(1) if weight is None else weight.reshape(groups, size)
+    along_x, along_1 = (
+        (one * factor).sum(dim=2)[..., None, None] / (size * places) for one in (by_weight, by_bias)
+    )
+    grad_x = (above * factor[..., None] - along_1 - normal * along_x) * scale[..., None, None]
+    return grad_x.reshape(x.shape).to(x.dtype), by_weight, by_bias
+
+
+def has_kernel(x: Tensor) -> bool:
+    """Whether our kernels read it: on a GPU, and no compiler is looking."""
+    return x.is_cuda and x.dtype in NARROW and not torch.compiler.is_compiling()
+
+
+def takes_groups(x: Tensor) -> bool:
+    """Whether our kernels normalise groups of its channels."""
+    return has_kernel(x) and gives_float32(x) and channels_last(x)
+
+
+def gives_float32(x: Tensor) -> bool:
+    """Whether the output is float32, the one type our kernels write."""
+    return output_type(x) == torch.float32
+
+
+def channels_last(x: Tensor) -> bool:
+    """Whether the channels of a position stand side by side in memory."""
+    return x.movedim(1, -1).is_contiguous()
+
+
+def _answer(needs: Any, grad_x: Any, by_weight: Any, by_bias: Any, settings: int) -> Any:
+    """The gradients that are asked for, in the order of the arguments."""
+    kept = (by_weight if needs[3] else None, by_bias if needs[4] else None)
+    return (grad_x if needs[0] else None, None, None, *kept, *[None] * settings)
+
+
+def _of_examples(sums: Float[Tensor, "rows c"], examples: int) -> Float[Tensor, "n c"]:
+    """The rows of an example added up."""
+    return sums if len(sums) == examples else sums.unflatten(0, (examples, -1)).sum(dim=1)
+
+
+def _by_channel(values: Tensor, examples: int) -> Float[Tensor, "n c"]:
+    """Sums over all positions of each example."""
+    rows = values.flatten(2) if values.ndim > 2 else values[..., None]
+    return _of_examples(rows.sum(dim=2, dtype=sum_type(values)), examples)

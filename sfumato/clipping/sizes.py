@@ -1,0 +1,184 @@
+"""Which axis of a tensor holds the examples, told by looking twice.
+
+A tensor that meets a parameter may carry the batch without a gradient that says so: labels, the
+features of a frozen backbone, a constant expanded to the number of examples. And the batch need
+not be the first axis. So the model runs with two numbers of examples that have no factor in
+common, and the shapes of all its operations are compared. An axis that grows with the examples
+holds them; one that is the same both times does not, whatever its size.
+
+Where an example has several rows on that axis (windows, heads), they must stand side by side. So
+the values of the two passes are compared too: the rows of an example are the same in both, unless
+they are interleaved with those of others, or mixed with them.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from sfumato.clipping.leaf import Leaf
+
+MANY, FEW = 5, 3
+"""Numbers of examples a model is looked at with: first to write down shapes, then to compare."""
+
+EXACT, ROUNDED = 1e-2, 1e-1
+"""Share of a tensor's size by which rounding may move it, in float32 and where bfloat16 is used."""
+
+Shape = tuple[int, ...]
+
+
+class Meeting(NamedTuple):
+    """Where the examples are when a parameter meets them."""
+
+    axes: tuple[int | None, ...]
+    """For each tensor among the arguments, the axis of examples."""
+    out: int | None
+    """The same for the result."""
+
+
+NOWHERE = Meeting((), None)
+
+
+class Shapes(NamedTuple):
+    """One operation: what it is called, and the shapes it takes and gives."""
+
+    name: str
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    prints: tuple[dict[int, "Print"], ...] = ()
+    """By axis, where it may have several rows an example: what these are known by."""
+
+
+class Print(NamedTuple):
+    """A number for each example that hardly two tensors share, and how large it may be."""
+
+    values: Tensor
+    scale: Tensor
+
+
+class AnotherPath(Exception):
+    """The two passes did not make the same operations, so nothing can be compared."""
+
+
+class Watch(TorchFunctionMode):
+    """Sees every operation of a forward pass: writes down its shapes, or finds them again."""
+
+    current: ClassVar[threading.local] = threading.local()
+    """In each thread, the innermost of those that look."""
+
+    def __init__(self, before: "Watch | None" = None) -> None:
+        super().__init__()
+        self.seen: list[Shapes] = [] if before is None else before.seen
+        self.finds = before is not None
+        self.count = 0
+        self.here: Shapes | None = None
+        """While finding: the operation that is being made, as it was with many examples."""
+        self.steady = before is None or before.steady
+        """Whether the first pass drew no random numbers, so that another one has its values."""
+        self.tolerance = EXACT if before is None else before.tolerance
+        """How far apart, by rounding alone, the values of the two passes may be."""
+
+    def __enter__(self) -> "Watch":
+        self.before = getattr(self.current, "watch", None)
+        self.current.watch = self
+        return super().__enter__()
+
+    def __exit__(self, *problem: Any) -> None:
+        self.current.watch = self.before
+        super().__exit__(*problem)
+        if problem[0] is None and self.finds and self.count != len(self.seen):
+            raise AnotherPath
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Note the shapes before the operation changes them, and after."""
+        kwargs = kwargs or {}
+        if self.current.watch is not self:
+            # Another engine is looking at another model inside this one's loss.
+            return func(*args, **kwargs)
+        name = func.__name__
+        if not self.finds:
+            tensors = flat((args, tuple(kwargs.values())))
+            inputs = tuple(tuple(t.shape) for t in tensors)
+            prints = tuple(map(_prints, tensors)) if len(tensors) > 1 else ()
+            result = func(*args, **kwargs)
+            self.seen.append(Shapes(name, inputs, shapes_of((result,)), prints))
+            if any(t.dtype in (torch.bfloat16, torch.float16) for t in flat((result,))):
+                self.tolerance = ROUNDED
+            return result
+        if self.count >= len(self.seen):
+            raise AnotherPath
+        self.here, self.count = self.seen[self.count], self.count + 1
+        if self.here.name != name:
+            raise AnotherPath
+        leaves = [t for t in flat((args, tuple(kwargs.values()))) if isinstance(t, Leaf)]
+        try:
+            if leaves:
+                # Said outright: a function may be announced by a form that says nothing itself.
+                return type(leaves[0]).__torch_function__(func, types, args, kwargs)
+            return func(*args, **kwargs)
+        finally:
+            self.here = None
+
+
+def flat(args: Any) -> list[Tensor]:
+    """The tensors among arguments, looking into lists and tuples."""
+    found: list[Tensor] = []
+    for item in args:
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            found.extend(flat(item))
+    return found
+
+
+def shapes_of(args: Any) -> tuple[Shape, ...]:
+    """The shapes of the tensors among arguments."""
+    return tuple(tuple(t.shape) for t in flat(args))
+
+
+def axis_of_examples(few: Shape, many: Shape) -> int | None:
+    """The one axis that grows with the number of examples, or None if nothing changes.
+
+    Raises `ValueError` where something changes that is no axis of examples: several axes, or one
+    that is not so many rows for each example.
+    """
+    if few == many:
+        return None
+    if len(few) != len(many):
+        raise ValueError
+    changed = [i for i, (a, b) in enumerate(zip(few, many, strict=True)) if a != b]
+    if len(changed) != 1 or few[changed[0]] * MANY != many[changed[0]] * FEW:
+        raise ValueError
+    return changed[0]
+
+
+def _prints(tensor: Tensor) -> dict[int, Print]:
+    several = [i for i, size in enumerate(tensor.shape) if size > MANY and size % MANY == 0]
+    return {axis: print_of(tensor, axis, MANY) for axis in several}
+
+
+def print_of(tensor: Tensor, axis: int, examples: int) -> Print:
+    """What the rows of each example are known by: a sum in which every place has its own weight."""
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    rows = tensor.detach().unflatten(axis, (examples, -1)).movedim(axis, 0).flatten(1).float()
+    weights = torch.arange(rows.shape[1], device=rows.device).float().cos()
+    return Print(rows @ weights, torch.linalg.vector_norm(rows, dim=1))
+
+
+def side_by_side(
+    tensors: list[Tensor], axes: tuple[int | None, ...], seen: Shapes, tolerance: float
+) -> bool:
+    """Whether the rows of each example are where they were with another number of examples."""
+    for tensor, axis, prints in zip(tensors, axes, seen.prints, strict=False):
+        if axis is None or axis not in prints:
+            continue
+        one, other = print_of(tensor, axis, FEW), prints[axis]
+        # Rounding may depend on the number of examples; other rows would be off by the scale.
+        if bool(((one.values - other.values[:FEW]).abs() > tolerance * other.scale[:FEW]).any()):
+            return False
+    return True

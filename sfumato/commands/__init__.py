@@ -1,0 +1,66 @@
+"""One thin module or folder a verb: frozen settings, presets, and a `run` of a few stages.
+
+Each has a `RECIPE`, which is all that `cli` knows of it.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sfumato.runs import Run
+
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a verb can be asked for, and who does it."""
+
+    config: type[Any]
+    """Settings: a frozen dataclass with a line of help under each field."""
+    presets: Mapping[str, Callable[[], Any]]
+    """Names, and functions that return settings, with the score that these reached."""
+    run: Callable[[Any, Run | None], Summary]
+    """Does the work in a run directory and returns the summary. Of several processes, all but the
+    leader have no run."""
+    show: Callable[[Mapping[str, Any]], str]
+    """The summary in words."""
+    alarm: Callable[[Mapping[str, Any]], str | None] = lambda _: None
+    """What of a summary must not be overheard, in a line: the command then ends with code 3."""
+    label: Callable[[Any], str] = lambda _: ""
+    """What settings are about, for the name of a run directory: see `as_label`."""
+    needs_run: Callable[[Any], bool] = lambda _: True
+    """Whether a run directory is made for settings without being asked for."""
+    asks_more: Callable[[Any], bool] = lambda _: False
+    """Whether settings leave a finished run something to do."""
+    writes_file: Callable[[Any], bool] = lambda _: False
+    """Whether settings ask for files in a place of their own, by `write_file`, and for no run."""
+    write_file: Callable[[Any, Path | None, Callable[[str], None]], Summary] | None = None
+    """Writes them to the place that was asked for, with somebody to tell what goes on."""
+    first_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """A first word, and the flags it stands for: sfumato release verify BUNDLE."""
+    words: str | None = None
+    """The setting that is given without a flag: sfumato report RUN RUN."""
+    again: str | None = None
+    """A stage that a finished run may take again."""
+    instead_of_preset: str | None = None
+    """A setting that leaves a preset no meaning."""
+    own_presets: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """A setting that wants presets of its own, what the others are for, and such a one."""
+
+
+def as_label(*things: str | Path, epsilon: float | None = None) -> str:
+    """Data, models or runs and an epsilon as a part of a name: cifar10-resnet18-eps2."""
+    names = [Path(thing).name.removesuffix(".npz") for thing in things]
+    names += [] if epsilon is None else [f"eps{epsilon:g}"]
+    return "-".join(
+        filter(None, (re.sub(r"[^\w.]+", "-", name)[:40].strip("-.") for name in names))
+    )
+
+
+def recipe_of(verb: str) -> Recipe:
+    """The recipe of a verb; the first that asks for it imports it."""
+    return import_module(f"sfumato.commands.{verb}").RECIPE

@@ -1,0 +1,219 @@
+"""`sfumato account`: budget arithmetic. What does a plan cost, and how much noise buys an epsilon?
+
+Prints the PLD price, the Rényi price as a cross-check, and what the same noise is worth when
+batches are shuffled instead of drawn by Poisson sampling.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context
+from pathlib import Path
+from typing import Any
+
+from sfumato.commands import Recipe
+from sfumato.config import to_json
+from sfumato.errors import ConfigError
+from sfumato.files import read_lines
+from sfumato.privacy.accounting import price, shuffled_epsilon
+from sfumato.privacy.budget import (
+    Budget,
+    Plan,
+    check_delta,
+    default_delta,
+    make_plan,
+    steps_within,
+)
+from sfumato.privacy.events import Relation
+from sfumato.privacy.ledger import Ledger
+from sfumato.provenance import damage
+from sfumato.runs import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Budget arithmetic: epsilon of a plan, noise or steps for an epsilon, cost of a ledger."""
+
+    epsilon: float | None = None
+    """Find the noise for this epsilon (or, with a noise multiplier, the steps it allows)."""
+    noise_multiplier: float | None = None
+    """Noise deviation over norm bound: find its epsilon."""
+    size: int | None = None
+    """Number of private examples."""
+    batch_size: float | None = None
+    """Expected (logical) batch; all of the data when left out."""
+    epochs: float | None = None
+    """Passes over the data."""
+    steps: int | None = None
+    """Steps, instead of epochs."""
+    delta: float | None = None
+    """Chance of failure; 1e-5, or less for large data, when left out."""
+    relation: Relation = "add-or-remove"
+    """Which data sets are neighbours: one example more or less, or one replaced."""
+    max_batch: int | None = None
+    """Truncate Poisson batches to this many examples. Only a `Plan` built by hand can run that."""
+    ledger: Path | None = None
+    """Price a ledger.jsonl, or a run directory, instead of a plan."""
+    plot: Path | None = None
+    """Draw epsilon over steps into this PNG file."""
+
+
+def digits_cpu() -> Config:
+    """The 4,000 embedded digits at epsilon 3: noise multiplier 1.35."""
+    return Config(epsilon=3.0, size=4000, batch_size=400, epochs=5)
+
+
+PRESETS = {"digits-cpu": digits_cpu}
+
+
+def run(config: Config, run: Run | None) -> dict[str, Any]:
+    """Price the plan or the ledger; with a run directory, keep plan and plot there."""
+    if config.ledger is not None:
+        summary = _price_ledger(config)
+        return summary if run is None else run.finish(summary)
+    plan, delta = _plan(config)
+    if run is not None:
+        run.write_json("plan.json", plan)
+    plot = run.path / "epsilon.png" if run is not None and config.plot is None else config.plot
+    if plot is not None and not plot.parent.is_dir():
+        raise ConfigError(f"--plot {plot}: there is no folder {plot.parent}.")
+    summary = _price_plan(plan, delta, plot)
+    if plot is not None:
+        from sfumato.reporting.figures import save_epsilon_curve
+
+        save_epsilon_curve(plot, plan, delta)
+    return summary if run is None else run.finish(summary)
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """The prices as a few aligned lines."""
+    lines = [("epsilon", f"{_number(summary['epsilon'])}   (PLD, an upper bound)")]
+    lines.append(("  by Renyi DP", _number(summary["rdp_epsilon"])))
+    if "shuffled_epsilon" in summary:
+        lines.append(
+            ("  if shuffled", f"{_number(summary['shuffled_epsilon'])}   (no Poisson sampling)")
+        )
+    lines.append(("delta", f"{summary['delta']:.3g}"))
+    lines.append(("relation", summary["relation"]))
+    if "unit" in summary:
+        lines.append(("unit", summary["unit"]))
+    if summary.get("neighbours") == "training parts":
+        lines.append(("neighbours", "training parts, as sfumato split the data"))
+    if "noise_multiplier" in summary:
+        lines.append(("noise multiplier", f"{summary['noise_multiplier']:.4g}"))
+        lines.append(("rate", f"{summary['rate']:.4g}"))
+        lines.append(("steps", f"{summary['steps']}"))
+    for stage, count in summary.get("stages", {}).items():
+        lines.append((f'stage "{stage}"', f"{count} event{'s' if count != 1 else ''}"))
+    if summary.get("stages") == {}:
+        lines.append(("events", "none: nothing has been spent"))
+    for problem in summary.get("damage", []):
+        lines.append(("DAMAGED", problem))
+    for objection in summary.get("not_for_release", []):
+        lines.append(("NOT FOR RELEASE", objection))
+    if summary.get("plot"):
+        lines.append(("plot", summary["plot"]))
+    return "\n".join(f"{name:<17} {value}" for name, value in lines)
+
+
+def alarm(summary: Mapping[str, Any]) -> str | None:
+    """That the ledger cannot be believed, for programs."""
+    return "DAMAGED: this ledger is no proof of anything." if summary.get("damage") else None
+
+
+# Arithmetic leaves nothing, unless it is given a place.
+RECIPE = Recipe(
+    config=Config, presets=PRESETS, run=run, show=show, alarm=alarm, needs_run=lambda _: False
+)
+
+
+def _plan(config: Config) -> tuple[Plan, float]:
+    if config.size is None:
+        raise ConfigError("--size is missing: how many private examples are there?")
+    if config.epsilon is None and config.noise_multiplier is None:
+        raise ConfigError("give --epsilon to find the noise, or --noise-multiplier to price it.")
+    steps_follow = config.epsilon is not None and config.noise_multiplier is not None
+    if config.batch_size is not None and config.epochs is config.steps is None and not steps_follow:
+        raise ConfigError("how long? Give --epochs or --steps along with --batch-size.")
+    delta = default_delta(config.size) if config.delta is None else config.delta
+    if config.noise_multiplier is not None and config.delta is not None:
+        check_delta(delta, config.size)
+    budget = None if config.epsilon is None else Budget(epsilon=config.epsilon, delta=delta)
+    plan = make_plan(
+        None if config.noise_multiplier is not None else budget,
+        size=config.size,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        steps=config.steps,
+        noise_multiplier=config.noise_multiplier,
+        relation=config.relation,
+        max_batch=config.max_batch,
+    )
+    if budget is None or config.noise_multiplier is None:
+        return plan, delta
+    if config.epochs is not None or config.steps is not None:
+        raise ConfigError(
+            "--epsilon, --noise-multiplier and the number of steps fix each other: leave out one."
+        )
+    steps = steps_within(budget, plan)
+    if steps == 0:
+        raise ConfigError(
+            f"epsilon={config.epsilon:g} does not allow even one step at noise multiplier "
+            f"{config.noise_multiplier:g}. Add noise, or lower --batch-size."
+        )
+    return replace(plan, steps=steps), delta
+
+
+def _price_plan(plan: Plan, delta: float, plot: Path | None) -> dict[str, Any]:
+    mechanisms = plan.mechanisms()
+    epochs = plan.steps * plan.rate
+    return {
+        "epsilon": plan.epsilon(delta),
+        "delta": delta,
+        "rdp_epsilon": price(mechanisms, delta, plan.relation, "rdp"),
+        "shuffled_epsilon": shuffled_epsilon(plan.noise_multiplier, epochs, delta, plan.relation),
+        **{key: to_json(plan)[key] for key in ("noise_multiplier", "rate", "steps", "relation")},
+        "expected_batch": plan.expected_batch,
+        "max_batch": plan.max_batch,
+        "epochs": epochs,
+        "plot": None if plot is None else str(plot),
+    }
+
+
+def _price_ledger(config: Config) -> dict[str, Any]:
+    assert config.ledger is not None
+    others = {key for key, value in to_json(config).items() if value is not None}
+    unused = (
+        others
+        - {"ledger", "delta"}
+        - ({"relation"} if config.relation == "add-or-remove" else set())
+    )
+    if unused:
+        raise ConfigError(
+            f"--{min(unused).replace('_', '-')} has no meaning with --ledger, which says it all."
+        )
+    path = config.ledger / "ledger.jsonl" if config.ledger.is_dir() else config.ledger
+    if not path.exists():
+        places = ("stages/*/ledger.jsonl", "private/stages/*/ledger.jsonl")
+        inner = [found for place in places for found in sorted(path.parent.glob(place))]
+        hint = f" Its stages have: --ledger {inner[0].parent}." if inner else ""
+        raise ConfigError(f"there is no ledger at {path}.{hint}")
+    ledger = Ledger.from_records(read_lines(path))
+    delta = ledger.header.delta if config.delta is None else config.delta
+    check_delta(delta)
+    return {
+        **ledger.promise(delta),
+        "rdp_epsilon": ledger.epsilon(delta, "rdp"),
+        "stages": dict(Counter(event.stage for event in ledger.events)),
+        "damage": list(damage(path.parent, ledger)),
+    }
+
+
+def _number(value: float | str) -> str:
+    """An upper bound with four digits, which is still one."""
+    value = float(value)
+    return "no formula" if math.isnan(value) else f"{float(FOUR_UP.create_decimal(value)):.4g}"
+
+
+FOUR_UP = Context(prec=4, rounding=ROUND_CEILING)

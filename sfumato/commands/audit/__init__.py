@@ -1,0 +1,113 @@
+"""`sfumato audit`: does this model keep its promise?
+
+An upper bound on epsilon comes from a ledger, and a lower one from an attack. Here both stand side
+by side. What is audited may be a finished run, a recipe for small heads, or a function that trains.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sfumato.commands import Recipe, as_label
+from sfumato.commands.audit.record import AuditRecord
+from sfumato.commands.audit.settings import PRESETS as PRESETS
+from sfumato.commands.audit.settings import Config as Config
+from sfumato.commands.stages import require_one_process
+from sfumato.runs import Run
+
+
+def run(config: Config, run: Run | None) -> dict[str, Any]:
+    """Attack, bound, draw, and keep all of it private."""
+    from sfumato.commands.audit.calls import audit_calls
+    from sfumato.commands.audit.finished import audit_run
+    from sfumato.commands.audit.heads import audit_heads
+
+    run = require_one_process("audit", "a model", run)
+    if config.heads:
+        found = audit_heads(config, run)
+    elif config.trainer is not None:
+        found = audit_calls(config, run)
+    else:
+        found = audit_run(config, run)
+    record = found.record()
+    run.write_json("private/audit.json", record)
+    draw(found, run.private / "tradeoff.png")
+    if config.run is not None:
+        copy(record, run, config.run)
+    return run.finish(
+        {
+            "target": found.target, "promise": found.promise, "run": str(run.path),
+            "bounds": [bound.name for bound in found.bounds],
+            "attacks": [attack["name"] for attack in found.attacks],
+            "checks": [check["name"] for check in found.checks],
+            "findings": "private/audit.json",
+        }
+    )  # fmt: skip
+
+
+def copy(record: Mapping[str, Any], run: Run, audited: Path) -> None:
+    """Leave what was found with the audited run too, for its report: the proof by the promise.
+
+    An auditor may have no right to write there; the audit is done all the same.
+    """
+    try:
+        Run(audited).write_json("private/audit.json", record)
+    except OSError as problem:
+        run.log(
+            f"{audited} could not take a copy of the findings ({problem.strerror or problem}), so "
+            f"its report will lack them. Its owner may copy {run.path}/private/audit.json there."
+        )
+
+
+def draw(found: AuditRecord, path: Path) -> None:
+    """The curves of all attacks, and what the ledger allows."""
+    from sfumato.reporting.figures import save_roc
+
+    curves, bands, allowed = {}, {}, None
+    for attack in found.attacks:
+        name, points = f"{attack['name']}: AUC {attack['auc'][0]:.3f}", attack["roc"]
+        curves[name], bands[name] = (points["fpr"], points["tpr"]), (points["low"], points["high"])
+    if found.curve is not None:
+        allowed = ("the ledger allows no more", (found.curve["fpr"], found.curve["tpr"]))
+    others = "others taken for members"
+    save_roc(path, curves, bands=bands, bound=allowed, others=others, title=found.target)
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """The promise beside the proof, and where the rest is."""
+    from sfumato.commands.audit.words import tell
+    from sfumato.files import read_json
+    from sfumato.reporting.findings import read_audit
+
+    folder = Path(summary["run"]) / "private"
+    if not (folder / "audit.json").exists():
+        return f"{summary['run']} is finished; its private findings are not here any more."
+    lines = tell(read_audit(read_json(folder / "audit.json")), summary["promise"])
+    lines += [
+        f"  curves    {folder}/tradeoff.png",
+        f"  findings  {folder}/audit.json: do not share",
+    ]
+    return "\n".join(lines)
+
+
+def alarm(summary: Mapping[str, Any]) -> str | None:
+    """That the promise is broken, for programs: the summary may be shared, and does not say it."""
+    from sfumato.files import read_json
+    from sfumato.reporting.findings import read_audit
+
+    record = Path(summary["run"]) / "private" / "audit.json"
+    if not record.exists():
+        return None
+    found = read_audit(read_json(record))
+    if any(bound.kept is False for bound in found.bounds):
+        return f"THE PROMISE IS BROKEN: {record}"
+    if any(check.passed is False for check in found.checks):
+        return f"A CHECK OF THE MECHANISM FAILED: {record}"
+    return None
+
+
+RECIPE = Recipe(
+    config=Config, presets=PRESETS, run=run, show=show, alarm=alarm,
+    label=lambda config: as_label(config.run or config.trainer or config.data),
+    first_words={"heads": ("--heads",)},
+)  # fmt: skip

@@ -1,0 +1,71 @@
+"""`sfumato invert`: what does the model think that this class, or this person, looks like?
+
+The attacker can ask the target and differentiate its answers, and has public images of other
+classes. It labels these by the target, trains a generator on them that the target likes, and
+searches the generator for images that the target names. Judges that never met the target's images
+say whether the class is to be seen in them. Whatever comes of a target is as private as its
+training images, so all stages are in `private/`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sfumato.commands import Recipe, as_label, train
+from sfumato.commands.invert.scene import Scene, set_scene
+from sfumato.commands.invert.settings import PRESETS as PRESETS
+from sfumato.commands.invert.settings import STAGES
+from sfumato.commands.invert.settings import Config as Config
+from sfumato.commands.stages import follow, require_one_process, tell_stage
+from sfumato.runs import Run
+
+
+def needs_run(config: Config) -> bool:
+    """Stages hand their work on in the run directory; an explanation is only printed."""
+    return not config.explain
+
+
+def run(config: Config, run: Run | None) -> dict[str, Any]:
+    """Target, judge, select, prior, latent, score; or a sweep of targets."""
+    from sfumato.commands.invert.checks import check_scene
+
+    if config.explain:
+        return train.run(config.training, None)
+    run = require_one_process("invert", "trains a target: give it with --target RUN", run)
+    if config.sweep:
+        from sfumato.commands.invert.sweep import sweep
+
+        return sweep(config, run)
+    scene = set_scene(config, run)
+    check_scene(scene)
+    summary = attack(scene, STAGES[-1] if config.stage == "all" else config.stage)
+    if config.stage != "all":
+        return {**summary, "stage": config.stage, "run": str(run.path)}
+    return run.finish({**summary, "run": str(run.path)})
+
+
+def attack(scene: Scene, last: str) -> dict[str, Any]:
+    """Take the stages up to this one."""
+    return follow(scene, works(), last, scene.stage, scene.run.log)
+
+
+def works() -> dict[str, Callable[[Scene, Run], object]]:
+    """What each stage does."""
+    from sfumato.commands.invert.score import score
+    from sfumato.commands.invert.stages import judge, latent, prior, select, target
+
+    made = (target, judge, select, prior, latent, score)
+    return dict(zip(STAGES, made, strict=True))
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """What was found, and where the pictures are."""
+    if "explanation" in summary:
+        return train.show(summary)
+    return summary["text"] if "text" in summary else tell_stage(summary)
+
+
+RECIPE = Recipe(
+    config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run,
+    label=lambda config: as_label(config.target or config.data, epsilon=config.epsilon),
+    first_words={**{stage: ("--stage", stage) for stage in STAGES}, "sweep": ("--sweep",)},
+)  # fmt: skip

@@ -1,0 +1,178 @@
+"""Who has what in `sfumato invert`: the target's images, the judges', those nobody saw, the public.
+
+The attack itself gets an `Access` to the target and the public images. All else is the owner's.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sfumato.commands import train
+from sfumato.commands.image_source import ImageSource
+from sfumato.commands.invert.settings import Config
+from sfumato.commands.stages import given_run, require_heeded, say_unheeded
+from sfumato.errors import ConfigError
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    import torch
+
+    from sfumato.attacks.access import Access
+    from sfumato.data.images import Images
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Four sets of images, and the settings of the target."""
+
+    config: Config
+    run: Run
+    shared: Run
+    """The run that has the judges: targets of a sweep have the same."""
+    device: "torch.device"
+    members: "Images"
+    """What the target learnt."""
+    others: "Images"
+    """Of the same classes, for judges."""
+    held_out: "Images"
+    """Of the same classes, seen by nobody."""
+    public: "Images"
+    target: train.Config
+    weights: Path
+    """Where the target's weights are, or will be."""
+
+    def stage(self, name: str) -> Run:
+        """A stage's place: in `private/`, for what a target gives away came from private images."""
+        return Run(self.run.private, self.run.say).stage(name)
+
+    @property
+    def unseen(self) -> "Images":
+        """All test images that there are: of a target that was brought, judges learn a part."""
+        if self.config.target is None:
+            return self.held_out
+        return self.others.joined(self.held_out)
+
+    @property
+    def precision(self) -> "torch.dtype":
+        """What generators are trained in."""
+        from sfumato.training.setup import quick_precision
+
+        return quick_precision(self.device)
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """How all images are framed: as those of the target were."""
+        return (self.target if self.config.target else self.config).loading
+
+
+def set_scene(config: Config, run: Run) -> Scene:
+    """Load images, and part them."""
+    from sfumato.data.load import load_images, load_splits
+    from sfumato.training.setup import pick_device
+
+    given = given_target(config, run) if config.target else None
+    settings, weights = given or to_train(config, run)
+    source = settings if given else config
+    train_images, test = load_splits(source.data, people=source.people, **source.loading)
+    public = load_images(
+        config.public, "train", private=False, **framed_as(train_images, source, config)
+    )
+    if config.other_classes:
+        public = replace(public, classes=tuple(f"public {name}" for name in public.classes))
+    if given:
+        members = train_images
+        others, held_out = part(test, config.judge_share)
+    else:
+        others, members = part(train_images, config.judge_share)
+        held_out = test
+    return Scene(
+        config, run, run, pick_device(config.device), members, others, held_out, public, settings,
+        weights,
+    )  # fmt: skip
+
+
+def framed_as(images: "Images", source: ImageSource, config: Config) -> dict[str, Any]:
+    """How public images are loaded: to the size and the colours that the target takes."""
+    channels, height, width = images.shape
+    crop = config.public_centre_crop
+    return {
+        **source.loading,
+        "image_size": height if height == width else source.image_size,
+        "grey": channels == 1,
+        "centre_crop": source.centre_crop if crop is None else crop,
+    }
+
+
+def to_train(config: Config, run: Run) -> tuple[train.Config, Path]:
+    """Settings of a target that is trained here, and where its weights will be."""
+    # Its images are framed already: a second cut would go through the faces.
+    settings = replace(
+        config.training, data=str(run.path / "private" / "members.npz"), people=None,
+        centre_crop=None, image_size=None, grey=False,
+    )  # fmt: skip
+    return settings, run.path / "private/stages/target/model.safetensors"
+
+
+def same_images(scene: Scene, config: Config, run: Run) -> Scene:
+    """Another target on the same images, judged by the same judges."""
+    settings, weights = to_train(config, run)
+    return replace(scene, config=config, run=run, target=settings, weights=weights)
+
+
+def part(images: "Images", share: float) -> "tuple[Images, Images]":
+    """A share of every class, and the rest: of other people, unless a class is a person."""
+    people = images.people
+    alone = people is not None and all(
+        len(people[images.labels == label].unique()) < 2 for label in range(len(images.classes))
+    )
+    return images.split(share, seed=0, by_person=not alone)
+
+
+def given_target(config: Config, run: Run) -> tuple[train.Config, Path]:
+    """Settings and weights of a target that is there already."""
+    assert config.target is not None
+    if not Path(config.target).is_dir():
+        if config.weights is None:
+            raise ConfigError(
+                f'--target "{config.target}" is no folder of a run. For a model by name, or '
+                "module:function, give --weights FILE too."
+            )
+        if config.data == Config.data:
+            raise ConfigError(
+                f'which images did --target "{config.target}" learn? Give them with --data: judges '
+                "and scores need them."
+            )
+        settings = replace(
+            config, target=None, target_pixels=None, mode="non-private", model=config.target
+        ).training
+        # As its weights left it: no BatchNorm becomes another layer, unless that is asked for.
+        return replace(settings, weights=None, norm=config.norm or "keep"), config.weights
+    if config.target_pixels is not None:
+        raise ConfigError(f"{config.target} knows its pixels: leave --target-pixels out.")
+    settings, weights, _ = given_run(Path(config.target), config)
+    require_heeded(Path(config.target), config, settings)
+    say_unheeded(Path(config.target), config, settings, run)
+    return settings, weights
+
+
+def open_access(scene: Scene, precision: "torch.dtype | None" = None) -> "Access":
+    """The target, as the attacker has it; in float32 if no other precision is asked for."""
+    import torch
+
+    from sfumato.attacks.access import access_to
+    from sfumato.models.zoo import head_parameters, load_weights
+
+    learner, reading = train.prepare(scene.target, scene.members, scene.device)
+    missing = load_weights(learner.model, scene.weights)
+    if not head_parameters(learner.model).isdisjoint(missing):
+        raise ConfigError(
+            f"{scene.weights} does not have the head of this target: it was made for other "
+            f"classes than the {len(scene.members.classes)} of {scene.members.name}. Give the "
+            "images that it learnt with --data."
+        )
+    if scene.config.target_pixels is not None:
+        black, white = scene.config.target_pixels
+        scale = 1 / (white - black)
+        colours = scene.members.shape[0]
+        reading = replace(reading, mean=(-black * scale,) * colours, deviation=(scale,) * colours)
+    return access_to(learner.model, replace(reading, precision=precision or torch.float32, views=1))

@@ -1,0 +1,238 @@
+"""How good the guesses of `sfumato invert` are, in the eyes of judges.
+
+It compares with the images that the target learnt: the owner's part, not the attacker's. All of it
+goes to `private/`.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sfumato.commands import train
+from sfumato.commands.invert.scene import Scene, open_access
+from sfumato.commands.invert.stages import (
+    guesses_of,
+    judged_classes,
+    learnt_by_judges,
+    new_judge,
+    selection_of,
+)
+from sfumato.commands.stages import given_run
+from sfumato.errors import ConfigError, DataError
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from sfumato.attacks.access import Access
+    from sfumato.data.images import Images
+    from sfumato.metrics.judges import Judge, Judged, Sets
+    from sfumato.training.reading import Reading
+
+EACH = 500
+"""Images of a class that guesses are compared with, at most."""
+
+
+def score(scene: Scene, stage: Run) -> None:
+    """Let judges look at guesses, at members, at images nobody saw, and at the public ones."""
+    from sfumato.metrics.inversion import score as count
+    from sfumato.reporting.inversion_figures import contact_sheet
+
+    pixels, labels = four_sets(scene)
+    judged_by = judgements(scene, pixels)
+    found = count(labels, judged_by)
+    unseen = scene.unseen
+    found["target_test_accuracy"] = accuracy_of(open_access(scene), unseen)
+    found["test_images"] = len(unseen)
+    found["attack_accuracy"] = found["majority"]["top1"]["mean"]
+    found["method"] = scene.config.method
+    if ceiling_of(found) < 0.5:
+        found["warning"] += (
+            " A judge names fewer than half of real images rightly: its word means little. Raise "
+            "--judge-epochs."
+        )
+    scene.run.write_json("private/scores.json", found)
+    contact_sheet(
+        scene.run.private / "guesses.png", pixels.members, pixels.guesses, labels, judged_by,
+        scene.members.classes,
+    )  # fmt: skip
+    scene.run.say(headline(found))
+    if found["warning"]:
+        scene.run.say(f"  mind: {found['warning'].strip()}")
+    stage.finish({"text": tell(scene), "data": scene.members.name, "public": scene.public.name})
+
+
+def accuracy_of(access: "Access", images: "Images") -> float:
+    """How often the target names images rightly."""
+    answers = access.answers(images.pixels).argmax(dim=1).cpu()
+    return float((answers == images.labels).float().mean())
+
+
+def four_sets(scene: Scene) -> "tuple[Sets[Tensor], Sets[Tensor]]":
+    """Pixels between 0 and 1, and labels, of guesses, members, held-out and public images."""
+    import torch
+
+    from sfumato.metrics.judges import Sets
+
+    guesses, chosen = guesses_of(scene), selection_of(scene)
+    members, held_out = (thin(some, EACH) for some in (scene.members, scene.held_out))
+    # Images that judges learnt would make the floor too low.
+    strange = ~learnt_by_judges(scene)
+    left = [places[strange[places]] for places in chosen.places]
+    each = [
+        (some if len(some) else places)[:EACH]
+        for some, places in zip(left, chosen.places, strict=True)
+    ]
+    public = [scene.public.pixels[places] for places in each]
+
+    def real(pixels: "Tensor") -> "Tensor":
+        return (pixels.float() / 255).to(scene.device)
+
+    pixels = Sets(
+        guesses.images.clamp(0, 1).to(scene.device), real(members.pixels), real(held_out.pixels),
+        real(torch.cat(public)),
+    )  # fmt: skip
+    counts = torch.tensor([len(places) for places in each])
+    pseudo = torch.arange(len(each)).repeat_interleave(counts)
+    return pixels, Sets(guesses.labels, members.labels, held_out.labels, pseudo)
+
+
+def thin(images: "Images", each: int) -> "Images":
+    """At most so many of each class, at random: files are often ordered, by writer for example."""
+    import torch
+
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    labels = images.labels[order]
+    places = [order[labels == label][:each] for label in range(len(images.classes))]
+    return images.select(torch.cat(places))
+
+
+def judgements(scene: Scene, pixels: "Sets[Tensor]") -> "dict[str, Judged]":
+    """What every judge says of every set."""
+    from sfumato.metrics.judges import look
+    from sfumato.models.zoo import load_weights
+    from sfumato.training.plain import reading_of
+
+    found: dict[str, Judged] = {}
+    for name in scene.config.judges:
+        model = new_judge(scene, name)
+        load_weights(model, scene.shared.private / "judges" / name / "model.safetensors")
+        found[name] = look(as_judge(model, reading_of(model, scene.others, scene.device)), pixels)
+    for path in scene.config.judge:
+        found[str(path)] = look(as_judge(*given_judge(scene, path)), pixels)
+    return found
+
+
+def given_judge(scene: Scene, path: Path) -> "tuple[nn.Module, Reading]":
+    """A judge that is there already, or the reason why it must not judge.
+
+    One that learnt what the target learnt would know more of it than the class, and one whose
+    classes have another order would name others than it means.
+    """
+    from sfumato.data.alike import overlap
+    from sfumato.data.load import load_images
+    from sfumato.models.zoo import load_weights
+
+    settings, weights, _ = given_run(path, scene.config)
+    lessons = load_images(settings.data, "train", people=settings.people, **settings.loading)
+    if lessons.shape[0] != scene.members.shape[0]:
+        raise ConfigError(
+            f"judge {path} looks at {lessons.shape[0]} colour channels, and the target's images "
+            f"have {scene.members.shape[0]}. Train it with --grey, or on colour images."
+        )
+    if lessons.classes != judged_classes(scene):
+        raise ConfigError(
+            f"judge {path} knows the classes {', '.join(lessons.classes)}. It should know "
+            f"{', '.join(judged_classes(scene))}, private and public ones, in this order. Train it "
+            "on them, or use --judges."
+        )
+    framed = load_images(settings.data, "train", people=settings.people, **scene.loading)
+    for own, whose in ((scene.members, "the target learnt"), (scene.held_out, "nobody may know")):
+        shared = len(overlap(own, framed))
+        if shared:
+            raise DataError(
+                f"judge {path} learnt {shared} of the images that {whose}, so it cannot tell the "
+                "class from its training images. Take another judge."
+            )
+    twins = equal_tensors(weights, scene.weights) if scene.weights.exists() else []
+    if twins:
+        raise DataError(
+            f'judge {path} shares weights with the target ("{twins[0]}", {len(twins)} tensors in '
+            "all), so what convinces one convinces the other. Take another judge."
+        )
+    learner, reading = train.prepare(settings, lessons, scene.device)
+    missing = load_weights(learner.model, weights)
+    if missing:
+        raise ConfigError(f'{weights} has no "{missing[0]}": the run {path} is not whole.')
+    return learner.model, reading
+
+
+def equal_tensors(one: Path, other: Path) -> list[str]:
+    """Names in the first file of weights that are the same numbers in the second, by any name.
+
+    Vectors and constants do not count: those of untrained layers are alike everywhere.
+    """
+    from sfumato.models.zoo import read_state
+
+    def telling(path: Path) -> "dict[str, Tensor]":
+        state = read_state(path)
+        return {k: v for k, v in state.items() if v.dim() > 1 and v.min() < v.max()}
+
+    known = list(telling(other).values())
+    return [k for k, v in telling(one).items() if any(v.equal(another) for another in known)]
+
+
+def as_judge(model: "nn.Module", reading: "Reading") -> "Judge":
+    """The model's answers, and what goes into its last layer."""
+    import torch.nn.functional as F
+
+    from sfumato.models.zoo import head_parameters
+
+    paths = {name.rpartition(".")[0] for name in head_parameters(model)}
+    if len(paths) != 1:
+        raise ConfigError(
+            f"a judge needs one last layer, and {type(model).__name__} has {len(paths)}: "
+            f"{', '.join(sorted(paths))}. Take another."
+        )
+    seen: list[Tensor] = []
+    model.eval().get_submodule(paths.pop()).register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0])
+    )
+    side = reading.images.shape[1:]
+
+    def ask(pixels: "Tensor") -> "tuple[Tensor, Tensor]":
+        seen.clear()
+        if pixels.shape[2:] != side:  # a judge looks at images of the size that it learnt
+            pixels = F.interpolate(pixels, side, mode="bilinear", antialias=True)
+        return model(reading.normalise(pixels)).float(), seen[-1].float()
+
+    return ask
+
+
+def headline(found: dict[str, Any]) -> str:
+    """One line for the screen; nothing else may keep it."""
+    top, floor = found["majority"]["top1"], found["majority"]["floor_top1"]
+    between = "" if top["interval"] is None else " ({:.2f} to {:.2f})".format(*top["interval"])
+    return (
+        f"attack accuracy, for your eyes: {top['mean']:.2f}{between}; of public images that the "
+        f"target takes for these classes {floor['mean']:.2f}, of real images "
+        f"{ceiling_of(found):.2f}; test accuracy of the target {found['target_test_accuracy']:.3f} "
+        f"({found['test_images']} images)"
+    )
+
+
+def ceiling_of(found: dict[str, Any]) -> float:
+    """How often judges name real images rightly: what attacks can reach at most."""
+    return min(judge["held_out_top1"]["mean"] for judge in found["judges"].values())
+
+
+def tell(scene: Scene) -> str:
+    """For people: what was attacked, and where to look."""
+    folder = scene.run.private
+    return "\n".join(
+        [
+            f"{len(scene.members.classes)} classes of {scene.members.name} asked of "
+            f"{scene.target.model}, with public images of {scene.public.name}:",
+            f"  pictures  {folder}/guesses.png: training images above, guesses below",
+            f"  scores    {folder}/scores.json: do not share",
+        ]
+    )

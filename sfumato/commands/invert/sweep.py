@@ -1,0 +1,165 @@
+"""`sfumato invert sweep`: the same attack on targets that keep different promises.
+
+Each target is attacked anew, with its own selection, generator and search, in its own unit of
+logits. Beside each private target stands a control: a target without privacy that was stopped when
+it was as accurate. Only what lies between the two is the merit of privacy; the rest is lost
+usefulness. Example-level privacy bounds what one image changes, and promises nothing about what all
+images of a class have in common: person-level privacy does, where a class is a person.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sfumato.commands import train
+from sfumato.commands.invert.scene import Scene, same_images, set_scene
+from sfumato.commands.invert.settings import Config
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from sfumato.reporting.inversion_figures import SweepRow
+
+LADDER = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Steps at which a control may be stopped."""
+CAUTION = (
+    "Example-level privacy hides one image. It does not promise to hide what all images of a class "
+    "share, which is what inversion finds: compare each private target with its control, not with "
+    "the first row. What the promise speaks of is the member gap."
+)
+
+
+def sweep(config: Config, run: Run) -> dict[str, Any]:
+    """Attack every target, then one table and two plots."""
+    from sfumato.reporting.inversion_figures import sweep_plots, sweep_table
+
+    base = set_scene(config, run)
+    check_sweep(base)
+    rows: list[SweepRow] = []
+    for name, kind, settings in targets(config):
+        rows.append(attack(name, kind, settings, base))
+        if math.isfinite(rows[-1].epsilon):
+            plain = replace(config, sweep=False, mode="non-private", seed=settings.seed)
+            stopped = matched(plain, rows[-1].test_accuracy, base)
+            twin = rows[-1].epsilon
+            rows.append(attack(f"{name}-control", kind, stopped, base, twin=twin))
+    table = sweep_table(rows)
+    run.write_json("private/scores.json", {"rows": [row_numbers(row) for row in rows]})
+    (run.private / "sweep.md").write_text(f"{table}\n\n{CAUTION}\n", encoding="utf-8")
+    sweep_plots(run.private / "sweep.png", rows)
+    text = (
+        f"{len(rows)} targets attacked: {run.private}/sweep.md and sweep.png (do not share).\n"
+        f"{CAUTION}"
+    )
+    return run.finish({"text": text, "run": str(run.path), "targets": len(rows)})
+
+
+def check_sweep(base: Scene) -> None:
+    """Refuse at once what any of the targets would be refused for."""
+    from sfumato.commands.invert.checks import check_scene, check_target
+
+    first = True
+    for _, _, settings in targets(base.config):
+        scene = same_images(base, settings, base.run)
+        if first:
+            check_scene(scene)
+        elif settings.seed == base.config.seed:
+            check_target(scene)
+        first = False
+
+
+def targets(config: Config) -> Iterator[tuple[str, str, Config]]:
+    """A name, what it is called in the table, and the settings of every target of the sweep."""
+    without = {"inf": "not private", "clip": "clipped, no noise"}
+    for unit in config.units:
+        for epsilon in config.epsilons:
+            for seed in range(config.seeds):
+                base = replace(
+                    config, sweep=False, seed=config.seed + seed, unit=unit,
+                    people=config.people if unit == "person" else None, **promise(config, epsilon),
+                )  # fmt: skip
+                name = f"{epsilon}-{seed}" if unit == "example" else f"{epsilon}-person-{seed}"
+                yield name, without.get(epsilon, f"{unit}-level"), base
+
+
+def promise(config: Config, epsilon: str) -> dict[str, Any]:
+    """What of a target's settings depends on its promise."""
+    if epsilon == "inf":
+        return {"mode": "non-private"}
+    private = {
+        "mode": "ghost_mixed" if config.mode == "non-private" else config.mode,
+        "optimizer": "sgd", "lr": config.private_lr, "momentum": 0.0, "clip": "automatic",
+    }  # fmt: skip
+    if epsilon == "clip":
+        return {**private, "noise_multiplier": 0.0}
+    return {**private, "epsilon": float(epsilon)}
+
+
+def attack(
+    name: str, kind: str, config: Config, base: Scene, twin: float | None = None
+) -> "SweepRow":
+    """The whole attack on one target; all of it stays in `private/`, and is done once."""
+    from sfumato.commands.invert import attack as take_stages
+    from sfumato.files import read_json
+    from sfumato.reporting.inversion_figures import SweepRow
+
+    place = Run(base.run.private / "sweep" / name, base.run.say)
+    place.path.mkdir(parents=True, exist_ok=True)
+    scene = same_images(base, config, place)
+    if not scene.stage("score").finished:
+        base.run.log(f"target {name}")
+        take_stages(scene, "score")
+    found = read_json(place.path / "private" / "scores.json")
+    judge = next(iter(found["judges"].values()))
+    spent = float(read_json(scene.stage("target").path / "done.json")["epsilon"])
+    return SweepRow(
+        target=kind, epsilon=spent if twin is None else twin, control=twin is not None,
+        seed=config.seed, test_accuracy=found["target_test_accuracy"],
+        attack=found["majority"]["top1"], floor=found["majority"]["floor_top1"],
+        gap=judge["member_gap"],
+    )  # fmt: skip
+
+
+def matched(config: Config, wanted: float, base: Scene) -> Config:
+    """These settings without privacy, stopped early: about as accurate as `wanted`."""
+    from sfumato.files import read_json
+
+    tried: dict[int, float] = {}
+
+    def reached(steps: int) -> bool:
+        scores = read_json(ladder(config, steps, base).private / "scores.json")
+        tried[steps] = scores["test_accuracy"]
+        return tried[steps] >= wanted
+
+    enough = next((steps for steps in LADDER if reached(steps)), LADDER[-1])
+    few = enough // 2
+    while enough - few > max(1, enough // 16):  # between a step that was too few and one that did
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if reached(middle) else (middle, enough)
+    best = min(tried, key=lambda steps: abs(tried[steps] - wanted))
+    return plainly(config, best)
+
+
+def plainly(config: Config, steps: int) -> Config:
+    """The settings for so many steps, with batches that repeat."""
+    return replace(
+        config, steps=steps, epochs=None, noise_seed=config.seed, unit="example", people=None
+    )  # fmt: skip
+
+
+def ladder(config: Config, steps: int, base: Scene) -> Run:
+    """A target of so many steps, trained once."""
+    place = Run(base.run.private / "ladder" / f"{config.seed}-{steps}", base.run.say)
+    place.path.mkdir(parents=True, exist_ok=True)
+    if not place.finished:
+        scene = same_images(base, plainly(config, steps), place)
+        scene.members.save_npz(place.private / "members.npz", scene.held_out)
+        train.run(scene.target, place)
+    return place
+
+
+def row_numbers(row: "SweepRow") -> dict[str, Any]:
+    """A row for a file of JSON."""
+    from dataclasses import asdict
+
+    return asdict(row)

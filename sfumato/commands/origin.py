@@ -1,0 +1,208 @@
+"""Where files come from: what was made from private images does not come back as public.
+
+Weights and images that people bring count as public, at their word. Where sfumato itself made them
+from the same data they are not: a note in the file says what they cost (`sfumato.lineage`), or
+their ledger lies beside them. Weights bring their ledger along; images, which would only help, are
+refused. Data are known by their name or, while the weights lie in their run, by a digest.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sfumato.commands.train.settings import Config
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.lineage import START, Origin, data_name, ledger_lines, origin_of
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from sfumato.data.images import Images
+    from sfumato.privacy.ledger import Ledger
+
+
+def book_of_weights(config: Config, images: "Images") -> "Ledger | None":
+    """The ledger of the weights to begin with, if they learnt the same data; or why they cannot.
+
+    What is learnt from them costs what they have cost, and more; so does what these began with.
+    """
+    if config.weights is None or config.mode == "non-private":
+        return None
+    book, data = _joined(_ledgers(config.weights, images)), images.name
+    if book is None:
+        return None
+    delta = book.header.delta if config.delta is None else config.delta
+    spent = book.epsilon(delta)
+    if spent == float("inf"):
+        raise PrivacyError(
+            f"{config.weights} has learnt {data} without privacy, so nothing that begins with it "
+            "can promise anything. Begin with other weights, or train with --mode non-private."
+        )
+    if config.epsilon is not None and spent >= config.epsilon:
+        raise PrivacyError(
+            f"{config.weights} has learnt {data} under epsilon {spent:.3g} already, and --epsilon "
+            f"{config.epsilon:g} is for that and for what comes: raise it, or begin with others."
+        )
+    return book
+
+
+def name_of(weights: Path) -> str:
+    """Weights by their folder too, or the stage that made them: all runs call the file the same."""
+    return "/".join(weights.parts[-3 if weights.parts[-3:-2] == ("stages",) else -2 :])
+
+
+def note_start(weights: Path | None, run: Run) -> None:
+    """Write down what is known of the weights that a run begins with: what it makes says so too."""
+    origin = None if weights is None else origin_of(weights)
+    if origin is not None:
+        run.write_json(START, origin)
+
+
+def tell_origin(config: Config, images: "Images", say: Callable[[str], None]) -> None:
+    """Say what weights count as that did not learn the same data, by all that is known."""
+    if config.weights is None or config.mode == "non-private":
+        return
+    if _ledgers(config.weights, images):
+        return
+    books, data = _ledgers(config.weights), images.name
+    others = ", ".join(dict.fromkeys(book.header.data for book in books))
+    if others:
+        say(
+            f"{config.weights} has learnt {others}, which is treated as other data than {data}. If "
+            "images are in both, what both have cost adds up for them, and the promise here leaves "
+            "that out: give the data the name that they had."
+        )
+    elif origin_of(config.weights) is None:
+        say(
+            f"{config.weights} does not say what it has learnt, and counts as public. If it has "
+            f"seen images of {data}, the promise leaves that out."
+        )
+
+
+def require_strange(config: Config, images: "Images") -> None:
+    """Refuse weights that learnt the same data, for a verb that has no ledger to go on with."""
+    if book_of_weights(config, images) is not None:
+        raise PrivacyError(
+            f"{config.weights} has learnt {images.name}, and here it would count as public: the "
+            "ledger would leave out what that cost. Begin with other weights."
+        )
+
+
+def require_covered(config: Config) -> None:
+    """Refuse weights of a run on the same data that no ledger speaks of, or that of a part alone.
+
+    First of all, weights that are not there.
+
+    Such are those in a run's `private/`, and those of a warm-up that took a share of the data for
+    public: a promise to all examples would be one to that share too, learnt without noise.
+    """
+    if config.weights is None:
+        return
+    if not config.weights.is_file():
+        raise ConfigError(f"--weights {config.weights}: there is no such file.")
+    if config.mode == "non-private":
+        return
+    for origin in _origins(config.weights):
+        # In private/ anything may have been learnt of the data that those before it learnt.
+        learnt = {one.data for one in origin.all} if origin.private else {origin.data}
+        if data_name(config.data) not in learnt:
+            continue
+        if origin.verb == "warmup" and origin.public_share:
+            raise PrivacyError(
+                f"{config.weights} has learnt a public share of {config.data}, without noise: "
+                "sfumato would promise privacy to the images of that share too. Go on with sfumato "
+                "warmup train --out and the run of that warm-up, which leaves them out."
+            )
+        if origin.private or (origin.verb != "warmup" and not origin.ledger):
+            raise PrivacyError(
+                f"{config.weights} is of a run on {config.data}, and no ledger says what it cost: "
+                "what begins with it can promise nothing. Begin with other weights."
+            )
+
+
+def require_unpaid(source: str | Path, data: str) -> None:
+    """Refuse images that one of our ledgers paid for: here they would count as public.
+
+    `data` are the private images beside them. What was made from others is covered by its own
+    ledger.
+    """
+    made = promise_of_images(Path(source).expanduser())
+    if _same(data, str(made.get("data"))):
+        cost = f"{made['data']} under epsilon {made['epsilon']:.3g}"
+        raise PrivacyError(
+            f"{source} was made from {cost}. Here such images would count as public, and the "
+            "ledger would leave that cost out. Train on them by sfumato train --data, or bring "
+            "others."
+        )
+
+
+def promise_of_images(source: Path) -> dict[str, Any]:
+    """What a note in the file, or the ledger of its bundle, says that they cost; or nothing."""
+    from sfumato.data.arrays import read_note
+
+    try:
+        note = json.loads((read_note(source) if source.is_file() else None) or "{}")
+    except ValueError:
+        note = {}
+    if "epsilon" in note:
+        return note
+    book = ledger_beside(source)
+    return {} if book is None else {"epsilon": book.epsilon(), "data": book.header.data}
+
+
+def ledger_beside(place: Path) -> "Ledger | None":
+    """The ledger of the bundle, stage or run that a file or folder belongs to, if it is there."""
+    from sfumato.privacy.ledger import Ledger
+
+    place = place.resolve()
+    lines = ledger_lines(place if place.is_dir() else place.parent)
+    return Ledger.from_records(lines) if lines else None
+
+
+def _origins(weights: Path) -> list[Origin]:
+    """Where weights come from, and where those that they began with do; nothing if not from us."""
+    origin = origin_of(weights)
+    return [] if origin is None else list(origin.all)
+
+
+def _ledgers(weights: Path, images: "Images | None" = None) -> "list[Ledger]":
+    """What they have cost, and what those have cost that they began with; that of images alone."""
+    from sfumato.privacy.ledger import Ledger
+
+    books = [Ledger.from_records(origin.lines) for origin in _origins(weights) if origin.ledger]
+    if images is None:
+        return books
+    names = {images.name}
+    if _has_learnt(weights, images) and (own := origin_of(weights)) is not None and own.ledger:
+        names |= _names(Ledger.from_records(own.lines))  # the same images, by another name
+    return [book for book in books if any(_same(name, *_names(book)) for name in names)]
+
+
+def _has_learnt(weights: Path, images: "Images") -> bool:
+    """Whether the run that weights lie in learnt these very images, whatever their name."""
+    from sfumato.data.known import Known, known_data
+
+    known = known_data(weights.expanduser().resolve().parent)
+    return known is not None and known == Known.of(images)
+
+
+def _joined(books: "list[Ledger]") -> "Ledger | None":
+    """All their lines in one; None of none."""
+    for book in books[1:]:
+        books[0].inherit(book)
+    return books[0] if books else None
+
+
+def _names(book: "Ledger") -> set[str]:
+    """The names of the data that a ledger speaks of."""
+    return {book.header.data, *(event.data for event in book.events)}
+
+
+def _same(data: str, *others: str) -> bool:
+    """Whether one of these is the name of the same data, or of a part of it."""
+    return _whole(data) in map(_whole, others)
+
+
+def _whole(name: str) -> str:
+    """The name without what says which part is meant: photos@0-4-train, photos-train-without-4%."""
+    return name.partition("-without-")[0].partition("@")[0].removesuffix("-train")

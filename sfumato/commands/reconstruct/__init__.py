@@ -1,0 +1,71 @@
+"""`sfumato reconstruct`: training images back from the weights of a head.
+
+The attacker knows the public base, the recipe that heads are trained by, and images like those it
+looks for, but none of those themselves. It trains many heads on its own images and learns to see
+the images in the weights. Then come heads that were trained on images it has never had.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sfumato.commands import Recipe, as_label
+from sfumato.commands.reconstruct.scene import Scene, set_scene
+from sfumato.commands.reconstruct.settings import PRESETS as PRESETS
+from sfumato.commands.reconstruct.settings import STAGES as STAGES
+from sfumato.commands.reconstruct.settings import Config as Config
+from sfumato.commands.reconstruct.stages import take
+from sfumato.commands.stages import require_one_process, tell_stage
+from sfumato.runs import Run
+
+WITH_TORCHRUN = "a model, and attack its head in one process: --target RUN"
+"""What several processes are good for."""
+
+
+def asks_more(config: Config) -> bool:
+    """Whether a finished run has something to do: somebody's head."""
+    return config.target is not None
+
+
+def run(config: Config, run: Run | None) -> dict[str, Any]:
+    """The stages in order, up to the one that was asked for; finished ones are skipped."""
+    from sfumato.commands.reconstruct.study import look_at, study
+
+    scene = set_scene(config, require_one_process("reconstruct", WITH_TORCHRUN, run))
+    check_early(scene)
+    if config.vary is not None:
+        return study(scene)
+    summary = take(scene, "evaluate" if config.stage == "all" else config.stage)
+    if config.target is not None:
+        return look_at(scene, config.target)
+    if config.stage != "all":
+        return {**summary, "stage": config.stage, "run": str(scene.run.path)}
+    return scene.run.finish({**summary, "run": str(scene.run.path)})
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """What was found, and where the pictures are."""
+    if "text" in summary:
+        return summary["text"]
+    if "stage" in summary:
+        return tell_stage(summary)
+    return f"{summary['run']} is finished."
+
+
+def check_early(scene: Scene) -> None:
+    """Refuse at once what a later stage could not draw or read."""
+    import torch
+
+    from sfumato.commands.reconstruct.decoder import new_decoder
+    from sfumato.commands.reconstruct.study import tensors_in
+
+    with torch.device("meta"):
+        new_decoder(scene, 2 * scene.recipe.classes)
+    if scene.config.target is not None:
+        tensors_in(scene.config.target)
+
+
+RECIPE = Recipe(
+    config=Config, presets=PRESETS, run=run, show=show, asks_more=asks_more,
+    label=lambda config: as_label(config.data, config.base),
+    first_words={stage: ("--stage", stage) for stage in STAGES},
+)  # fmt: skip

@@ -1,0 +1,100 @@
+"""The public part of `sfumato reconstruct`: a base that heads stand on, and its features."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sfumato.commands.reconstruct.scene import Scene
+from sfumato.errors import ConfigError
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def base(scene: Scene, stage: Run) -> None:
+    """A public network that heads learn well on: given, or trained and tried."""
+    from sfumato.attacks.fleet import Fleet
+    from sfumato.attacks.heads import accuracy_of_heads
+    from sfumato.metrics.features import extract, headless, pretrain
+
+    config, best = scene.config, 0.0
+    shot = replace(scene.recipe, class_size=1, noise_multiplier=0.0, max_norm=None, rate=1.0)
+    made = config.pretrained or config.weights is not None
+    for number in range(1 if made else config.base_tries):
+        model = build_base(scene, number)
+        if not made:
+            attempt = stage.stage(str(number))
+            model = pretrain(
+                model, scene.base, attempt, epochs=config.base_epochs, lr=config.base_lr,
+                device=scene.device, seed=config.seed + number,
+            )  # fmt: skip
+            attempt.finish({"steps": "all"})
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        model = headless(model.to(scene.device))
+        found = extract(
+            model, scene.own.select(range(0, len(scene.own), max(1, len(scene.own) // 2000))),
+            scene.device, size=config.feature_size, norm=config.feature_norm,
+        )  # fmt: skip
+        heads = Fleet(found.values, found.labels, shot, config.seed).heads(0, 256)
+        score = float(accuracy_of_heads(heads.weights, shot, found.values, found.labels).mean())
+        stage.log(
+            f"heads of one image a class on base {number}: accuracy {score:.3f} on the attacker's "
+            "own images"
+        )
+        best = max(best, score)
+        if score >= config.gate:
+            stage.save_tensors("model.safetensors", state)
+            stage.finish({"accuracy_of_heads": score, "base": config.base, "try": number})
+            return
+    raise ConfigError(
+        f"no base gave heads an accuracy of {config.gate:g}: the best had {best:.3f}. Raise "
+        "--base-epochs or --base-tries, give --weights, or lower --gate, with another --out."
+    )
+
+
+def build_base(scene: Scene, number: int = 0) -> "nn.Module":
+    """The base's network, with its public weights if it has any."""
+    import torch
+
+    from sfumato.data.room import require_room
+    from sfumato.metrics.features import AT_ONCE
+    from sfumato.models.zoo import build_model
+
+    config = scene.config
+    channels, height, width = scene.base.shape
+    if config.feature_size is not None:
+        height = width = config.feature_size
+        require_room(
+            AT_ONCE * channels * height * width,
+            f"{AT_ONCE} images of {width} x {height}",
+            "Give a smaller --feature-size.",
+        )
+    torch.manual_seed(config.seed + number)
+    return build_model(
+        config.base, classes=len(scene.base.classes), shape=(channels, height, width),
+        pretrained=config.pretrained, weights=config.weights,
+    )  # fmt: skip
+
+
+def features(scene: Scene, stage: Run) -> None:
+    """Features of the attacker's images and, in `private/`, of those it is after."""
+    from sfumato.metrics.features import extract, headless
+    from sfumato.models.zoo import load_weights, pixel_statistics
+
+    config = scene.config
+    model = build_base(scene)
+    load_weights(model, scene.public.stage("base").path / "model.safetensors")
+    model = headless(model.to(scene.device))
+    options: dict[str, Any] = {"size": config.feature_size, "norm": config.feature_norm}
+    own = extract(model, scene.own, scene.device, **options)
+    own.save(stage.path)
+    mean, deviation = pixel_statistics(model, scene.own.shape[0])
+    stage.write_json(
+        "normalisation.json",
+        {
+            "base": config.base, "image_size": config.feature_size or scene.own.shape[1],
+            "pixel_mean": mean, "pixel_deviation": deviation, "feature_norm": config.feature_norm,
+        },
+    )  # fmt: skip
+    extract(model, scene.targets, scene.device, **options).save(stage.private)
+    stage.finish({"features": own.values.shape[1], "images": len(own), "norm": config.feature_norm})

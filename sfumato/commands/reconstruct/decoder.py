@@ -1,0 +1,106 @@
+"""The attacker's network in `sfumato reconstruct`: built, trained, and loaded again."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sfumato.commands.reconstruct.heads import statistics_of
+from sfumato.commands.reconstruct.scene import Scene, fleet_of
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sfumato.attacks.decode import Game
+    from sfumato.attacks.fleet import Fleet, Heads
+    from sfumato.data.images import Images
+
+POOL = 2048
+"""Heads that are made at once while the network learns."""
+
+
+def train(scene: Scene, stage: Run) -> None:
+    """The attacker's network learns to see images in weights."""
+    import torch
+
+    from sfumato.attacks.decode import decoder_step
+    from sfumato.models.average import new_average
+    from sfumato.privacy.sampling import Batch
+    from sfumato.training.loop import Learner, fit
+    from sfumato.training.progress import progress
+    from sfumato.training.setup import make_optimizer, make_schedule
+
+    config, fleet, statistics = scene.config, fleet_of(scene), statistics_of(scene)
+    decoder = build_decoder(scene, fleet)
+    optimizer = make_optimizer(
+        decoder, "adamw", lr=config.decoder_lr, momentum=0.0, weight_decay=1e-3
+    )
+    schedule = make_schedule(optimizer, "cosine", config.steps, warmup=config.steps // 20)
+    learner = Learner(decoder, optimizer, schedule, new_average(decoder, config.ema))
+    learner.load(stage.load_checkpoint())
+    step = decoder_step(
+        decoder, game_of(scene, scene.own), heads_by_step(scene, fleet), statistics.standardise,
+        precision=torch.bfloat16 if config.precision == "bf16" else torch.float32,
+        compile=config.compile,
+    )  # fmt: skip
+    batches = (Batch(number, ()) for number in range(learner.step, config.steps))
+    tell = progress(config.steps, learner.step, None, stage.say, unit="heads")
+    fit(learner, batches, step, stage, tell=tell)
+    stage.save_tensors("model.safetensors", learner.best.state_dict())
+    size = sum(parameter.numel() for parameter in decoder.parameters())
+    stage.finish({"decoder": config.decoder, "parameters": size, "steps": config.steps})
+
+
+def game_of(scene: Scene, images: "Images") -> "Game":
+    """What the decoder is asked for, on one set of images."""
+    from sfumato.attacks.decode import Game
+
+    recipe = scene.recipe
+    pixels = images.pixels.to(scene.device)
+    return Game(pixels, recipe.classes, recipe.class_size, scene.config.conditional)
+
+
+def build_decoder(scene: Scene, fleet: "Fleet") -> "nn.Module":
+    """The attacker's network for heads of this fleet."""
+    import torch
+
+    torch.manual_seed(scene.config.seed)
+    weights = scene.recipe.num_parameters(fleet.dimension)
+    return new_decoder(scene, weights).to(scene.device)
+
+
+def new_decoder(scene: Scene, weights: int) -> "nn.Module":
+    """A network for heads of so many weights; sizes that cannot be drawn are refused."""
+    from sfumato.models.decoder import PublishedDecoder, RowDecoder
+
+    config, recipe = scene.config, scene.recipe
+    kind = RowDecoder if config.decoder == "rows" else PublishedDecoder
+    classes = recipe.classes if config.conditional else 0
+    return kind(weights, scene.own.shape, classes, config.width)
+
+
+def trained_decoder(scene: Scene, fleet: "Fleet") -> "nn.Module":
+    """The network as the stage train left it."""
+    from safetensors.torch import load_file
+
+    decoder = build_decoder(scene, fleet)
+    decoder.load_state_dict(load_file(scene.run.stage("train").path / "model.safetensors"))
+    return decoder.eval()
+
+
+def heads_by_step(scene: Scene, fleet: "Fleet") -> "Callable[[int], Heads]":
+    """The heads of each step, made for many steps at once."""
+    from sfumato.attacks.fleet import Heads
+
+    size = scene.config.batch_heads
+    pool = max(1, POOL // size) * size
+    last: tuple[int, Heads] | None = None
+
+    def of(step: int) -> Heads:
+        nonlocal last
+        number, place = divmod(step * size, pool)
+        if last is None or last[0] != number:
+            last = number, fleet.batch(number, pool)
+        heads, rows = last[1], slice(place, place + size)
+        return Heads(heads.weights[rows], heads.members[rows], heads.kind)
+
+    return of

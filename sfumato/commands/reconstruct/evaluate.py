@@ -1,0 +1,200 @@
+"""How good the reconstructions of `sfumato reconstruct` are, and what differential privacy allows.
+
+All of this compares guesses with the images that were to stay secret: it is the judge's part, not
+the attacker's, and everything it writes goes to `private/`.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from sfumato.commands.reconstruct.decoder import game_of, trained_decoder
+from sfumato.commands.reconstruct.heads import statistics_of
+from sfumato.commands.reconstruct.scene import LEARNT, Scene, fleet_of, own_features
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from sfumato.attacks.heads import HeadRecipe
+    from sfumato.metrics.trials import Trials
+
+DELTA = 1e-5
+"""Of all that is promised and proved here."""
+REFERENCES = 256
+"""Heads of the attacker's own whose guesses say what error an image has with those who lack it."""
+
+
+def evaluate(scene: Scene, stage: Run) -> None:
+    """Attack heads that were trained on images the attacker never had; count, bound and draw."""
+    from sfumato.metrics.trials import pick, score
+    from sfumato.reporting.figures import save_gallery, save_roc
+
+    trials = attack(scene)
+    scores, curves = score(trials, scene.targets, scene.own, level=scene.config.level)
+    kappa = scores["blind_guess"]["best_picture"]
+    scores["privacy"] = promise(scene.recipe, trials, scene.config.level, kappa)
+    scene.run.write_json("private/scores.json", scores)
+    recipe, folder = scene.recipe, scene.run.private
+    title = f"heads of {recipe.images} images, {describe(recipe)}"
+    # What privacy bounds is a test about one image, against real heads with another in its place.
+    spoken = {"relative error", "error"} if scene.config.conditional else set()
+    bound = bound_curve(recipe) if spoken else None
+    unspoken = "" if bound is None else " (not what the bound is about)"
+    named = {
+        f"{name}: AUC {curve.auc:.3f}{'' if name in spoken else unspoken}": (curve.fpr, curve.tpr)
+        for name, curve in curves.items()
+    }
+    save_roc(
+        folder / "roc.png", named, others="images of other heads taken for this one's", title=title,
+        bound=bound and ("no attack can exceed (replace one)", bound),
+    )  # fmt: skip
+    blocks = pick(trials)
+    shown = len(blocks[0][1])
+    names = scene.own.classes[:shown] if scene.config.conditional else [""] * shown
+    save_gallery(folder / "gallery.png", blocks, names)
+    scene.run.say(headline(scores))
+    stage.finish({"text": tell(scene, scores), **public_numbers(scene)})
+
+
+def attack(scene: Scene) -> "Trials":
+    """Train heads on the target images, and let the attacker's network look at their weights."""
+    from sfumato.attacks.decode import nearest_images, reconstruct
+    from sfumato.attacks.heads import accuracy_of_heads
+    from sfumato.metrics.trials import Trials, partners, usual_errors
+
+    config, fleet, statistics = scene.config, fleet_of(scene, private=True), statistics_of(scene)
+    decoder, game = trained_decoder(scene, fleet), game_of(scene, scene.targets)
+    partner = partners(config.trials, fleet.per_permutation)
+    heads = fleet.heads(0, config.trials)
+    guesses = reconstruct(decoder, statistics.standardise(heads), game).cpu()
+    own = fleet_of(scene).heads(0, REFERENCES)
+    references = reconstruct(decoder, statistics.standardise(own), game).cpu()
+    fake = None
+    if statistics.correlation is not None:
+        noise = statistics.fake(config.trials, seed=config.seed).to(scene.device)
+        fake = reconstruct(decoder, noise, game).cpu()
+    simple = {}
+    if config.conditional and not scene.recipe.hidden:
+        own_images = game_of(scene, scene.own)
+        found = nearest_images(heads, scene.recipe, own_features(scene), own_images)
+        simple["nearest_by_weights"] = found.cpu()
+    accuracy = accuracy_of_heads(
+        heads.weights[:256], scene.recipe, fleet.features, fleet.labels
+    ).mean()
+    size = scene.recipe.class_size if config.conditional else heads.members.shape[1]
+    return Trials(
+        guesses, game.truths(heads.members).cpu(), heads.members[:, ::size].cpu(),
+        partner, usual_errors(scene.targets, references),
+        float(accuracy), fake, simple,
+    )  # fmt: skip
+
+
+def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) -> dict[str, Any]:
+    """Epsilon as accounted, and the epsilon that the attack proves, for one image replaced.
+
+    `kappa` is how often a blind guess comes as close as the threshold: the bound there is the one
+    on reconstruction (ReRo).
+    """
+    from sfumato.privacy.accounting import LEAST_NOISE, price
+    from sfumato.privacy.audit.lower import many_run_bound
+
+    # One trial a head, and no head in both lists: trials of one head are not independent.
+    half = len(trials.guesses) // 2
+    pair = -trials.records()[:half].numpy(), -trials.records(null=True)[half:].numpy()
+
+    def proved(delta: float) -> float:
+        return many_run_bound(*pair, delta=delta, confidence=level, relation="replace").epsilon
+
+    found: dict[str, Any] = {"relation": "replace", "delta": DELTA, "confidence": level}
+    # Such a delta as is published for heads: above 1/n, it forgives whole images.
+    published = {"delta": recipe.images**-1.1}
+    for some in (found, published):
+        some["epsilon_proved"] = proved(some["delta"])
+        if recipe.noise_multiplier >= LEAST_NOISE:
+            some["epsilon"] = price(recipe.mechanisms(), some["delta"], "replace")
+    found["at_published_delta"] = published
+    if recipe.noise_multiplier >= LEAST_NOISE:
+        found["epsilon_add_or_remove"] = price(recipe.mechanisms(), DELTA, "add-or-remove")
+        found["tpr_bound_at_1_percent_fpr"] = float(bound_at(recipe, 0.01))
+        found["reconstruction_bound_if_best_picture_is_kappa"] = float(bound_at(recipe, kappa))
+    return found
+
+
+def bound_at(recipe: "HeadRecipe", fpr: Any) -> "np.ndarray":
+    """What no attack can exceed, when one image was replaced by another."""
+    from sfumato.privacy.audit.tradeoff import largest_tpr
+
+    return largest_tpr(
+        fpr, rate=recipe.rate, noise_multiplier=recipe.noise_multiplier, steps=recipe.steps,
+        relation="replace",
+    )  # fmt: skip
+
+
+def bound_curve(recipe: "HeadRecipe") -> "tuple[np.ndarray, np.ndarray] | None":
+    """The bound as a curve, or None where nothing is promised."""
+    import numpy as np
+
+    if not recipe.noise_multiplier:
+        return None
+    fpr = np.concatenate([[0.0], np.geomspace(1e-4, 1, 200)])
+    return fpr, bound_at(recipe, fpr)
+
+
+def describe(recipe: "HeadRecipe") -> str:
+    """The recipe's promise in a few words."""
+    if not recipe.noise_multiplier:
+        return "no noise" if recipe.max_norm is None else "clipped, no noise"
+    return f"noise multiplier {recipe.noise_multiplier:.3g}, rate {recipe.rate:g}"
+
+
+def public_numbers(scene: Scene) -> dict[str, Any]:
+    """What may stand in the summary: settings, and nothing that was measured on secret images."""
+    recipe = scene.recipe
+    return {
+        "data": scene.targets.name, "base": scene.config.base, "images": recipe.images,
+        "noise_multiplier": recipe.noise_multiplier, "steps": recipe.steps, "rate": recipe.rate,
+    }  # fmt: skip
+
+
+def headline(scores: dict[str, Any]) -> str:
+    """One line for the screen; nothing else may keep it."""
+    low, high = scores["tpr_at_1_percent_fpr_interval"]
+    return (
+        f"the attack, for your eyes: AUC {scores['auc']:.3f}, TPR "
+        f"{scores['tpr_at_1_percent_fpr']:.3f} ({low:.3f} to {high:.3f}) at 1 % FPR"
+    )
+
+
+def tell(scene: Scene, scores: dict[str, Any]) -> str:
+    """For people: what was attacked, and where to look."""
+    from sfumato.reporting.words import up
+
+    recipe, folder = scene.recipe, scene.run.private
+    privacy = scores["privacy"]
+    lines = [
+        f"Heads of {recipe.images} images of {scene.targets.name} on {scene.config.base}, "
+        f"{describe(recipe)}:",
+        f"  pictures  {folder}/gallery.png: truth above, what the attacker got below",
+        f"  ROC       {folder}/roc.png",
+        f"  scores    {folder}/scores.json: do not share",
+        f"  the rest  {scene.run.path}: {LEARNT}",
+    ]
+    promised = "none: epsilon is infinite"
+    if "epsilon" in privacy:
+        published = privacy["at_published_delta"]
+        promised = (
+            f"epsilon {up(privacy['epsilon'])} at delta {privacy['delta']:.2g}, one image replaced "
+            f"({up(published['epsilon'])} at {published['delta']:.2g}, as published); at 1 % FPR "
+            f"no attack has a TPR above {at_most(privacy['tpr_bound_at_1_percent_fpr'])}"
+        )
+    lines.insert(1, f"  promise   {promised}")
+    return "\n".join(lines)
+
+
+def at_most(tpr: float) -> str:
+    """A bound, rounded up: to three decimals, or as many as tell it from 1, which is none."""
+    for digits in range(3, 10):
+        rounded = math.ceil(round(tpr * 10**digits, 3)) / 10**digits
+        if rounded < 1:
+            return f"{rounded:.{digits}f}"
+    return "1"

@@ -1,0 +1,187 @@
+"""More of `sfumato reconstruct`: one setting varied, and a head that somebody brings."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sfumato.commands.reconstruct.decoder import game_of, trained_decoder
+from sfumato.commands.reconstruct.evaluate import DELTA, at_most
+from sfumato.commands.reconstruct.heads import statistics_of
+from sfumato.commands.reconstruct.scene import LEARNT, Scene, fleet_of
+from sfumato.commands.reconstruct.stages import take
+from sfumato.errors import ConfigError
+from sfumato.files import read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sfumato.attacks.heads import HeadRecipe
+
+
+def study(scene: Scene) -> dict[str, Any]:
+    """The attack for each value of one setting, on one base: a table and a plot in `private/`."""
+    import torch
+
+    from sfumato.files import atomic
+    from sfumato.reporting.figures import save_image_rows, save_study
+
+    name, _ = scene.config.varied
+    take(scene, "features")
+    rows: dict[str, dict[str, Any]] = {}
+    pictures: list[tuple[str, Tensor]] = []
+    for value, recipe in scene.config.variations().items():
+        config = replace(scene.config, head=recipe, vary=None)
+        part = replace(scene, config=config, run=scene.run.stage(f"{name}={value}"))
+        scene.run.log(f"{name} = {value}")
+        take(part, "evaluate")
+        rows[value] = read_json(part.run.path / "private" / "scores.json")
+        truths, guesses = first_head(part)
+        if not any(torch.equal(truths, shown) for _, shown in pictures):
+            pictures.append(("truth", truths))
+        pictures.append((f"{name.replace('_', ' ')} {value}", guesses))
+    table = scene.run.private / "study.md"
+    with atomic(table) as file:
+        file.write(table_of(name, rows).encode())
+    save_study(scene.run.private / "study.png", name, rows)
+    names = [""]
+    if scene.config.conditional:
+        names = scene.own.classes
+        pictures.append(("mean of the class", scene.own.class_means()))
+    save_image_rows(scene.run.private / "pictures.png", pictures, names)
+    lines = [
+        f"The attack for {len(rows)} values of {name}:",
+        f"  table     {table}",
+        f"  plot      {table.with_suffix('.png')}",
+        f"  pictures  {scene.run.private}/pictures.png: the truth, what the attacker got, and what "
+        "anybody could guess",
+        f"  the rest  {scene.run.path}: {LEARNT}",
+    ]
+    return scene.run.finish({"text": "\n".join(lines), "run": str(scene.run.path)})
+
+
+def first_head(scene: Scene) -> "tuple[Tensor, Tensor]":
+    """The images that one head under attack was trained on, and what is seen in its weights."""
+    from sfumato.attacks.decode import reconstruct
+
+    fleet = fleet_of(scene, private=True)
+    game, heads = game_of(scene, scene.targets), fleet.heads(0, 1)
+    z = statistics_of(scene).standardise(heads)
+    guesses = reconstruct(trained_decoder(scene, fleet), z, game)[0].cpu()
+    return game.truths(heads.members)[0, :, 0].cpu() / 2 + 0.5, guesses / 2 + 0.5
+
+
+def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
+    """The study for people."""
+    from sfumato.reporting.words import down, up
+
+    at = f"at delta {DELTA:.2g}"
+    titles = (
+        name, "accuracy of heads", f"epsilon {at}, one image replaced", "AUC", "TPR at 1 % FPR",
+        "bound", f"epsilon proved {at}",
+    )  # fmt: skip
+    lines = [" | ".join(titles), " | ".join(["---"] * len(titles))]
+    for value, scores in rows.items():
+        privacy = scores["privacy"]
+        low, high = scores["tpr_at_1_percent_fpr_interval"]
+        cells = (
+            value,
+            f"{scores['accuracy_of_heads']:.3f}",
+            up(privacy.get("epsilon", float("inf"))),
+            f"{scores['auc']:.3f}",
+            f"{scores['tpr_at_1_percent_fpr']:.3f} ({low:.3f} to {high:.3f})",
+            at_most(privacy.get("tpr_bound_at_1_percent_fpr", 1.0)),
+            down(privacy["epsilon_proved"]),
+        )
+        lines.append(" | ".join(cells))
+    return "".join(f"| {line} |\n" for line in lines)
+
+
+def look_at(scene: Scene, path: Path) -> dict[str, Any]:
+    """What the attacker sees in a head that somebody brings, made by the same recipe."""
+    from sfumato.attacks.decode import reconstruct
+    from sfumato.attacks.fleet import Heads
+    from sfumato.reporting.figures import save_image_rows
+
+    fleet = fleet_of(scene)
+    weights = head_in(path, scene.recipe, fleet.dimension)
+    heads = Heads(weights[None].to(scene.device), fleet.members(0, 1), fleet.kind)
+    z = statistics_of(scene).standardise(heads)
+    far = float(z.square().mean().sqrt())
+    guesses = reconstruct(trained_decoder(scene, fleet), z, game_of(scene, scene.own))[0].cpu()
+    # Heads of one name are different heads, and one head has one picture.
+    picture = scene.run.private / f"target-{path.stem}-{digest_of(weights)}.png"
+    names = scene.own.classes if scene.config.conditional else ["any"]
+    save_image_rows(picture, [("attacker", guesses / 2 + 0.5)], names)
+    lines = [f"What can be seen in {path}: {picture}"]
+    learnt = images_learnt(path)
+    if learnt not in (None, scene.recipe.images):
+        lines.append(
+            f"  It learnt {learnt} examples, and heads of this recipe {scene.recipe.images}, so "
+            f"little can be expected. Attack it by a run with --images {learnt}."
+        )
+    if far > UNLIKE:
+        lines.append(
+            f"  Its weights are {far:.1f} times as far from the mean as those of this recipe: it "
+            "was made by another one, or on another base, and little can be expected."
+        )
+    return {"text": "\n".join(lines), "run": str(scene.run.path), "distance": far}
+
+
+def digest_of(weights: "Tensor") -> str:
+    """A short name for these very weights."""
+    from hashlib import sha256
+
+    return sha256(weights.numpy().tobytes()).hexdigest()[:8]
+
+
+def images_learnt(path: Path) -> int | None:
+    """How many examples a run of sfumato train learnt; None of a file, which does not say."""
+    if not (path / "plan.json").exists():
+        return None
+    plan = read_json(path / "plan.json")
+    return round(plan["expected_batch"] / plan["rate"])
+
+
+UNLIKE = 2.0
+"""Heads of the recipe itself are at a distance of 1 from the mean, in deviations."""
+
+
+def head_in(path: Path, recipe: "HeadRecipe", d: int) -> "Tensor":
+    """The weights of a head from a file or a run, flat: matrices and biases, layer by layer.
+
+    A model's head is known by its shape: the last weight of that shape that has a bias.
+    """
+    import torch
+
+    found = tensors_in(path)
+    flat: list[Tensor] = []
+    for rows, columns in recipe.layers(d):
+        stems = [
+            name.removesuffix("weight")
+            for name, tensor in found.items()
+            if name.endswith("weight") and tuple(tensor.shape) == (rows, columns)
+        ]
+        stems = [stem for stem in stems if f"{stem}bias" in found]
+        if not stems:
+            shapes = sorted({str(tuple(t.shape)) for t in found.values() if t.ndim == 2})
+            raise ConfigError(
+                f"{path} has no layer of {rows} x {columns} with a bias, and so no head of this "
+                f"recipe; it has {', '.join(shapes) or 'no matrix at all'}. Say how it was made: "
+                "--base, --feature-size, --hidden and the data's classes."
+            )
+        flat += [found[f"{stems[-1]}weight"].flatten(), found[f"{stems[-1]}bias"]]
+    whole = torch.cat(flat).float()
+    if not bool(whole.isfinite().all()):
+        raise ConfigError(f"the head in {path} has weights that are not finite: nothing is seen.")
+    return whole
+
+
+def tensors_in(path: Path) -> "Mapping[str, Tensor]":
+    """The tensors of a run's model, or of a file."""
+    from sfumato.models.zoo import read_state
+
+    file = path / "model.safetensors" if path.is_dir() else path
+    if not file.exists():
+        raise ConfigError(f"there is no head in {path}: give a run of sfumato train, or a file.")
+    return read_state(file)

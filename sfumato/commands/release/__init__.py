@@ -1,0 +1,138 @@
+"""`sfumato release`: images to share, which carry a private task and not the people.
+
+A teacher learns the private images, with differential privacy. What it sees in them is released as
+noisy averages. Public images are moved until it sees the same in these; they and its answers are
+the bundle. A student that has only the bundle then does the private task.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sfumato.commands import Recipe, as_label, train
+from sfumato.commands.release.scene import Scene, promise_of, set_scene
+from sfumato.commands.release.settings import PRESETS as PRESETS
+from sfumato.commands.release.settings import STAGES
+from sfumato.commands.release.settings import Config as Config
+from sfumato.commands.stages import follow, require_one_process, tell_stage
+from sfumato.errors import DataError, SfumatoError
+from sfumato.runs import Run
+
+AGAIN = "evaluate"
+"""The stage that a finished run may take again, with other controls."""
+
+
+def needs_run(config: Config) -> bool:
+    """Whether something is kept: a check and an explanation are only printed."""
+    return config.verify is None and not config.explain
+
+
+def asks_more(config: Config) -> bool:
+    """Whether a finished run has something left to do."""
+    return config.stage != "all"
+
+
+def run(config: Config, run: Run | None) -> dict[str, Any]:
+    """Teacher, moments, match, student, evaluate; or the check of a bundle."""
+    if config.verify is not None:
+        return check(config)
+    if config.explain:
+        return train.run(config.training, None)
+    run = require_one_process("release", "trains a teacher: give it with --teacher RUN", run)
+    scene = set_scene(config, run)
+    if not (run.path / "stages").exists():
+        check_early(scene)
+    last = "evaluate" if config.stage == "all" else config.stage
+    # Evaluation is free, so it is done again when it is asked for, with more controls for example.
+    again = AGAIN if config.stage == AGAIN else ""
+    summary = follow(scene, works(), last, run.stage, run.log, again)
+    done: dict[str, Any] = {}
+    if last == "evaluate":  # also stage by stage: a finished run throws its secret away
+        done = run.finish({**promise_of(scene), **summary, "run": str(run.path)})
+    if config.stage != "all":
+        return {**summary, "stage": config.stage, "run": str(run.path)}
+    return done
+
+
+def check_early(scene: Scene) -> None:
+    """Refuse now what would otherwise fail when the budget is spent."""
+    from sfumato.commands.release.student import new_student
+
+    fewest = max(6, len(scene.private.classes))
+    for images in (scene.public, scene.private, scene.test):
+        if len(images) < fewest:
+            raise DataError(
+                f'"{images.name}" has {len(images)} images, and at least {fewest} are needed: one '
+                "for each class, and neighbours to compare with. Give more."
+            )
+    new_student(scene, scene.public)
+    scene.run.log(f"noise multipliers: {scene.shares.words}")
+
+
+def works() -> dict[str, Callable[[Scene, Run], object]]:
+    """What each stage does."""
+    from sfumato.commands.release.evaluate import evaluate
+    from sfumato.commands.release.stages import match, moments, teach
+    from sfumato.commands.release.student import student
+
+    return dict(zip(STAGES, (teach, moments, match, student, evaluate), strict=True))
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """What was promised, and where it is."""
+    if "verdict" in summary:
+        return summary["verdict"]
+    if "explanation" in summary:
+        return train.show(summary)
+    if "stage" in summary:
+        return tell_stage(summary)
+    from sfumato.reporting.words import told_neighbours, up
+
+    promise = "none: epsilon is infinite"
+    if summary["epsilon"] != "inf":
+        promise = f"epsilon {up(summary['epsilon'])}, delta {summary['delta']:.2g} in all"
+        promise += f", for each {summary['unit']}"
+    lines = [
+        f"{summary['images']} images of {summary['public']}, moved by {summary['k']} steps to "
+        f"carry {summary['data']}:",
+        f"  promise   {promise}",
+        *told_neighbours(summary),
+        f"  bundle    {summary['run']}/bundle: images, soft labels, ledger, card.md; to share",
+        f"  check it  sfumato release verify {summary['run']}/bundle",
+        f"  pictures  {summary['run']}/pictures.png: public before, released after",
+        f"  private   {summary['run']}/private: do not share; scores.json has the accuracy",
+    ]
+    lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
+    return "\n".join(lines)
+
+
+def check(config: Config) -> dict[str, Any]:
+    """What there is to say against a bundle; an error if there is anything."""
+    from sfumato.reporting.words import up
+    from sfumato.sharing.bundle import verify_bundle
+
+    assert config.verify is not None
+    verdict = verify_bundle(config.verify)
+    if not verdict.ok:
+        listed = "\n  ".join(verdict.problems)
+        raise SfumatoError(f"{config.verify} does not hold what it promises:\n  {listed}")
+    assert verdict.card is not None
+    card = verdict.card
+    lines = [
+        f"{config.verify} is sound: {card.images} images, epsilon {up(card.epsilon)} at delta "
+        f"{card.delta:.2g}, as its ledger says.",
+        *(f"  {remark}" for remark in verdict.remarks),
+    ]
+    return {
+        "verdict": "\n".join(lines),
+        "sound": True,
+        "epsilon": card.epsilon,
+        "delta": card.delta,
+    }
+
+
+RECIPE = Recipe(
+    config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run, asks_more=asks_more,
+    again=AGAIN,
+    label=lambda config: as_label(config.teacher or config.data, epsilon=config.epsilon),
+    first_words={**{stage: ("--stage", stage) for stage in STAGES}, "verify": ("--verify",)},
+)  # fmt: skip

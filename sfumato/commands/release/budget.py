@@ -1,0 +1,172 @@
+"""One budget for all that `sfumato release` does with private images.
+
+A teacher, the statistics it saw, and a count for the data card: three kinds of Gaussian releases.
+Noise of multiplier s on all of the data costs about 1/s^2 of what the whole budget allows (Dong et
+al. 2022), so shares are shares of that; the teacher then gets exactly what is left, by the PLD
+accountant.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sfumato.commands.release.settings import Config
+from sfumato.errors import ConfigError, PrivacyError
+
+if TYPE_CHECKING:
+    from sfumato.privacy.budget import Budget, Plan
+    from sfumato.privacy.events import Event
+    from sfumato.privacy.ledger import Ledger
+
+CARD_SHARE = 0.002
+"""What the count of near copies gets of the budget. Of 60,000 images its error is a thousandth, of
+a few hundred a tenth: the card says so."""
+USUAL_MOMENTS_NOISE, USUAL_CARD_NOISE = 10.0, 50.0
+"""Where the teacher's noise was chosen by hand, and no budget is there to share."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Noise multipliers: of statistics (None: they are not needed), of the card, of the teacher."""
+
+    moments: float | None
+    card: float
+    teacher: float | None
+    """None: the teacher is there already."""
+
+    @property
+    def words(self) -> str:
+        """Who gets what."""
+        each = {"teacher": self.teacher, "statistics": self.moments, "card": self.card}
+        return ", ".join(f"{who} {noise:.3g}" for who, noise in each.items() if noise is not None)
+
+
+def share_budget(
+    config: Config, *, size: int, delta: float, length: int, classes: int,
+    spent: "Sequence[Event] | None" = None,
+) -> Shares:  # fmt: skip
+    """How the budget is shared, for `size` images (or people) and statistics of `length` numbers.
+
+    Guarantee: with --epsilon, all three together cost at most that, `spent` included: the events of
+    a teacher that is there already. A budget that cannot be kept is refused here.
+    """
+    from sfumato.privacy.accounting import epsilon
+    from sfumato.privacy.budget import Budget, check_delta
+
+    check_delta(delta, size)
+    if config.mode == "non-private" or config.epsilon == math.inf:
+        return Shares(None if config.k == 0 else 0.0, 0.0, None if spent is not None else 0.0)
+    if config.epsilon is None:
+        moments = USUAL_MOMENTS_NOISE if config.moments_noise is None else config.moments_noise
+        # Priced before anything is spent: noise that has no price is refused here.
+        epsilon([one_release(config, size, moments).event("moments", 0)], delta, config.relation)
+        return Shares(moments if config.k else None, USUAL_CARD_NOISE, config.noise_multiplier)
+    budget = Budget(epsilon=config.epsilon, delta=delta)
+    whole = least_noise_of(budget, size, config)
+    card = whole / math.sqrt(CARD_SHARE)
+    if spent is not None:
+        before = [*spent, one_release(config, size, card).event("card", 0)]
+        require_room(config, before, delta, "the teacher")
+        left = least_noise_of(budget, size, config, before) if config.k else None
+        chosen = config.moments_noise
+        if left is not None and chosen is not None and chosen < left:
+            raise ConfigError(
+                f"--moments-noise {chosen:g} would exceed --epsilon {config.epsilon:g}: after the "
+                f"teacher at least {left:.3g} is needed. Leave one of the two out."
+            )
+        return Shares(left if chosen is None or left is None else chosen, card, None)
+    rows = size / (classes if config.per_class else 1)
+    moments = moments_noise(config, whole, length, rows) if config.k else None
+    plans = [one_release(config, size, noise) for noise in (card, moments) if noise is not None]
+    before = [plan.event(f"other {number}", 0) for number, plan in enumerate(plans)]
+    require_room(config, before, delta, "--moments-noise or --moments-share")
+    return Shares(moments, card, teacher_noise(config, size, budget, before))
+
+
+def require_room(config: Config, events: "Sequence[Event]", delta: float, what: str) -> None:
+    """Refuse a budget that is spent before all have their share."""
+    from sfumato.privacy.accounting import epsilon
+
+    cost = epsilon(events, delta, config.relation)
+    if config.epsilon is not None and cost >= config.epsilon:
+        raise ConfigError(
+            f"--epsilon {config.epsilon:g} is for teacher, statistics and card together, and with "
+            f"{what} {cost:.3g} is spent before the rest has a share. Raise it, or spend less."
+        )
+
+
+def require_within(config: Config, events: "Sequence[Event]", ledger: "Ledger") -> None:
+    """Refuse to release what would not keep the promise."""
+    from sfumato.privacy.accounting import epsilon
+
+    spent = epsilon(events, ledger.header.delta, ledger.header.relation)
+    if config.epsilon is not None and spent > config.epsilon * (1 + 1e-6):
+        raise PrivacyError(
+            f"the ledger adds up to epsilon {spent:.4g}, above the {config.epsilon:g} that was "
+            "promised: nothing is released. A step that was charged twice after a crash can do "
+            "that. Start again with another --out."
+        )
+
+
+def one_release(config: Config, size: int, noise: float, max_norm: float = 1.0) -> "Plan":
+    """The plan of a single release of a sum over all of the data."""
+    from sfumato.privacy.budget import make_plan
+
+    return make_plan(size=size, noise_multiplier=noise, max_norm=max_norm, relation=config.relation)
+
+
+def least_noise_of(
+    budget: "Budget", size: int, config: Config, spent: "Sequence[Event]" = ()
+) -> float:
+    """The noise of a single release that spends all that is left."""
+    from sfumato.privacy.budget import make_plan
+
+    return make_plan(budget, size=size, relation=config.relation, spent=spent).noise_multiplier
+
+
+def moments_noise(config: Config, whole: float, length: int, rows: float) -> float:
+    """The noise of the statistics: by hand, by their share, or by the best share."""
+    if config.moments_noise is not None:
+        return config.moments_noise
+    share = config.moments_share
+    if share == "auto":
+        share = best_share(config.moments_slack * whole * math.sqrt(length) / rows)
+    return whole / math.sqrt(share)
+
+
+def best_share(error: float) -> float:
+    """The share x that makes the sum of two relative errors least.
+
+    The teacher's noise grows by 1 / sqrt(1 - x). The statistics, had they the whole budget, would
+    be wrong by `error` (the norm of their noise over their own), and with a share of it by
+    error / sqrt(x).
+    """
+    from scipy.optimize import minimize_scalar
+
+    def loss(log_share: float) -> float:
+        share = math.exp(log_share)
+        return 1 / math.sqrt(1 - share) + error / math.sqrt(share)
+
+    found = minimize_scalar(loss, bounds=(math.log(1e-4), math.log(0.5)), method="bounded")
+    return math.exp(found.x)  # pyright: ignore
+
+
+def teacher_noise(config: Config, size: int, budget: "Budget", spent: "Sequence[Event]") -> float:
+    """The least noise that training needs when the other releases are paid for."""
+    from sfumato.commands.train.learner import number_of_steps
+    from sfumato.privacy.budget import make_plan
+
+    plan = make_plan(
+        budget, size=size, batch_size=config.batch_size, steps=number_of_steps(config, size),
+        max_norm=config.max_grad_norm, relation=config.relation, spent=spent,
+        noise_decay=config.noise_decay, clip_decay=config.clip_decay,
+    )  # fmt: skip
+    return plan.noise_multiplier
+
+
+def teacher_settings(config: Config, noise: float | None) -> Config:
+    """The settings with the teacher's noise in the place of the whole budget."""
+    if config.mode == "non-private":
+        return config
+    return replace(config, epsilon=None, noise_multiplier=noise)

@@ -1,0 +1,163 @@
+"""How good the images of `sfumato release` are, and what they give away.
+
+All of this compares with private or test images, without noise: it is for the owner's eyes, and
+everything but the pictures of public and released images goes to `private/`.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sfumato.commands.release.scene import Scene, teacher_of
+from sfumato.commands.release.stages import pixel_rows
+from sfumato.commands.release.student import distil, new_student, trained_student
+from sfumato.metrics.fidelity import Extractor, compare_sets, thin
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from sfumato.data.images import Images
+
+
+def evaluate(scene: Scene, stage: Run) -> None:
+    """Score the student, its teacher and controls; compare images; look for near copies."""
+    from sfumato.sharing.bundle import read_bundle
+    from sfumato.training.steps import accuracy
+
+    images, logits, _, _ = read_bundle(scene.run.path / "bundle")
+    model, reading = teacher_of(scene)
+    scores: dict[str, Any] = {
+        "test_accuracy": accuracy(*trained_student(scene)),
+        "teacher_accuracy": accuracy(model, replace(reading, images=scene.test.to(scene.device))),
+        "test_images": len(scene.test),
+        "agreement_with_dealt_classes": agreement(logits, len(scene.private.classes)),
+    }
+    if scene.config.controls:
+        scores["controls"] = controls(scene, model)
+    scores["quality"] = compare_images(scene, images, model)
+    scores["membership"] = membership(scene, images)
+    scene.run.write_json("private/scores.json", scores)
+    chance = 1 / len(scene.private.classes)
+    words = "" if scores["test_accuracy"] > 2 * chance else ": about as good as guessing"
+    # On the screen only: whoever runs this owns the images, and nothing else may keep the score.
+    scene.run.say(
+        f"test accuracy, for your eyes: teacher {scores['teacher_accuracy']:.3f}, student "
+        f"{scores['test_accuracy']:.3f}{words}"
+    )
+    draw(scene, images)
+    stage.finish({"bundle": str(scene.run.path / "bundle"), "student": scene.student})
+
+
+def agreement(logits: "Tensor", classes: int) -> float:
+    """How many images the teacher sees as the class they were moved towards."""
+    from sfumato.sharing.match import deal_classes
+
+    return float((logits.argmax(dim=1) == deal_classes(len(logits), classes)).float().mean())
+
+
+def controls(scene: Scene, teacher: "nn.Module") -> dict[str, float]:
+    """Accuracy of students of other material: what did matching, and the teacher, bring?
+
+    k=0 are the public images, unmoved, with the teacher's answers. public has no teacher: its own
+    labels if it has the same classes, else classes dealt out. real are the private images with
+    their labels, without privacy.
+    """
+    from sfumato.commands.release.stages import released
+    from sfumato.sharing.match import deal_classes
+    from sfumato.training.distil import cached
+
+    _, reading = teacher_of(scene)
+    untouched, logits = released(scene, teacher, reading, scene.public.pixels)
+    same = scene.public.classes == scene.private.classes
+    dealt = deal_classes(len(untouched), len(untouched.classes))
+    labelled = replace(untouched, labels=scene.public.labels if same else dealt)
+    return {
+        "k=0": score_student(scene, "k0", untouched, cached(logits.to(scene.device))),
+        "public-only": score_student(scene, "public-only", labelled),
+        "real": score_student(scene, "real", scene.private),
+    }
+
+
+def score_student(scene: Scene, name: str, images: "Images", answers: Any = None) -> float:
+    """Test accuracy of a student of these images, trained once and kept in `private/`."""
+    from sfumato.models.zoo import load_weights
+    from sfumato.training.steps import accuracy
+
+    place = Run(scene.run.private / "students" / name, scene.run.say)
+    place.path.mkdir(parents=True, exist_ok=True)
+    model, reading = new_student(scene, images)
+    if place.finished:
+        load_weights(model, place.path / "model.safetensors")
+    else:
+        scene.run.log(f'a student of other material, "{name}", for comparison')
+        distil(scene, model, reading, answers, place)
+        place.save_tensors("model.safetensors", model.state_dict())
+        place.finish({"images": len(images)})
+    return accuracy(model.eval(), replace(reading, images=scene.test.to(scene.device)))
+
+
+def compare_images(scene: Scene, images: "Images", teacher: "nn.Module") -> dict[str, Any]:
+    """Released images beside private ones, in the teacher's features.
+
+    For scale, public and test images stand beside them.
+    """
+    from sfumato.metrics.features import headless
+
+    extractor = Extractor(headless(teacher), f"last layer of the teacher, {scene.teacher.model}")
+    sets = {"released": images, "public": scene.public, "test": scene.test}
+    return compare_sets(extractor, scene.private, sets, scene.device)
+
+
+def membership(scene: Scene, images: "Images") -> dict[str, float]:
+    """Are released images nearer to the private images than to test images, which they never met?
+
+    In pixels, of 0 to 255. An AUC of a half: no; but train and test sets may differ of themselves,
+    so beside it stands the AUC of public images, which know nothing. (That is also why no epsilon
+    is derived from it: images that were never in are not those that might have been.)
+    """
+    import numpy as np
+
+    from sfumato.metrics.leakage import roc
+    from sfumato.metrics.quality import nearest_distances
+
+    def distances(some: "Images", made: "Images") -> "np.ndarray":
+        rows = pixel_rows(thin(some), scene.device), pixel_rows(made, scene.device)
+        return nearest_distances(*rows).cpu().numpy()
+
+    near, far = distances(scene.private, images), distances(scene.test, images)
+    blind = distances(scene.private, scene.public), distances(scene.test, scene.public)
+    return {
+        "nearest_released_to_private": float(np.median(near)),
+        "nearest_released_to_test": float(np.median(far)),
+        "nearest_released_to_private_at_1_percent": float(np.quantile(near, 0.01)),
+        "nearest_released_to_test_at_1_percent": float(np.quantile(far, 0.01)),
+        "membership_auc": roc(near, far).auc,
+        "membership_auc_of_public": roc(*blind).auc,
+    }
+
+
+def draw(scene: Scene, images: "Images") -> None:
+    """Public before and released after, a class a column; and, privately, the nearest images."""
+    import torch
+
+    from sfumato.reporting.figures import save_image_rows
+    from sfumato.sharing.match import deal_classes
+
+    classes = scene.private.classes[:10]
+    dealt = deal_classes(len(images), len(scene.private.classes))
+    rows = []
+    for turn in range(min(4, len(images) // len(scene.private.classes))):
+        places = [int(torch.nonzero(dealt == label)[turn]) for label in range(len(classes))]
+        for name, some in (("public", scene.public), ("released", images)):
+            rows.append((name, some.pixels[places].float() / 255))
+    save_image_rows(scene.run.path / "pictures.png", rows, classes)
+    some = thin(scene.private)
+    made = pixel_rows(images, scene.device)
+    places = [int(torch.nonzero(dealt == label)[0]) for label in range(len(classes))]
+    distances = torch.cdist(made[places].float(), pixel_rows(some, scene.device).float())
+    nearest = distances.argmin(dim=1).cpu()
+    pairs = [
+        ("released", images.pixels[places].float() / 255),
+        ("nearest private", some.pixels[nearest].float() / 255),
+    ]
+    save_image_rows(scene.run.private / "nearest.png", pairs, classes)

@@ -1,0 +1,194 @@
+"""Who has what in `sfumato release`, and the one ledger of it all."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from sfumato.commands import train
+from sfumato.commands.release.budget import Shares, share_budget
+from sfumato.commands.release.settings import Config
+from sfumato.commands.stages import given_run, require_heeded, say_unheeded
+from sfumato.commands.train.learner import group_by_person
+from sfumato.commands.train.promise import draw_secret, header_of
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from sfumato.data.images import Images
+    from sfumato.privacy.ledger import Ledger
+    from sfumato.privacy.secret import Secret
+    from sfumato.training.reading import Reading
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Who has what."""
+
+    config: Config
+    run: Run
+    device: "torch.device"
+    private: "Images"
+    test: "Images"
+    public: "Images"
+    teacher: train.Config
+    """The settings of the teacher that is there already, or of the one to train."""
+    book: "Ledger | None"
+    """The ledger of the teacher that is there already."""
+
+    @cached_property
+    def units(self) -> int:
+        """How many images, or people, the promise is about."""
+        people = group_by_person(self.teacher, self.private)
+        return len(self.private) if people is None else len(people)
+
+    @property
+    def student(self) -> str:
+        """The student's model."""
+        return self.config.student or self.teacher.model
+
+    @property
+    def precision(self) -> "torch.dtype":
+        """What public images are moved and learnt in."""
+        from sfumato.training.setup import quick_precision
+
+        return quick_precision(self.device)
+
+    @property
+    def delta(self) -> float:
+        """The chance that the promise fails."""
+        from sfumato.privacy.budget import default_delta
+
+        given = self.config.delta
+        if given is None and self.book is not None:
+            given = self.book.header.delta
+        return default_delta(self.units) if given is None else given
+
+    @cached_property
+    def shares(self) -> Shares:
+        """The noise of everything."""
+        spent = None if self.book is None else self.book.events
+        length = len_of_moments(self) if self.config.k else 0
+        return share_budget(
+            self.config, size=self.units, delta=self.delta, length=length,
+            classes=len(self.private.classes), spent=spent,
+        )  # fmt: skip
+
+
+def set_scene(config: Config, run: Run) -> Scene:
+    """Load images, and refuse at once what cannot be released from."""
+    from sfumato.commands.origin import (
+        note_start,
+        require_covered,
+        require_strange,
+        require_unpaid,
+    )
+    from sfumato.data.alike import require_alike
+    from sfumato.data.known import require_same_data
+    from sfumato.data.load import load_images, load_splits
+    from sfumato.training.setup import pick_device
+
+    settings, book = given_teacher(config, run) if config.teacher else (config.training, None)
+    if book is not None:  # one promise: the one that the teacher was trained under
+        config = replace(
+            config, relation=book.header.relation, unit=settings.unit, people=settings.people,
+            images_per_person=settings.images_per_person,
+        )  # fmt: skip
+    if book is None:
+        require_covered(config)
+    private, test = load_splits(settings.data, people=settings.people, **settings.loading)
+    # What is said here goes before what a given teacher was told.
+    own = {name: value for name, value in config.loading.items() if value}
+    if book is None:
+        require_strange(config, private)
+    require_same_data(private, run)
+    taught = config.teacher and config.teacher / "model.safetensors"
+    note_start(taught or config.weights, run)
+    require_unpaid(config.public, private.name)
+    public = load_images(config.public, "train", private=False, **{**settings.loading, **own})
+    public = replace(public, people=None)
+    if config.public_images is not None and config.public_images < len(public):
+        public, _ = public.split(config.public_images / len(public), seed=config.seed)
+    for own in (private, test):  # public images that are test images would flatter every score
+        require_alike(own, public)
+    scene = Scene(config, run, pick_device(config.device), private, test, public, settings, book)
+    if config.k and not len_of_moments(scene):
+        raise ConfigError(
+            f'the teacher "{settings.model}" has no normalisation layer, so there are no '
+            "statistics to match. Take a model that has (--model group-cnn), or --k 0."
+        )
+    return scene
+
+
+def given_teacher(config: Config, run: Run) -> "tuple[train.Config, Ledger]":
+    """Settings and ledger of a finished run of `sfumato train`."""
+    assert config.teacher is not None
+    settings, _, ledger = given_run(config.teacher, config)
+    require_heeded(config.teacher, config, settings)
+    # Public images are framed as is said here, and the promise for all has its own delta.
+    heeded = {*config.loading, "delta", "secure"}
+    say_unheeded(config.teacher, config, settings, run, heeded)
+    if ledger is None:
+        raise PrivacyError(
+            f"{config.teacher} has no ledger.jsonl, so nobody knows what its model gives away. A "
+            "teacher without a ledger cannot be released from."
+        )
+    if config.secure and ledger.header.noise != "chacha20":
+        raise ConfigError(
+            f"--secure, and the noise of {config.teacher} came from {ledger.header.noise}. Train "
+            "it with --secure too, or leave that out."
+        )
+    return settings, ledger
+
+
+def teacher_of(scene: Scene) -> "tuple[nn.Module, Reading]":
+    """The teacher, and how it reads private images."""
+    from sfumato.models.zoo import load_weights
+
+    learner, reading = train.prepare(scene.teacher, scene.private, scene.device)
+    folder = scene.config.teacher or scene.run.stage("teacher").path
+    load_weights(learner.model, folder / "model.safetensors")
+    return learner.model.eval(), replace(reading, views=1)
+
+
+def len_of_moments(scene: Scene) -> int:
+    """How many numbers the teacher's statistics have, counted on noise."""
+    import torch
+
+    from sfumato.models.observe import observed
+
+    learner, reading = train.prepare(scene.teacher, scene.private.select([0]), torch.device("cpu"))
+    with observed(learner.model.eval()) as found, torch.no_grad():
+        learner.model(reading.trial(1)[0])
+    return sum(2 * pair.shape[2] for pair in found)
+
+
+def open_book(scene: Scene) -> "tuple[Ledger, Secret]":
+    """The ledger of everything, with the teacher's lines in it."""
+    from sfumato.files import read_lines
+    from sfumato.privacy.ledger import Ledger
+    from sfumato.training.world import World
+
+    secret = draw_secret(scene.config, scene.run, World())
+    header = header_of(scene.config, scene.private, scene.delta, secret)
+    ledger = Ledger.resume(scene.run.ledger_records(), header, scene.run.write_ledger)
+    path = scene.run.stage("teacher").path / "ledger.jsonl"
+    ledger.inherit(scene.book or Ledger.from_records(read_lines(path)))
+    return ledger, secret
+
+
+def finished_book(scene: Scene) -> "Ledger":
+    """The ledger when all is charged. It needs no secret, which a finished run has thrown away."""
+    from sfumato.privacy.ledger import Ledger
+
+    return Ledger.from_records(scene.run.ledger_records())
+
+
+def promise_of(scene: Scene) -> dict[str, Any]:
+    """What the ledger says in the end."""
+    return {
+        **finished_book(scene).promise(), "public": scene.public.name, "k": scene.config.k,
+        "images": len(scene.public), "model": scene.teacher.model,
+    }  # fmt: skip

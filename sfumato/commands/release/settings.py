@@ -1,0 +1,233 @@
+"""What `sfumato release` can be asked for, and presets with the score that each reached."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from sfumato.commands.train import settings as train_settings
+from sfumato.config import Withdrawn
+from sfumato.errors import ConfigError
+from sfumato.sharing.match import Matching
+
+STAGES = ("teacher", "moments", "match", "student", "evaluate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(train_settings.Config):
+    """Images to share: public ones, moved so that they carry a private task.
+
+    All settings of `sfumato train` are here too: they are the teacher's. Epsilon is the promise for
+    everything together.
+    """
+
+    MAY_CHANGE: ClassVar = (
+        *train_settings.Config.MAY_CHANGE, "stage", "verify", "controls",
+    )  # fmt: skip
+    """Settings that say how, not what: a run may go on with others."""
+    WITHDRAWN: ClassVar = {
+        "soft_labels": Withdrawn("a student learns the answers that are released", "cached"),
+        "extractor": Withdrawn("images are compared in the teacher's features; leave it out"),
+        "card_scores": Withdrawn("scores stay in private/scores.json, which the owner may quote"),
+        "student_shift": Withdrawn("a student sees released images as they are", 0),
+        "repeats": Withdrawn("repeat the command with another --seed and another --out"),
+    }
+    PASSING: ClassVar = {"stage": "all", "verify": None}
+    """Settings of one command, which a run does not remember."""
+
+    stage: Literal["all", "teacher", "moments", "match", "student", "evaluate"] = "all"
+    """Stop after this stage (also as the first word: sfumato release moments ...)."""
+    verify: Path | None = None
+    """Check a bundle that somebody gave you (also: sfumato release verify BUNDLE)."""
+    model: str = "group-cnn"
+    """The teacher: any model name of sfumato train; it needs normalisation layers if k > 0."""
+    teacher: Path | None = None
+    """A finished run of sfumato train, in place of training a teacher."""
+    public: str = "patches"
+    """Public images that are moved and released: a name, an .npz file, or a folder."""
+    public_images: int | None = None
+    """Take so many of them (all, if left out), with every class's share."""
+
+    moments_share: float | Literal["auto"] = "auto"
+    """What the statistics get of the budget; auto weighs their error against the teacher's."""
+    moments_noise: float | None = None
+    """Their noise multiplier, in place of a share."""
+    moments_slack: float = 1.5
+    """Norm bound of an image's statistics, in units of what is usual in public images."""
+    per_class: bool = False
+    """Release and match the statistics of each class."""
+    matching: Matching = field(default_factory=Matching)
+    """How public images are moved."""
+
+    student: str | None = None
+    """The student, which sees the released images alone: the teacher's model if left out."""
+    student_epochs: float = 20
+    """Epochs of its training."""
+    student_lr: float = 4e-3
+    """Learning rate at its height."""
+    student_batch: int = 256
+    """Images in a step."""
+    temperature: float = 100.0
+    """Temperature of the teacher's answers."""
+
+    format: Literal["npz", "png"] = "npz"
+    """The bundle's images: one file, or a folder of PNGs with labels.csv."""
+    controls: bool = False
+    """Score also: k = 0, public labels alone, and a student of the private images."""
+
+    @property
+    def k(self) -> int:
+        """Steps that images are moved."""
+        return self.matching.k
+
+    def __post_init__(self) -> None:
+        if self.verify is not None:
+            return
+        super().__post_init__()
+        self._refuse_canaries()
+        for name in ("student_batch", "public_images"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+        for name in ("student_epochs", "student_lr", "temperature", "moments_slack"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name):g} must be above 0 and finite.")
+        self._check_moments()
+        if self.per_class and self.unit == "person":
+            raise ConfigError(
+                "statistics of each class are for images: a person may be in several. Leave "
+                "--per-class out, or --unit person."
+            )
+
+    def _check_moments(self) -> None:
+        share = self.moments_share
+        if share != "auto" and not 0 < share < 1:
+            raise ConfigError(f"moments_share={share:g} must lie between 0 and 1, or be auto.")
+        if self.moments_noise is not None and not 0 <= self.moments_noise < math.inf:
+            raise ConfigError(f"moments_noise={self.moments_noise:g} must be 0 or more, finite.")
+        if self.moments_noise is not None and share != "auto":
+            raise ConfigError(
+                "--moments-noise and --moments-share both choose the noise: give one."
+            )
+        if share != "auto" and (self.teacher is not None or self.epsilon in (None, math.inf)):
+            raise ConfigError(
+                "--moments-share divides --epsilon between a teacher to be trained and the "
+                "statistics. After --teacher these get all that is left; without a budget, give "
+                "--moments-noise."
+            )
+        if self.moments_noise and (self.mode == "non-private" or self.epsilon == math.inf):
+            raise ConfigError(
+                "with no promise the statistics are exact: leave --moments-noise out, or give "
+                "--epsilon or --noise-multiplier."
+            )
+
+    def _check_promise(self) -> None:
+        if self.teacher is None:
+            super()._check_promise()
+        elif self.mode == "non-private":
+            # Whatever --epsilon says, the statistics would be exact.
+            raise ConfigError(
+                "--mode says how a teacher is trained, and --teacher is there already: leave "
+                "--mode out."
+            )
+        elif self.noise_multiplier is not None:
+            raise ConfigError(
+                "--teacher brings its own noise: leave --noise-multiplier out. For the statistics "
+                "there is --moments-noise, or --epsilon for all together."
+            )
+        elif self.epsilon is None and self.moments_noise is None and self.k > 0:
+            raise ConfigError(
+                "what may the statistics cost? Give --epsilon for teacher and statistics "
+                "together, or --moments-noise."
+            )
+
+
+def digits_cpu() -> Config:
+    """Epsilon 3 on 4,000 digits, from pieces of two photographs: 0.87, 43 s on 2 cores."""
+    return Config(
+        public="patches", grey=True, image_size=28, model="group-cnn-small", epsilon=3.0,
+        batch_size=500, epochs=20, lr=2.0, clip="automatic", physical_batch_size=500,
+        student_epochs=25, student_lr=1e-2, student_batch=64,
+        matching=Matching(k=5),
+    )  # fmt: skip
+
+
+def small_grey(data: str, public: str, epsilon: float, **others: Any) -> Config:
+    """A modern teacher for 60,000 small grey images: a small network, large batches."""
+    base = Config(
+        data=data, public=public, grey=True, image_size=28, epsilon=epsilon, delta=1e-5,
+        batch_size=4096, epochs=30, lr=4.0, clip="automatic", physical_batch_size=2048,
+        matching=Matching(match_batch=1000), student="resnet18-small", student_epochs=12,
+        student_batch=512,
+    )  # fmt: skip
+    return replace(base, **others)
+
+
+FAR = Matching(k=30, match_batch=1000)
+"""Where public images look nothing like the private ones, they have a longer way."""
+
+
+def fashion_eps1() -> Config:
+    """Fashion-MNIST, epsilon 1, from MNIST, which looks nothing like it: 0.813 (k=0: 0.65)."""
+    return small_grey("fashion_mnist", "mnist", 1.0, matching=FAR)
+
+
+def fashion_eps10() -> Config:
+    """Fashion-MNIST, epsilon 10, from MNIST: 0.823."""
+    return small_grey("fashion_mnist", "mnist", 10.0, epochs=40, matching=FAR)
+
+
+def mnist_eps1() -> Config:
+    """MNIST, epsilon 1, from Fashion-MNIST: 0.953; about two minutes on an H200, as all these."""
+    return small_grey("mnist", "fashion_mnist", 1.0)
+
+
+def mnist_eps10() -> Config:
+    """MNIST, epsilon 10, from Fashion-MNIST: 0.965."""
+    return small_grey("mnist", "fashion_mnist", 10.0, epochs=40)
+
+
+def fashion_cifar_eps1() -> Config:
+    """Fashion-MNIST, epsilon 1, from grey CIFAR-10: 0.818."""
+    return small_grey("fashion_mnist", "cifar10", 1.0)
+
+
+def published(
+    data: str, epsilon: float, epochs: int, batch: int, lr: float, bound: float, **others: Any
+) -> Callable[[], Config]:
+    """A teacher as in Soufleri et al. 2024, Table 1, with noise for an epsilon that is true."""
+
+    def preset() -> Config:
+        base = Config(
+            data=data, image_size=32, model="resnet18-small", epsilon=epsilon, delta=1e-5,
+            batch_size=batch, epochs=epochs, lr=lr, max_grad_norm=bound, momentum=0.9,
+            weight_decay=5e-4, schedule="stairs", physical_batch_size="auto", student_epochs=200,
+        )  # fmt: skip
+        return replace(base, **others)
+
+    preset.__doc__ = f"{data}, epsilon {epsilon:g}, with the published settings of the teacher."
+    return preset
+
+
+ONE_STEP = {"image_size": 64, "matching": Matching(k=1)}
+"""Rows that were published with one step, from sets (LSUN, Places) that you bring: --public."""
+HAIR = "celeba:Black_Hair+Blond_Hair+Brown_Hair"
+
+PRESETS: dict[str, Callable[[], Config]] = {
+    "digits-cpu": digits_cpu,
+    "mnist-eps1": mnist_eps1,
+    "mnist-eps10": mnist_eps10,
+    "fashion-eps1": fashion_eps1,
+    "fashion-eps10": fashion_eps10,
+    "fashion-cifar-eps1": fashion_cifar_eps1,
+    "published-mnist-eps1": published("mnist", 1, 4, 128, 0.01, 1.0, public="fashion_mnist"),
+    "published-mnist-eps10": published("mnist", 10, 14, 128, 0.01, 1.0, public="fashion_mnist"),
+    "published-fashion-eps1": published("fashion_mnist", 1, 30, 50, 0.01, 1.2, public="mnist"),
+    "published-fashion-eps10": published("fashion_mnist", 10, 20, 128, 0.01, 1.2, public="mnist"),
+    "published-hair-eps1": published(HAIR, 1, 18, 128, 1e-3, 1.0, **ONE_STEP),
+    "published-hair-eps10": published(HAIR, 10, 22, 128, 1e-3, 1.0, **ONE_STEP),
+    "published-gender-eps1": published("celeba:Male", 1, 18, 128, 1e-3, 1.0, **ONE_STEP),
+    "published-gender-eps10": published("celeba:Male", 10, 22, 128, 1e-3, 1.0, **ONE_STEP),
+    "published-cifar10-eps10": published("cifar10", 10, 12, 128, 1e-3, 1.0, crop=4, flip=True),
+    "published-imagenette-eps105": published("imagenette", 105, 57, 8, 1e-3, 1.0, **ONE_STEP),
+}

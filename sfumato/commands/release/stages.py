@@ -1,0 +1,190 @@
+"""The stages of `sfumato release` that make the bundle: teacher, moments, match.
+
+Private images are read here in three places, and each is charged: the teacher's training, the sum
+of statistics, and the count of near copies for the data card.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sfumato.commands import train
+from sfumato.commands.release.budget import one_release, require_within, teacher_settings
+from sfumato.commands.release.scene import Scene, finished_book, open_book, teacher_of
+from sfumato.commands.train.learner import group_by_person
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from sfumato.data.images import Images
+    from sfumato.sharing.card import Card
+    from sfumato.sharing.match import Goal
+    from sfumato.training.reading import Reading
+
+
+def teach(scene: Scene, stage: Run) -> None:
+    """The teacher: trained here, as `sfumato train` would, or one that is there already."""
+    if scene.book is None:
+        settings = teacher_settings(scene.config, scene.shares.teacher)
+        train.run(settings.training, stage)
+        return
+    assert scene.config.teacher is not None
+    stage.finish({"teacher": str(scene.config.teacher), "model": scene.teacher.model})
+
+
+def moments(scene: Scene, stage: Run) -> None:
+    """What the teacher sees in private images, released with noise."""
+    import torch
+    from safetensors.torch import load_file
+
+    from sfumato.privacy.moments import weighted_means
+    from sfumato.privacy.noise import privatize
+    from sfumato.sharing.moments import make_gauge, sum_moments
+
+    noise = scene.shares.moments
+    if noise is None:
+        stage.finish({"statistics": "none: no image is moved"})
+        return
+    model, reading = teacher_of(scene)
+    reading = replace(reading, precision=torch.float32)
+    public = replace(reading, images=scene.public.to(scene.device), people=None)
+    gauge = make_gauge(model, public, scene.config.moments_slack)
+    exact = stage.private / "sums.safetensors"
+    if not exact.exists():
+        groups = scene.private.labels if scene.config.per_class else None
+        count = len(scene.private.classes) if scene.config.per_class else 1
+        table = sum_moments(model, reading, gauge, groups, count)
+        stage.save_tensors("private/sums.safetensors", {"table": table, **gauge.state()})
+    # Read back, so that a run cut here releases the same sums again, with the same noise. They go
+    # when the stage is finished: adding up again might round otherwise.
+    kept = load_file(exact)
+    gauge = type(gauge).load(kept, torch.device("cpu"))
+    plan = one_release(scene.config, scene.units, noise, gauge.max_norm)
+    ledger, secret = open_book(scene)
+    before = [event for event in ledger.events if event.stage not in ("moments", "card")]
+    card = one_release(scene.config, scene.units, scene.shares.card)
+    require_within(scene.config, [*before, plan.event("moments", 0), card.event("card", 0)], ledger)
+    noisy = privatize({"table": kept["table"]}, plan, ledger, secret, step=0, stage="moments")
+    means = weighted_means(noisy["table"], gauge.weight, least=1 / scene.units).float()
+    stage.save_tensors("moments.safetensors", {"means": means, **gauge.state()})
+    stage.finish({"numbers": means.numel(), "noise_multiplier": noise, "epsilon": ledger.epsilon()})
+
+
+def goal_of(scene: Scene) -> "Goal | None":
+    """What was released of the statistics."""
+    from safetensors.torch import load_file
+
+    from sfumato.sharing.match import Goal
+    from sfumato.sharing.moments import Gauge
+
+    path = scene.run.stage("moments").path / "moments.safetensors"
+    if not path.exists():
+        return None
+    kept = load_file(path)
+    return Goal(Gauge.load(kept, scene.device), kept["means"].to(scene.device))
+
+
+def match(scene: Scene, stage: Run) -> None:
+    """Move the public images, write down the teacher's answers, and pack the bundle."""
+    from sfumato.sharing.match import deal_classes
+    from sfumato.sharing.match import match as move_all
+
+    model, reading = teacher_of(scene)
+    public = replace(reading, images=scene.public.to(scene.device), people=None)
+    public = replace(public, precision=scene.precision)
+    targets = deal_classes(len(scene.public), len(scene.private.classes))
+    settings = scene.config.matching
+    pixels = move_all(model, public, targets, goal_of(scene), settings, stage, scene.run.log)
+    images, logits = released(scene, model, reading, pixels)
+    images.save_npz(stage.path / "images.npz")
+    stage.save_tensors("soft_labels.safetensors", {"logits": logits})
+    card = pack(scene)
+    stage.finish({"images": len(images), "epsilon": card.epsilon, "delta": card.delta})
+
+
+def released(
+    scene: Scene, model: "nn.Module", reading: "Reading", pixels: "Tensor"
+) -> "tuple[Images, Tensor]":
+    """The moved images, with the teacher's answers to just these pixels."""
+    import torch
+
+    from sfumato.training.steps import logits_of
+
+    moved = replace(
+        scene.public, pixels=pixels, labels=torch.zeros(len(pixels), dtype=torch.int64),
+        classes=scene.private.classes, name=f"{scene.private.name}-from-{scene.public.name}",
+    )  # fmt: skip
+    reading = replace(reading, images=moved.to(scene.device), precision=torch.float32, people=None)
+    logits = logits_of(model, reading)
+    return replace(moved, labels=logits.argmax(dim=1)), logits
+
+
+def pack(scene: Scene) -> "Card":
+    """Write the bundle, with what its card needs to say."""
+    from safetensors.torch import load_file
+
+    from sfumato.data.arrays import load_npz
+    from sfumato.sharing.bundle import write_bundle
+
+    stage = scene.run.stage("match")
+    images = load_npz(stage.path / "images.npz", "train", private=False)
+    name = f"{scene.private.name}-from-{scene.public.name}"
+    logits = load_file(stage.path / "soft_labels.safetensors")["logits"]
+    near = near_copies(scene, images, stage)
+    ledger = finished_book(scene)
+    require_within(scene.config, ledger.events, ledger)
+    change = (images.pixels.int() - scene.public.pixels.int()).abs().float()
+    moved = {"mean": float(change.mean()), "largest": float(change.max())}
+    return write_bundle(
+        scene.run.path / "bundle", replace(images, name=name), logits, ledger,
+        format=scene.config.format, k=scene.config.k, model=scene.teacher.model,
+        public=scene.public.name, temperature=scene.config.temperature, moved=moved,
+        near_copies=near,
+    )  # fmt: skip
+
+
+def near_copies(scene: Scene, images: "Images", stage: Run) -> dict[str, float]:
+    """The share of private images that have a released image very close to them, with noise.
+
+    Very close: closer than 99 of 100 public images are to the nearest that is not their double.
+    Each private image (or person) counts once or not at all, so one more or less changes the count
+    by one.
+    """
+    import torch
+
+    from sfumato.files import read_json
+    from sfumato.metrics.quality import nearest_distances
+    from sfumato.privacy.noise import privatize
+
+    if (stage.path / "near_copies.json").exists():
+        return read_json(stage.path / "near_copies.json")
+    rows = partial(pixel_rows, device=scene.device)
+    usual = nearest_distances(rows(scene.public), rows(scene.public), itself=True)
+    usual = usual[usual > 0]  # doubles among public images say nothing of how far others are apart
+    threshold = float(usual.sort().values[len(usual) // 100]) if len(usual) else 0.0
+    if not (stage.path / "private" / "count.json").exists():
+        near = (nearest_distances(rows(scene.private), rows(images)) < threshold).cpu()
+        people = group_by_person(scene.teacher, scene.private)
+        if people is not None:
+            assert scene.private.people is not None
+            counts = torch.zeros(len(people)).index_add(0, scene.private.people, near.float())
+            near = counts > 0
+        stage.write_json("private/count.json", int(near.sum()))
+    count = read_json(stage.path / "private" / "count.json")
+    plan = one_release(scene.config, scene.units, scene.shares.card)
+    ledger, secret = open_book(scene)
+    total = {"count": torch.tensor([count], dtype=torch.float64)}
+    noisy = privatize(total, plan, ledger, secret, step=0, stage="card")["count"]
+    found = {
+        "share": min(1.0, max(0.0, float(noisy))), "threshold": threshold,
+        "standard_error": plan.noise_deviation / scene.units,
+    }  # fmt: skip
+    stage.write_json("near_copies.json", found)
+    return found
+
+
+def pixel_rows(images: "Images", device: "torch.device") -> "Tensor":
+    """Pixels as rows of numbers."""
+    return images.pixels.flatten(1).to(device).double()

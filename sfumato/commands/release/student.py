@@ -1,0 +1,84 @@
+"""The student of `sfumato release`: a network that has seen the bundle and nothing else."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sfumato.commands.release.scene import Scene, finished_book
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sfumato.data.images import Images
+    from sfumato.training.distil import Answers
+    from sfumato.training.reading import Reading
+
+FEW_STEPS = 300
+"""Below this a student is warned of: batches are too large for so few images."""
+
+
+def student(scene: Scene, stage: Run) -> None:
+    """Train it on the bundle, as anybody could who was handed it."""
+    from sfumato.sharing.bundle import read_bundle
+    from sfumato.training.distil import cached
+    from sfumato.training.trained import Description
+
+    images, logits, _, _ = read_bundle(scene.run.path / "bundle")
+    model, reading = new_student(scene, images)
+    distil(scene, model, reading, cached(logits.to(scene.device)), stage)
+    promise = finished_book(scene).promise()
+    made = Description.of(
+        reading, model, name=scene.student, norm="keep", centre_crop=scene.config.centre_crop
+    )
+    made.keep(stage, model, promise)
+    stage.finish({"student": scene.student, "images": len(images)})
+
+
+def new_student(scene: Scene, images: "Images") -> "tuple[nn.Module, Reading]":
+    """A student at its start, and how it reads images: on a GPU in bf16, for nothing is private."""
+    import torch
+
+    from sfumato.models.zoo import build_model
+    from sfumato.training.plain import reading_of
+    from sfumato.training.setup import placed
+
+    seed = scene.config.seed
+    torch.manual_seed(seed)
+    model = build_model(scene.student, classes=len(images.classes), shape=images.shape)
+    model = placed(model, scene.device)
+    return model, reading_of(model, images, scene.device, seed=seed, precision=scene.precision)
+
+
+def distil(
+    scene: Scene, model: "nn.Module", reading: "Reading", answers: "Answers | None", stage: Run
+) -> "nn.Module":
+    """Train a student on answers, or on labels where there are none."""
+    from sfumato.training.distil import distil_step
+    from sfumato.training.plain import train_plainly
+    from sfumato.training.steps import plain_step
+
+    config = scene.config
+    steps = round(config.student_epochs * len(reading.images) / config.student_batch)
+    if steps < FEW_STEPS:
+        scene.run.log(
+            f"a student of {steps} steps learns little: lower --student-batch, or raise "
+            "--student-epochs"
+        )
+    if answers is None:
+        step = plain_step(model, reading)
+    else:
+        step = distil_step(model, reading, answers, temperature=config.temperature)
+    return train_plainly(
+        model, len(reading.images), step, stage, epochs=config.student_epochs,
+        lr=config.student_lr, batch_size=config.student_batch, weight_decay=1e-4, warmup=20,
+        seed=config.seed,
+    )  # fmt: skip
+
+
+def trained_student(scene: Scene) -> "tuple[nn.Module, Reading]":
+    """The student, and how it reads test images."""
+    from sfumato.models.zoo import load_weights
+
+    model, reading = new_student(scene, scene.test)
+    load_weights(model, scene.run.stage("student").path / "model.safetensors")
+    return model.eval(), replace(reading, images=scene.test.to(scene.device))

@@ -1,0 +1,190 @@
+"""`sfumato report`: one page on a run, or on several side by side.
+
+report.html needs nothing else and opens from disk; report.md says the same in short, for
+repositories; card.json has it for programs: `{"made_by", "includes_private", "runs"}`, each run
+with the fields of `sfumato.reporting.card.Card`. They lie in the run's directory; of several runs
+in `report/` beside the first; with --out elsewhere. What is private appears only when it is asked
+for, and then all three lie in the `private/` of that place.
+"""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from sfumato.commands import Recipe, recipe_of
+from sfumato.config import Withdrawn, dumps, read_finished, to_json
+from sfumato.errors import ConfigError, RunError, SfumatoError
+from sfumato.files import atomic, read_json
+from sfumato.runs import REPORT, Run
+
+ROOT = Path("runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One self-contained page on a run, or on several side by side.
+
+    The words are run directories: sfumato report RUN [RUN ...]. Without any, the newest run in
+    runs/ is meant.
+    """
+
+    WITHDRAWN: ClassVar = {
+        "serve": Withdrawn("give the runs, and open report.html in a browser"),
+    }
+
+    runs: tuple[Path, ...] = ()
+    """Run directories (also: --run RUN)."""
+    run: Path | None = None
+    """The same as a word: one run directory."""
+    include_private: bool = False
+    """Also what must not be shared: scores, attacks, pictures. The page says so in red."""
+
+
+def digits_cpu() -> Config:
+    """The newest run in runs/: after any other verb with this preset, what that one did."""
+    return Config()
+
+
+PRESETS = {"digits-cpu": digits_cpu}
+
+
+def run(config: Config, _: Run | None) -> dict[str, Any]:
+    """The report, where it belongs."""
+    return write_file(config, None, lambda _: None)
+
+
+def write_file(config: Config, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """Write the three files."""
+    given = config.runs if config.run is None else (config.run, *config.runs)
+    folders = given or (newest(ROOT),)
+    if out is None:
+        out = folders[0] if len(folders) == 1 else folders[0].resolve().parent / "report"
+    return write_report(folders, out, include_private=config.include_private)
+
+
+def write_report(
+    folders: Sequence[Path], out: Path, *, include_private: bool = False
+) -> dict[str, Any]:
+    """Write report.html, report.md and card.json about these runs to `out`, and say where.
+
+    Guarantee: without `include_private` nothing of any `private/` is read. With it, the files go to
+    `out/private`, which only their owner can read, and say that they must not be shared.
+    """
+    from sfumato.reporting.card import read_card
+    from sfumato.reporting.markdown import render_markdown
+    from sfumato.reporting.page import made_by, render_page
+    from sfumato.reporting.words import PRIVATE
+
+    cards = [
+        replace(read_card(folder, include_private=include_private), command=command_of(folder))
+        for folder in folders
+    ]
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file. Give a directory with --out.")
+    card: dict[str, Any] = {"made_by": made_by(), "includes_private": include_private}
+    card |= {"warning": PRIVATE} if include_private else {}
+    card["runs"] = cards
+    out.mkdir(parents=True, exist_ok=True)
+    place = Run(out).private if include_private else out
+    page, text = render_page(cards, folders), render_markdown(cards)
+    for name, whole in zip(REPORT, (page, text, dumps(card, indent=2) + "\n"), strict=True):
+        with atomic(place / name) as file:
+            file.write(whole.encode())
+    return {
+        "report": str(place / "report.html"), "markdown": str(place / "report.md"),
+        "card": str(place / "card.json"), "runs": [str(folder) for folder in folders],
+        "includes_private": include_private, "hidden": any(c.has_private for c in cards),
+        "damaged": {str(f): c.damage for f, c in zip(folders, cards, strict=True) if c.damage},
+    }  # fmt: skip
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """Where the page is."""
+    lines = [
+        f"Report on {', '.join(summary['runs'])}:",
+        f"  page      {summary['report']}: opens in any browser, from disk",
+        f"  markdown  {summary['markdown']}",
+        f"  card      {summary['card']}: for programs",
+    ]
+    for folder, problems in summary["damaged"].items():
+        lines += [f"  DAMAGED   {folder}: {problem}" for problem in problems]
+    if summary["includes_private"]:
+        lines.append("  PRIVATE   all three hold what no ledger covers: do not share them")
+    elif summary["hidden"]:
+        lines.append("  left out  what private/ holds: scores, attacks; see --include-private")
+    return "\n".join(lines)
+
+
+def alarm(summary: Mapping[str, Any]) -> str | None:
+    """That a run cannot be believed, for programs."""
+    damaged = summary.get("damaged")
+    return f"DAMAGED, no proof of anything: {', '.join(damaged)}" if damaged else None
+
+
+# It is about runs and none itself: it writes into the directories of other verbs.
+RECIPE = Recipe(
+    config=Config, presets=PRESETS, run=run, show=show, alarm=alarm, needs_run=lambda _: False,
+    writes_file=lambda _: True, write_file=write_file, words="runs",
+)  # fmt: skip
+
+
+def newest(root: Path) -> Path:
+    """The run that was begun last."""
+    records = sorted(root.glob("*/config.json"), key=lambda record: record.stat().st_mtime)
+    if not records:
+        raise RunError(f"there is no run in {root}/. Give one: sfumato report RUN.")
+    return records[-1].parent
+
+
+def command_of(folder: Path) -> str | None:
+    """What to type for the same run again; None if this version has no such settings.
+
+    A preset that is near, and flags for the rest. Paths are as a page shows them.
+    """
+    from sfumato.reporting.subject import brief
+
+    record = read_json(folder / "config.json")
+    try:
+        recipe = recipe_of(record["verb"])
+        wanted = to_json(read_finished(recipe.config, record["config"]))
+    except (ImportError, SfumatoError, AttributeError):
+        return None
+    passing = getattr(recipe.config, "PASSING", {})
+    plain = _flags(_defaults(recipe.config), wanted, passing)
+    for name, preset in recipe.presets.items():
+        flags = _flags(to_json(preset()), wanted, passing)
+        # A preset is worth its name if little is left of it to change.
+        if 2 * len(flags) < len(plain):
+            plain = ["--preset", name, *flags]
+    words = [brief(word) for word in plain]
+    return " ".join(map(shlex.quote, ["sfumato", record["verb"], *words]))
+
+
+def _defaults(config: Any) -> Any:
+    """What settings are without a word; together they need not be a sound order."""
+    given = {
+        item.name: item.default if item.default_factory is MISSING else item.default_factory()
+        for item in fields(config)
+    }
+    return to_json(given)
+
+
+def _flags(base: Any, wanted: Any, passing: Mapping[str, Any]) -> list[str]:
+    """Flags that turn one set of settings into another."""
+    words: list[str] = []
+    for name, value in wanted.items():
+        if isinstance(value, dict):
+            words += _flags(base[name], value, {})
+        elif value != base[name] and name not in passing:
+            words += _flag(name.replace("_", "-"), value)
+    return words
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, list):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", str(value)]

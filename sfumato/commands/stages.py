@@ -1,0 +1,121 @@
+"""What verbs with stages share: taking them in turn, and reading a run that another verb left."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sfumato.commands import train
+from sfumato.errors import ConfigError, RunError
+from sfumato.processes import num_processes
+from sfumato.runs import Run
+from sfumato.trust import is_own_code, require_trust
+
+if TYPE_CHECKING:
+    from sfumato.privacy.ledger import Ledger
+
+Scene = TypeVar("Scene")
+Work = Callable[[Scene, Run], object]
+
+
+def follow(
+    scene: Scene,
+    stages: Mapping[str, Work[Scene]],
+    last: str,
+    place: Callable[[str], Run],
+    say: Callable[[str], None],
+    again: str = "",
+) -> dict[str, Any]:
+    """Take the stages up to `last`, apart from those that are finished; the summary of the last.
+
+    `again` is a stage that is taken also when it is finished.
+    """
+    summary: dict[str, Any] = {}
+    for name, work in stages.items():
+        stage = place(name)
+        if not stage.finished or name == again:
+            say(f"stage {name}")
+            work(scene, stage)
+        summary = stage.summary
+        if name == last:
+            break
+    return summary
+
+
+def tell_stage(summary: Mapping[str, Any]) -> str:
+    """What one stage found, in words."""
+    values = {k: v for k, v in summary.items() if k not in ("stage", "run")}
+    told = [f"  {k}  {v:.4g}" if isinstance(v, float) else f"  {k}  {v}" for k, v in values.items()]
+    return "\n".join([f"stage {summary['stage']} of {summary['run']}", *told])
+
+
+def require_one_process(verb: str, what: str, run: Run | None) -> Run:
+    """The run, or a word on how several processes help: to train `what`, and hand it on."""
+    if run is None or num_processes() > 1:
+        raise ConfigError(
+            f"sfumato {verb} is for one process. With torchrun, sfumato train {what}."
+        )
+    return run
+
+
+def given_run(folder: Path, config: train.Config) -> "tuple[train.Config, Path, Ledger | None]":
+    """Settings, weights and ledger of a finished run of `sfumato train`, on the device of `config`.
+
+    A run that is damaged is refused: see `sfumato.provenance`.
+    """
+    from sfumato.config import read_finished
+    from sfumato.files import read_json
+    from sfumato.lineage import norm_of
+    from sfumato.provenance import require_whole
+
+    record = folder / "config.json"
+    verb = read_json(record)["verb"] if record.exists() else "train"
+    if verb != "train":
+        raise RunError(f"{folder} is a run of sfumato {verb}: one of sfumato train is wanted.")
+    for name in ("config.json", "done.json", "model.safetensors"):
+        if not (folder / name).exists():
+            raise RunError(f"{folder} is no finished run of sfumato train: {name} is missing.")
+    settings = read_finished(train.Config, read_json(record)["config"])
+    if is_own_code(settings.model):
+        require_trust(settings.model, record)
+    ledger, weights = require_whole(folder), folder / "model.safetensors"
+    # As it was, whatever the weights say now that it began with.
+    norm = norm_of(weights) or settings.norm
+    settings = replace(settings, data_root=config.data_root, device=config.device, norm=norm)
+    return settings, weights, ledger
+
+
+def say_unheeded(
+    folder: Path,
+    config: train.Config,
+    settings: train.Config,
+    run: Run,
+    heeded: Collection[str] = (),
+) -> None:
+    """Name the settings here that would make another model: the one in the folder is there.
+
+    `heeded` are those that the verb has another use for.
+    """
+    free = {"data", "data_root", "device", "seed", "noise_seed", "epsilon", "mode", "weights"}
+    free |= set(heeded)
+    usual = {f.name: f.default for f in fields(type(config)) if f.name not in free}
+    other = [
+        f"--{name.replace('_', '-')}"
+        for name in (f.name for f in fields(train.Config))
+        if name in usual
+        and getattr(config, name) not in (usual[name], getattr(settings, name))
+        and name not in type(config).MAY_CHANGE
+    ]
+    if other:
+        run.log(f"{folder} is as it was trained; not heeded: {', '.join(other)}")
+
+
+def require_heeded(folder: Path, config: train.Config, settings: train.Config) -> None:
+    """Refuse a --data or --weights that the run in the folder has of its own."""
+    if config.data not in (settings.data, type(config).data):
+        raise ConfigError(
+            f'{folder} learnt "{settings.data}", and --data is "{config.data}". Leave --data out, '
+            "or give another run."
+        )
+    if config.weights is not None:
+        raise ConfigError(f"{folder} has weights of its own: leave --weights out.")

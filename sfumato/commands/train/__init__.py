@@ -1,0 +1,231 @@
+"""`sfumato train`: private, or plain, training and fine-tuning of any vision model.
+
+Load, build, plan, train, score: the privacy is in the plan and in the step that `private_step`
+makes; everything else is ordinary training.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sfumato.commands import Recipe, as_label
+from sfumato.commands.train.learner import describe
+from sfumato.commands.train.learner import prepare as prepare
+from sfumato.commands.train.promise import (
+    open_ledger,
+    promise_summary,
+    steps_left_out,
+    tell_going_on,
+)
+from sfumato.commands.train.settings import PRESETS as PRESETS
+from sfumato.commands.train.settings import Config
+from sfumato.files import read_json
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from sfumato.data.images import Images
+    from sfumato.training.canaries import Canaries
+    from sfumato.training.loop import Learner
+    from sfumato.training.reading import Reading
+    from sfumato.training.steps import Paid
+    from sfumato.training.world import World
+
+
+def needs_run(config: Config) -> bool:
+    """Whether something is kept: an explanation is only printed."""
+    return not config.explain
+
+
+def run(config: Config, run: Run | None) -> dict[str, Any]:
+    """Load, build, plan, train, score. Of several processes, all but the leader have no run."""
+    from sfumato.commands.origin import note_start, require_covered, tell_origin
+    from sfumato.commands.train.step import load_public
+    from sfumato.data.load import load_splits
+    from sfumato.training.setup import pick_device
+    from sfumato.training.world import join_world, leave_world
+
+    device = pick_device(config.device)
+    world = join_world(device)
+    try:
+        if world.agree(run is not None and run.finished):
+            return {} if run is None else run.summary
+        require_covered(config)
+        train, test = load_splits(config.data, people=config.people, **config.loading)
+        if run is not None:
+            tell_origin(config, train, run.log)
+            note_start(config.weights, run)
+        public = load_public(config, train, test)
+        if config.explain:
+            return {"explanation": explain_layers(config, *prepare(config, train, device))}
+        summary = run_on(config, train, test, run, world, public=public)
+        if run is not None:
+            tell_accuracy(run)
+        return summary
+    finally:
+        leave_world()
+
+
+def run_on(
+    config: Config, train: "Images", test: "Images", run: Run | None,
+    world: "World | None" = None, public: "Images | None" = None, declared: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """The same with images that are loaded already: what a recipe of several stages calls.
+
+    `declared` names images that it declared public.
+    """
+    from sfumato.commands.origin import book_of_weights
+    from sfumato.commands.train.canaries import find_canaries, note_end
+    from sfumato.data.known import require_same_data
+    from sfumato.training.setup import pick_device
+    from sfumato.training.world import World, leave_world
+
+    world = World() if world is None else world
+    if run is not None and run.finished:
+        return run.summary
+    world.ask(lambda: require_same_data(train, run))
+    before = book_of_weights(config, train)
+    canaries = find_canaries(config, train, run, world)
+    train = train if canaries is None else canaries.place_in(train)
+    say = run.log if run else lambda _: None
+    learner, reading = prepare(config, train, pick_device(config.device), say)
+    paid = open_ledger(config, reading, run, world, declared, before)
+    learn(config, learner, reading, paid, run, world, public=public, canaries=canaries)
+    world.any(False)  # all leave at once: who is left behind while the leader scores would fail
+    leave_world()
+    if run is None:
+        return {}
+    if canaries is not None:
+        note_end(canaries, learner, reading, run)
+    return conclude(config, learner, replace(reading, images=test), paid, run)
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """What was promised, and where it is."""
+    if "explanation" in summary:
+        return summary["explanation"]
+    from sfumato.reporting.words import told_neighbours, up
+
+    promise = "no promise: plain training"
+    if summary["epsilon"] != "inf":
+        promise = f"epsilon {up(summary['epsilon'])}, delta {summary['delta']:.2g}"
+        promise += f", for each {summary['unit']}"
+    lines = [
+        f"{summary['model']} trained on {summary['data']}: {summary['steps']} steps",
+        f"  promise   {promise}",
+        *told_neighbours(summary),
+        f"  model     {summary['run']}/model.safetensors",
+        f'  use it    sfumato.load_model("{summary["run"]}") in Python',
+        f"  private   {summary['run']}/private: do not share; scores.json has the test accuracy",
+    ]
+    lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
+    return "\n".join(lines)
+
+
+def learn(
+    config: Config,
+    learner: "Learner",
+    reading: "Reading",
+    paid: "Paid",
+    run: Run | None,
+    world: "World",
+    *,
+    public: "Images | None" = None,
+    canaries: "Canaries | None" = None,
+    look: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Take all the steps, from wherever an earlier try was cut.
+
+    `look` is called on the leader after each step with its number: what it makes of the weights is
+    covered by the ledger.
+    """
+    from sfumato.commands.train.canaries import note_start, observe
+    from sfumato.commands.train.step import make_step
+    from sfumato.models.diverged import has_diverged
+    from sfumato.privacy.sampling import poisson_batches
+    from sfumato.training.canaries import watched
+    from sfumato.training.chunks import Cutting
+    from sfumato.training.loop import fit
+    from sfumato.training.memory import advised, fitting_batch
+    from sfumato.training.progress import price_list, progress
+
+    plan, ledger = paid.plan, paid.ledger
+    on_noise = partial(reading.losses, learner.model, *reading.trial())
+    learner.load(world.agree(run and run.load_checkpoint()))
+    if run is not None:
+        tell_going_on(paid, learner.step, run)
+    if canaries is not None:
+        note_start(canaries, learner, reading, run)
+    step, ghost, reading, work = make_step(
+        config, learner, reading, paid, world=world, public=public,
+        say=run.log if run else lambda _: None,
+    )  # fmt: skip
+    if canaries is not None and canaries.kind == "gradient":
+        step = watched(step, ghost.model, plan, canaries, observe(canaries, plan, run))
+    cutting = Cutting.of(plan, processes=world.size, device=reading.device, compiled=config.compile)
+    asked = config.physical_batch_size
+    size = fitting_batch(ghost, reading, asked, cutting, world, work)
+    if run is not None and size != asked:
+        run.log(f"{size} examples are taken at once")
+    batches = poisson_batches(
+        plan, len(reading), ledger, paid.secret, stage="train", start=learner.step,
+        chunk_size=size, round_to=cutting.round_to(size),
+    )  # fmt: skip
+    if canaries is not None:
+        batches = canaries.keep_out(batches)
+    tell = progress(
+        plan.steps, learner.step, price_list(plan, ledger, "train"), run.say if run else None
+    )
+
+    def tell_and_look(done: int, numbers: dict[str, float]) -> None:
+        tell(done, numbers)
+        if run is not None:
+            look(done)
+
+    with advised(ghost, reading, size, work):
+        fit(
+            learner, batches, step, run, world=world, before_saving=ledger.settle,
+            diverged=partial(has_diverged, learner.model, on_noise), tell=tell_and_look,
+        )  # fmt: skip
+
+
+def explain_layers(config: Config, learner: "Learner", reading: "Reading") -> str:
+    """The table of layers: method, work, memory, share, and the predicted cost."""
+    from sfumato.clipping.clip import Ghost
+    from sfumato.clipping.layout import explain_layout
+
+    mode = "ghost_mixed" if config.mode == "non-private" else config.mode
+    ghost = Ghost(learner.model, mode)
+    ghost.clip(reading.losses, reading.trial(), 3)
+    (parts,) = ghost.layouts.values()
+    return explain_layout(parts, learner.model)
+
+
+def conclude(
+    config: Config, learner: "Learner", test: "Reading", paid: "Paid", run: Run
+) -> dict[str, Any]:
+    """Save the model, score it privately, sum up."""
+    from sfumato.training.steps import accuracy
+
+    describe(config, learner.best, test).keep(run, learner.best, paid.ledger.promise())
+    scores = {"test_accuracy": accuracy(learner.best, test), "test_images": len(test.images)}
+    left_out = steps_left_out(run)
+    run.write_json("private/scores.json", {**scores, "steps_left_out": left_out})
+    if left_out:
+        run.say(f"{left_out} steps, for your eyes, were paid and had no effect")
+    return run.finish({**promise_summary(paid), "model": config.model, "run": str(run.path)})
+
+
+def tell_accuracy(run: Run) -> None:
+    """On the screen only: whoever runs this owns the images, and no file to share has the score."""
+    scores = read_json(run.private / "scores.json")
+    run.say(
+        f"test accuracy, for your eyes: {scores['test_accuracy']:.3f} of "
+        f"{scores['test_images']} images"
+    )
+
+
+RECIPE = Recipe(
+    config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run,
+    label=lambda config: as_label(config.data, config.model, epsilon=config.epsilon),
+)  # fmt: skip

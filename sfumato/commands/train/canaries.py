@@ -1,0 +1,114 @@
+"""`sfumato train --canaries`: what is drawn before training, and written down around it.
+
+    private/canaries.json        which examples, what class, and how the coins fell
+    private/canary_start.json    before the first step: hashes of buffers, losses of canary images
+    private/canary_steps.bin     gradient canaries: what each step let be seen (`Observations`)
+    private/canary_end.json      losses of canary images after the last step
+
+All of it is private: whoever knows the coins knows who was in the data. `sfumato audit` reads it.
+"""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sfumato.commands.train.settings import Config
+from sfumato.config import from_json
+from sfumato.errors import RunError
+from sfumato.files import read_json
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sfumato.data.images import Images
+    from sfumato.privacy.budget import Plan
+    from sfumato.training.canaries import Canaries, Observations
+    from sfumato.training.loop import Learner
+    from sfumato.training.reading import Reading
+    from sfumato.training.world import World
+
+
+def find_canaries(
+    config: Config, images: "Images", run: Run | None, world: "World"
+) -> "Canaries | None":
+    """The canaries of the settings: drawn once, and after a cut those that were drawn.
+
+    A run that has begun and lost its coins cannot go on: others would tell of some steps, and an
+    audit would believe that they tell of all.
+    """
+    from sfumato.training.canaries import draw_canaries
+
+    if not config.canaries:
+        return None
+
+    def drawn() -> "Canaries | None":
+        if run is None:
+            return None
+        if not (run.private / "canaries.json").exists():
+            if len(run.ledger_records()) > 1:
+                raise RunError(
+                    f"{run.path} has charged its ledger, and private/canaries.json is gone: nobody "
+                    "knows who was in its first steps. Start a new run with another --out."
+                )
+            chosen = draw_canaries(config.canary_kind, config.canaries, images)
+            run.write_json("private/canaries.json", chosen)
+        return read_canaries(run.path)
+
+    return world.ask(drawn)
+
+
+def read_canaries(path: Path) -> "Canaries":
+    """Those that the run there has drawn."""
+    from sfumato.training.canaries import Canaries
+
+    return from_json(Canaries, read_json(path / "private" / "canaries.json"))
+
+
+def observe(canaries: "Canaries", plan: "Plan", run: Run | None) -> "Observations | None":
+    """Where a run keeps what its steps show of gradient canaries."""
+    from sfumato.training.canaries import Observations
+
+    if run is None:
+        return None
+    return Observations(run.private / "canary_steps.bin", plan.steps, len(canaries))
+
+
+def note_start(
+    canaries: "Canaries", learner: "Learner", reading: "Reading", run: Run | None
+) -> None:
+    """Write down, before the first step, what the last will be compared with."""
+    if run is not None and learner.step == 0:
+        found = {"buffers": hashes(learner.model), "losses": losses(canaries, learner, reading)}
+        run.write_json("private/canary_start.json", found)
+
+
+def note_end(canaries: "Canaries", learner: "Learner", reading: "Reading", run: Run) -> None:
+    """Write down what has become of the losses."""
+    run.write_json("private/canary_end.json", {"losses": losses(canaries, learner, reading)})
+
+
+def hashes(model: "nn.Module") -> dict[str, str]:
+    """A hash of each buffer that is saved with the model."""
+    saved, buffers = model.state_dict(), dict(model.named_buffers())
+    return {name: tensor_hash(saved[name]) for name in saved if name in buffers}
+
+
+def tensor_hash(tensor: Any) -> str:
+    """A hash of what a tensor holds."""
+    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def losses(canaries: "Canaries", learner: "Learner", reading: "Reading") -> list[float]:
+    """The loss of each canary image as it is, with the class it was given; none of gradients."""
+    import torch
+    import torch.nn.functional as F
+
+    from sfumato.training.steps import logits_of
+
+    if canaries.kind == "gradient":
+        return []
+    chosen = replace(reading, images=reading.images.select(canaries.places))
+    logits = logits_of(learner.best, chosen)
+    return F.cross_entropy(logits, torch.tensor(canaries.labels), reduction="none").tolist()

@@ -1,0 +1,143 @@
+"""What `sfumato train` begins with: a model, its optimizer, and how it reads images."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sfumato.commands.train.settings import Config
+from sfumato.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from sfumato.data.images import Images
+    from sfumato.models.normalise import NormPolicy
+    from sfumato.training.loop import Learner
+    from sfumato.training.reading import Reading
+    from sfumato.training.trained import Description
+
+Kind = TypeVar("Kind")
+
+
+def prepare(
+    config: Config, images: "Images", device: "torch.device",
+    say: Callable[[str], None] = lambda _: None,
+) -> "tuple[Learner, Reading]":  # fmt: skip
+    """The classifier of the settings, and how it reads these images."""
+    import torch
+
+    from sfumato.models.normalise import apply_norm_policy, has_batch_norm
+    from sfumato.models.zoo import build_model, load_weights, pixel_statistics
+    from sfumato.training.reading import Reading
+    from sfumato.training.setup import choose_parameters
+
+    torch.manual_seed(config.seed)
+    if config.pretrained:
+        say(f"looking for the published weights of {config.model}, here or online")
+    model = build_model(
+        config.model, classes=len(images.classes), shape=images.shape,
+        pretrained=config.pretrained,
+    )  # fmt: skip
+    statistics = pixel_statistics(model, images.shape[0])
+    policy = norm_policy(config)
+    if policy != "keep" and has_batch_norm(model):
+        done = {"group": "replaced by GroupNorm", "frozen": "frozen with its statistics"}[policy]
+        say(f"BatchNorm mixes examples: it is {done} (--norm)")
+    model = apply_norm_policy(model, policy)
+    if config.weights is not None:
+        load_weights(model, config.weights)
+    choose_parameters(model, config.train_only, config.freeze)
+    if config.train_only == "head" and not has_weights(config) and any_frozen(model):
+        say("--train-only head without weights: it learns from random features. Give --pretrained")
+    reading = new_reading(Reading, config, images, device, statistics)
+    return new_learner(config, model, reading), reading
+
+
+def norm_policy(config: Config) -> "NormPolicy":
+    """What becomes of BatchNorm: statistics that came with weights are worth keeping.
+
+    Weights of a run of sfumato that had GroupNorm in its place go on with GroupNorm.
+    """
+    from sfumato.lineage import norm_of
+
+    if config.norm is None and config.weights is not None:
+        return "group" if norm_of(config.weights) == "group" else "frozen"
+    return config.norm or ("frozen" if config.pretrained else "group")
+
+
+def has_weights(config: Config) -> bool:
+    """Whether training begins with weights that have learnt something."""
+    return config.pretrained or config.weights is not None
+
+
+def describe(config: Config, network: "nn.Module", reading: "Reading") -> "Description":
+    """What is written beside the weights, so that the classifier can be built again."""
+    from sfumato.training.trained import Description
+
+    return Description.of(
+        reading, network, name=config.model, norm=norm_policy(config),
+        centre_crop=config.centre_crop,
+    )  # fmt: skip
+
+
+def any_frozen(model: "nn.Module") -> bool:
+    """Whether there is a parameter that does not learn."""
+    return not all(parameter.requires_grad for parameter in model.parameters())
+
+
+def new_reading(
+    kind: Callable[..., Kind], config: Config, images: "Images", device: "torch.device",
+    statistics: tuple[tuple[float, ...], tuple[float, ...]],
+) -> Kind:  # fmt: skip
+    """A reading of these images, with the mean and deviation of pixels that the model expects."""
+    import torch
+
+    from sfumato.data.augment import Augmentation
+
+    return kind(
+        images.to(device), device, *statistics,
+        Augmentation(crop=config.crop, flip=config.flip), config.augmult,
+        torch.bfloat16 if config.precision == "bf16" else torch.float32,
+        group_by_person(config, images), config.seed,
+    )  # fmt: skip
+
+
+def new_learner(config: Config, model: "nn.Module", reading: "Reading") -> "Learner":
+    """The model where it reads, with all that changes as it learns."""
+    from sfumato.models.average import new_average
+    from sfumato.training.loop import Learner
+    from sfumato.training.setup import make_optimizer, make_schedule, placed
+    from sfumato.training.sharp import LastGradient
+
+    model = placed(model, reading.device)
+    optimizer = make_optimizer(
+        model, config.optimizer, lr=config.lr, momentum=config.momentum,
+        weight_decay=config.weight_decay,
+    )  # fmt: skip
+    schedule = make_schedule(optimizer, config.schedule, number_of_steps(config, len(reading)))
+    # SAM walks up along its own batch; only the private way needs to remember.
+    uphill = config.sharpness and config.mode != "non-private"
+    last = LastGradient(model) if uphill else None
+    return Learner(model, optimizer, schedule, new_average(model, config.ema), last)
+
+
+def group_by_person(config: Config, images: "Images") -> Any:
+    """Who is on which image, if the promise is about people."""
+    from sfumato.data.people import People
+
+    if config.unit == "example":
+        return None
+    if images.people is None:
+        raise ConfigError(
+            f'nobody knows who is on the images of "{images.name}". Give --people folder, '
+            "--people FILE.csv, or arrays people_train and people_test in an .npz file."
+        )
+    return People(images.people, config.images_per_person)
+
+
+def number_of_steps(config: Config, size: int) -> int:
+    """Steps that the settings ask for."""
+    from sfumato.privacy.budget import count_steps
+
+    epochs = 5.0 if config.epochs is None and config.steps is None else config.epochs
+    return count_steps(size, config.batch_size, epochs=epochs, steps=config.steps)

@@ -1,0 +1,138 @@
+"""What `sfumato train` promises: a plan within the budget, and the ledger that shows it is kept."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sfumato.commands.train.learner import number_of_steps
+from sfumato.commands.train.settings import Config
+from sfumato.files import read_lines
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from sfumato.data.images import Images
+    from sfumato.privacy.budget import Plan
+    from sfumato.privacy.ledger import Header, Ledger
+    from sfumato.privacy.secret import Secret
+    from sfumato.training.reading import Reading
+    from sfumato.training.steps import Paid
+    from sfumato.training.world import World
+
+
+def open_ledger(
+    config: Config, reading: "Reading", run: Run | None, world: "World", declared: str = "",
+    before: "Ledger | None" = None,
+) -> "Paid":  # fmt: skip
+    """The plan that keeps the budget, the run's secret, and the ledger that will show it.
+
+    `declared` names images that were declared public before: the ledger says so. `before` is what
+    the weights to begin with have cost: the budget is for both.
+    """
+    from sfumato.commands.origin import name_of
+    from sfumato.privacy.ledger import Ledger
+    from sfumato.training.steps import Paid
+
+    secret, size = draw_secret(config, run, world), len(reading)
+    plan, delta = plan_for(config, size, before)
+    header, given = header_of(config, reading.images, delta, secret, declared), []
+    if config.weights is not None and before is None:
+        given.append(f"the weights that training began with ({name_of(config.weights)})")
+    elif config.pretrained:
+        given.append(f"the published weights of {config.model}")
+    header = replace(header, public=", and ".join([header.public, *given]))
+    if run is None:
+        return Paid(plan, Ledger(world.agree(None)), secret)
+    run.write_json("plan.json", plan)
+    things = "images" if config.unit == "example" else "people"
+    # Canaries of other kinds are images of the data.
+    added = config.canaries if config.canary_kind == "gradient" else 0
+    who = f"{size - added} {things} of {reading.images.name}"
+    run.log(
+        f"{who}{f' and {added} canaries' if added else ''}, {plan.steps} steps of about "
+        f"{plan.expected_batch:g}, noise multiplier {plan.noise_multiplier:.3g}"
+    )
+    ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
+    if before is not None:
+        run.log(f"{config.weights} has learnt the same data: what that cost is in the ledger too")
+        ledger.inherit(before)
+    world.agree(ledger.header)
+    return Paid(plan, ledger, secret)
+
+
+def draw_secret(config: Config, run: Run | None, world: "World") -> "Secret":
+    """The run's randomness, which all processes share."""
+    from sfumato.privacy.secret import Secret
+
+    if config.noise_seed is not None:
+        return Secret.from_seed(config.noise_seed)
+    return Secret(world.agree(run and run.secret(lambda: Secret.draw().key)))
+
+
+def plan_for(config: Config, size: int, before: "Ledger | None" = None) -> "tuple[Plan, float]":
+    """The plan and its delta for so many images, or people; or why there is none.
+
+    What `before` has cost is part of the budget.
+    """
+    from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
+
+    delta = default_delta(size) if config.delta is None else config.delta
+    check_delta(delta, size)
+    budget = None if config.epsilon is None else Budget(epsilon=config.epsilon, delta=delta)
+    noise = 0.0 if config.mode == "non-private" else config.noise_multiplier
+    plan = make_plan(
+        budget, size=size, batch_size=config.batch_size, steps=number_of_steps(config, size),
+        noise_multiplier=noise, max_norm=config.max_grad_norm, relation=config.relation,
+        noise_decay=config.noise_decay, clip_decay=config.clip_decay,
+        spent=() if before is None else before.events,
+    )  # fmt: skip
+    return plan, delta
+
+
+def header_of(
+    config: Config, data: "Images", delta: float, secret: "Secret", declared: str = ""
+) -> "Header":
+    """What the promise is about, and which images were declared public."""
+    from sfumato.privacy.ledger import Header
+
+    count = "the number of examples"
+    if config.unit == "person":
+        count = f"the number of people, up to {config.images_per_person} images of each a step"
+    images = [f", and the images of {name}" for name in (declared, config.extender_images) if name]
+    return Header(
+        data=data.name, delta=delta, relation=config.relation, unit=config.unit,
+        neighbours="training parts" if data.drawn_part else "data sets",
+        public="".join([f"settings, {count}, image size and class names", *images]),
+        noise="chacha20" if config.secure else "philox", fixed_seed=secret.fixed,
+        secret=secret.commitment,
+    )  # fmt: skip
+
+
+def promise_summary(paid: "Paid") -> dict[str, Any]:
+    """What was promised, and by what noise."""
+    names = ("noise_multiplier", "rate", "steps")
+    numbers = {name: getattr(paid.plan, name) for name in names}
+    return {**paid.ledger.promise(), **numbers}
+
+
+def steps_left_out(run: Run) -> int:
+    """How many steps were paid for, lost in a crash, and left out then.
+
+    Private: which sums come out otherwise, in other chunks, depends on how long batches are.
+    """
+    from sfumato.training.steps import LEFT_OUT
+
+    return sum(LEFT_OUT in line for line in read_lines(run.path / "private" / "metrics.jsonl"))
+
+
+def tell_going_on(paid: "Paid", step: int, run: Run) -> None:
+    """Say where a run goes on that was cut, and which steps it may have paid for and lost."""
+    ledger = paid.ledger
+    ours = {event.step for event in ledger.events if event.ledger == ledger.header.id}
+    if not ours:
+        return
+    begun = f"going on after step {step}" if step else "beginning again, without a checkpoint yet"
+    again = 0 if paid.plan.noise_multiplier == 0 else len([s for s in ours if s >= step])
+    lost = (
+        f". {again} steps from here on were paid for and are taken again; where their sums come "
+        "out otherwise (another --physical-batch-size, device or machine), they are left out"
+    )
+    run.log(f"{begun}: what was paid is not paid again{lost if again else ''}")

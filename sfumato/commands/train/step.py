@@ -1,0 +1,157 @@
+"""Which step `sfumato train` takes: plain or private, sharp or not, with public images or not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from sfumato.commands.train.settings import Config
+from sfumato.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sfumato.clipping.clip import Ghost
+    from sfumato.data.images import Images
+    from sfumato.privacy.budget import Plan
+    from sfumato.training.extend import Extender
+    from sfumato.training.loop import Learner
+    from sfumato.training.memory import Work
+    from sfumato.training.reading import Reading
+    from sfumato.training.steps import Paid, Step
+    from sfumato.training.world import World
+
+
+class Made(NamedTuple):
+    """A step, and what it is made of."""
+
+    step: "Step"
+    ghost: "Ghost"
+    reading: "Reading"
+    work: "Work"
+    """What it does with each chunk, by which memory is measured."""
+
+
+def load_public(config: Config, private: "Images", test: "Images") -> "Images | None":
+    """The public images of the settings: like the others, and none of them."""
+    from sfumato.commands.origin import require_unpaid
+    from sfumato.data.alike import require_alike
+    from sfumato.data.classes import require_same
+    from sfumato.data.load import load_images
+
+    if config.extender_images is None:
+        return None
+    require_unpaid(config.extender_images, private.name)
+    public = load_images(config.extender_images, "train", private=False, **config.loading)
+    for images in (private, test):  # test images among the public ones would flatter every score
+        require_alike(images, public)
+        require_same(public.classes, public.name, images.classes, images.name)
+    return replace(public, people=None)
+
+
+def make_step(
+    config: Config,
+    learner: "Learner",
+    reading: "Reading",
+    paid: "Paid",
+    *,
+    world: "World",
+    public: "Images | None",
+    say: Callable[[str], None],
+) -> Made:
+    """The step of the settings, for a model that has been tested on noise where that matters."""
+    from sfumato.clipping.clip import Ghost
+    from sfumato.clipping.factors import Clipping
+    from sfumato.training.extend import extended
+    from sfumato.training.features import with_features
+    from sfumato.training.memory import Work, advised
+    from sfumato.training.quick import captures, quick_clip
+    from sfumato.training.sharp import step_uphill
+    from sfumato.training.steps import private_step
+
+    clipping = Clipping(
+        max_norm=config.max_grad_norm, style=config.clip, per_layer=config.per_layer
+    )
+    mode = "ghost_mixed" if config.mode == "non-private" else config.mode
+    ghost = Ghost(learner.model, mode, clipping)
+    if config.mode == "non-private":
+        once = replace(paid.plan, steps=1)
+        paid.ledger.charge(once.event("train", 0, data=reading.images.name))
+        step = step_without_promise(config, learner, reading, world)
+        return Made(step, ghost, reading, Work.plain(learner.model))
+    extender = new_extender(config, learner, reading, paid.plan, world, public)
+    with advised(ghost, reading, 3):
+        try_on_noise(ghost, reading, say)
+        # Only of a model that has passed: a body that mixes examples has no features of one.
+        model, reading = with_features(learner.model, reading, say)
+        if extender is not None:
+            extender.begin(learner.step)
+            reading = replace(reading, change=extender.change)
+        if model is not learner.model or extender is not None:
+            ghost = replace(ghost, model=model, layouts={})
+            try_on_noise(ghost, reading)
+        if config.canaries and config.canary_kind == "gradient":
+            ghost, reading = admit_canaries(ghost, reading, config.canaries)
+    clip = quick_clip(ghost, reading, compiled=config.compile)
+    step = private_step(ghost, reading, paid, world=world, clip=clip)
+    if extender is not None:
+        step = extended(step, model, extender)
+    if learner.last is not None:
+        step = step_uphill(step, model, learner.last, config.sharpness)
+    return Made(step, ghost, reading, Work(clip, ghost.clip, captures(ghost, reading)))
+
+
+def admit_canaries(
+    ghost: "Ghost", reading: "Reading", count: int
+) -> "tuple[Ghost, Reading]":  # fmt: skip
+    """The same with gradient canaries, tested once more."""
+    from sfumato.training.canaries import reading_canaries, with_coordinates
+
+    ghost = replace(ghost, model=with_coordinates(ghost.model, count), layouts={})
+    reading = reading_canaries(reading, count)
+    try_on_noise(ghost, reading)
+    return ghost, reading
+
+
+def step_without_promise(
+    config: Config, learner: "Learner", reading: "Reading", world: "World"
+) -> "Step":
+    """A step that promises nothing."""
+    from sfumato.training.sharp import sharp_step
+    from sfumato.training.steps import plain_step
+
+    kind = partial(sharp_step, rho=config.sharpness) if config.sharpness else plain_step
+    return kind(learner.model, reading, world=world, compiled=config.compile)
+
+
+def new_extender(
+    config: Config, learner: "Learner", reading: "Reading", plan: "Plan", world: "World",
+    public: "Images | None",
+) -> "Extender | None":  # fmt: skip
+    """What public images are used for, if they are."""
+    from sfumato.training.extend import Dope, Mirror, PublicGradient, WeightMultiplicity
+
+    if config.extender == "none":
+        return None
+    if public is None:
+        raise ConfigError(f"--extender {config.extender} looks at public images: give them.")
+    alone = replace(
+        reading, images=public.to(reading.device), views=1, people=None, seed=config.seed
+    )
+    gradient = PublicGradient(learner.model, alone, config.public_batch_size, config.seed, world)
+    if config.extender == "dope":
+        return Dope(gradient)
+    if config.extender == "mirror":
+        return Mirror(gradient, plan.steps)
+    return WeightMultiplicity(gradient, config.augmult, config.public_rho)
+
+
+def try_on_noise(
+    ghost: "Ghost", reading: "Reading", say: Callable[[str], None] = lambda _: None
+) -> None:
+    """Refuse the model unless its per-example gradients are those of autograd."""
+    import torch
+
+    from sfumato.clipping.admit import admit
+
+    say("testing on noise that the model's per-example gradients are those of autograd")
+    exact = replace(reading, precision=torch.float32)
+    admit(ghost, reading.losses, reading.trial(), 3, exact.losses)

@@ -1,0 +1,280 @@
+"""Drawing from a generator that is there: the stage sample, and `sfumato warmup sample --run RUN`.
+
+The command needs the run's generator and none of its images. It leaves one file, which is a data
+set like any other: `--data images.npz`, or `--extender-images images.npz`.
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sfumato.commands.warmup.checks import require_all_classes
+from sfumato.commands.warmup.settings import Config
+from sfumato.commands.warmup.watch import watch_file
+from sfumato.config import differences, to_json
+from sfumato.errors import ConfigError, RunError
+from sfumato.files import atomic, lock, read_json, sha256
+
+if TYPE_CHECKING:
+    import torch
+
+    from sfumato.data.images import Images
+    from sfumato.diffusion.stored import Stored
+    from sfumato.training.world import World
+
+HEEDED = ("number", "solver", "sample_steps", "guide_weight", "seed")
+"""Settings that say what is drawn; the weights do too."""
+TEST = 10
+"""For so many images one more is drawn for testing: a data set has both."""
+NOTHING = "nothing is promised about the public images it learnt, and it may replay them"
+APART = 2**31
+"""Where the numbers of those begin."""
+
+
+def write_file(config: Config, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """Draw from the generator of `config.run` into `out`, by as many processes as there are.
+
+    Guarantee: the file is there whole, or not at all, and no other is replaced. What was drawn
+    before the command was cut lies beside it meanwhile and is not drawn again.
+    """
+    from sfumato.training.setup import pick_device
+    from sfumato.training.world import join_world, leave_world
+
+    out = require_file(out)
+    require_meaning(config)
+    device = pick_device(config.device)
+    world = join_world(device)
+    try:
+        assert config.run is not None
+        stored, summary = world.ask(partial(open_generator, config.run, config))
+        if not world.ask(partial(is_drawn, out, summary)):
+            draw_file(stored, config, out, summary, device, world, say)
+        elif world.leads:
+            say(f"{out} is drawn already.")
+            shutil.rmtree(parts_of(out), ignore_errors=True)  # of a command killed at its very end
+        if world.leads:
+            watch_file(out, config.run, stored, say)
+        world.any(False)  # all leave at once
+    finally:
+        leave_world()
+    return {**summary, "file": str(out)}
+
+
+def require_file(out: Path | None) -> Path:
+    """The file to write, or why it cannot be one."""
+    if out is None or out.suffix != ".npz":
+        given = "no --out" if out is None else f"--out {out}"
+        raise ConfigError(f"images are drawn into one file, and there is {given}. Give FILE.npz.")
+    return out
+
+
+def require_meaning(config: Config) -> None:
+    """Refuse settings of what the run has already."""
+    free = {*HEEDED, "device", "compile"}
+    changed = differences(to_json(Config(stage="sample", run=config.run)), to_json(config))
+    names = [line.partition(":")[0] for line in changed]
+    other = [f"--{name.split('.')[-1].replace('_', '-')}" for name in names if name not in free]
+    if other:
+        raise ConfigError(
+            f"{', '.join(other)}: without meaning beside --run. The generator is there, and images "
+            "are drawn as it learnt them. Leave it out."
+        )
+
+
+def open_generator(folder: Path, config: Config) -> "tuple[Stored, dict[str, Any]]":
+    """The generator of a run of `sfumato warmup`, and what will be said of images from it."""
+    from sfumato.diffusion.stored import read_stored
+
+    record = folder / "config.json"
+    if not record.exists():
+        stage = folder.parent.name == "stages"
+        hint = f" Its run is {folder.parent.parent}: give that." if stage else ""
+        raise RunError(f"{folder} is no run directory: config.json is missing.{hint}")
+    verb = read_json(record)["verb"]
+    if verb != "warmup":
+        raise RunError(f"{folder} is a run of sfumato {verb}: one of sfumato warmup is wanted.")
+    place, bend = folder / "stages" / "generator", folder / "stages" / "guide"
+    if not (place / "done.json").exists():
+        raise RunError(
+            f"{folder} has no finished generator. sfumato warmup generator --out {folder} goes on "
+            "with it, unless that run draws no images (--number 0, or --samples)."
+        )
+    stored = read_stored(place, bend if (bend / "done.json").exists() else None)
+    require_all_classes(config.number, stored.blueprint.classes)
+    if config.guide_weight and stored.guide_weights is None:
+        raise RunError(f"{folder} has no trained guide. Draw without: --guide-weight 0.")
+    weights = {"generator": sha256(place / "model.safetensors")}
+    if config.guide_weight:
+        weights["guide"] = sha256(bend / "model.safetensors")
+    made = {**{name: getattr(config, name) for name in HEEDED}, **weights}
+    counts = {"run": str(folder), "drawn": config.number, "tests": tests(config)}
+    return stored, {**counts, **promise_of(place, stored.blueprint.ledger), "made": made}
+
+
+def promise_of(folder: Path, ledger: bool) -> dict[str, Any]:
+    """What the generator's ledger says; that nothing is promised, if it learnt public images."""
+    from sfumato.provenance import require_whole
+
+    if not ledger:
+        return {"promise": NOTHING}
+    if not (folder / "ledger.jsonl").exists():
+        raise RunError(
+            f"{folder / 'ledger.jsonl'} is gone, and the generator learnt private images: what is "
+            "drawn from it could not be covered by anything."
+        )
+    whole = require_whole(folder)
+    assert whole is not None
+    promise = whole.promise()
+    return {name: value for name, value in promise.items() if name != "relation"}
+
+
+def is_drawn(out: Path, summary: Mapping[str, Any]) -> bool:
+    """Whether the file is there, with these settings; any other is refused."""
+    from sfumato.data.arrays import read_note
+
+    if not out.exists():
+        return False
+    try:
+        made = json.loads(read_note(out) or "")["made"]
+    except (ValueError, KeyError, TypeError):
+        raise RunError(
+            f"{out} is there already, and was not drawn by this command. Choose another --out."
+        ) from None
+    require_same(out, made, summary["made"])
+    return True
+
+
+def require_same(place: Path, before: Any, after: Any) -> None:
+    """Refuse to mix images that were drawn by different settings."""
+    changed = differences(before, after)
+    if changed:
+        raise RunError(
+            f"{place} was drawn with other settings:\n  " + "\n  ".join(changed) + "\n"
+            "Repeat the command as it was, or choose another --out."
+        )
+
+
+def draw_file(
+    stored: "Stored", config: Config, out: Path, summary: Mapping[str, Any],
+    device: "torch.device", world: "World", say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Draw in pieces beside the file, then write it from them."""
+    import torch
+
+    from sfumato.config import dumps
+    from sfumato.data.arrays import save_npz_pieces
+    from sfumato.diffusion.pieces import Pieces, piece_size
+
+    parts = parts_of(out)
+    held = world.ask(partial(begin, parts, out, summary["made"]))
+    try:
+        draw, classes = drawing(stored, config, device), stored.blueprint.classes
+        splits, size = {}, piece_size(device)
+        for split, count, apart in (("train", config.number, 0), ("test", tests(config), APART)):
+            pieces = Pieces(parts / split if world.leads else None, count, size)
+            pieces.draw(partial(draw, apart=apart), world, say)
+            splits[split] = (torch.arange(count) % len(classes), pieces)
+        if world.leads:
+            note = {name: value for name, value in summary.items() if name != "run"}
+            save_npz_pieces(
+                out, splits, classes=classes, shape=stored.blueprint.shape, note=dumps(note)
+            )
+            shutil.rmtree(parts)
+    finally:
+        if world.leads:
+            os.close(held)
+
+
+def parts_of(out: Path) -> Path:
+    """Where pieces of a file lie until it is whole."""
+    return out.with_name(f"{out.name}.parts")
+
+
+def tests(config: Config) -> int:
+    """How many images are drawn to test on."""
+    return math.ceil(config.number / TEST)
+
+
+def begin(parts: Path, out: Path, made: Mapping[str, Any]) -> int:
+    """A folder for pieces that no other process has: new, or the one that was left; its lock."""
+    for split in ("train", "test"):
+        (parts / split).mkdir(parents=True, exist_ok=True)
+    held, record = lock(parts), parts / "made.json"
+    try:
+        require_same(parts, read_json(record) if record.exists() else made, made)
+        with atomic(record) as file:
+            file.write(json.dumps(made).encode())
+    except BaseException:
+        os.close(held)
+        raise
+    for draft in out.parent.glob(f".{out.name}.*.draft"):  # of a command that was killed
+        draft.unlink(missing_ok=True)
+    return held
+
+
+def drawing(
+    stored: "Stored", config: Config, device: "torch.device", public: "Images | None" = None
+) -> "Callable[..., torch.Tensor]":
+    """How images are drawn by their numbers: classes take turns, and chance is in the number.
+
+    With --vary they begin as public images under noise, those of each class in turn.
+    """
+    import torch
+
+    from sfumato.diffusion.pieces import image_seeds
+    from sfumato.diffusion.sample import draw_images
+    from sfumato.training.setup import quick_precision
+
+    blueprint, precision = stored.blueprint, quick_precision(device)
+    denoiser = stored.denoiser(device)
+    if config.compile:
+        denoiser.compile()
+    bend = stored.guide(device, precision) if config.guide_weight else None
+    start: dict[str, Any] = {"sigma": config.vary} if config.vary else {}
+
+    def draw(first: int, last: int, apart: int = 0) -> "torch.Tensor":
+        numbers = torch.arange(first, last)
+        if config.vary:
+            assert public is not None, "settings without public images are refused"
+            start["base"] = public.pixels[in_turn(public, numbers)]
+        return draw_images(
+            denoiser, numbers % len(blueprint.classes), image_seeds(config.seed, numbers + apart),
+            blueprint.shape, solver=config.solver, steps=config.sample_steps, guide=bend,
+            guide_weight=config.guide_weight, precision=precision, **start,
+        )  # fmt: skip
+
+    return draw
+
+
+def in_turn(images: "Images", numbers: "torch.Tensor") -> "torch.Tensor":
+    """For each number the place of an image: classes take turns, and in each its images do."""
+    import torch
+
+    classes = len(images.classes)
+    places = [(images.labels == label).nonzero()[:, 0] for label in range(classes)]
+    turns = [(places[n % classes], n // classes) for n in numbers.tolist()]
+    return torch.stack([own[turn % len(own)] for own, turn in turns])
+
+
+def show_drawn(summary: Mapping[str, Any]) -> str:
+    """What is in the file, and what is promised about it."""
+    from sfumato.reporting.words import up
+
+    promise = NOTHING
+    if "epsilon" in summary:
+        promise = (
+            f"epsilon {up(summary['epsilon'])}, delta {summary['delta']:.2g}, for each "
+            f"{summary['unit']} of {summary['data']}"
+        )
+    lines = [
+        f"{summary['drawn']} images, and {summary['tests']} to test on: {summary['file']}",
+        f"  generator {summary['run']}/stages/generator",
+        f"  promise   {promise}",
+    ]
+    lines += [f"  NOT FOR RELEASE: {text}" for text in summary.get("not_for_release", ())]
+    return "\n".join(lines)

@@ -1,0 +1,152 @@
+"""The last stage of `sfumato warmup`: what each step was worth, and how good the drawn images are.
+
+All of it compares with test or private images, without noise: it goes to `private/`, and to the
+screen of whoever runs it. Controls are models that nobody gets; each has a place of its own, goes
+on where it was cut, and is not made again when it is there.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sfumato.commands import train
+from sfumato.commands.warmup.classifier import drawn_images, from_weights, one_by_one, warm_model
+from sfumato.commands.warmup.scene import Scene
+from sfumato.metrics.fidelity import FEWEST, Extractor, compare_sets, named_extractor, thin
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from sfumato.data.images import Images
+
+MOST = 10_000
+"""Images of a set that are compared with others."""
+CONTROLS = {
+    "scratch": "private training without a warm-up",
+    "public-alone": "the same warm-up on public images alone",
+    "public-alone-dp": "private training after the warm-up on public images alone",
+}
+"""Controls by the names of their places."""
+
+
+def evaluate(scene: Scene, stage: Run) -> None:
+    """Score warm-up, private stage and controls, and compare images: private, for test images are.
+
+    A stage that is taken again keeps the controls that it scored before.
+    """
+    from sfumato.files import read_json
+
+    extractor = prepare_evaluation(scene)
+    known = scene.run.private / "scores.json"
+    before = read_json(known) if stage.finished and known.exists() else {}
+    accuracies = {name: value for name, value in before.items() if isinstance(value, float)}
+    accuracies |= {
+        "warmup": score(scene),
+        "dp": read_json(scene.run.stage("train").private / "scores.json")["test_accuracy"],
+    }
+    if scene.config.controls:
+        accuracies |= controls(scene, stage)
+    # On the screen only: whoever runs this owns the images, and nothing else may keep the scores.
+    told = ", ".join(f"{name} {value:.3f}" for name, value in accuracies.items())
+    scene.run.say(f"test accuracy, for your eyes: {told}")
+    scores = {**accuracies, "test_images": len(scene.test)}
+    if scene.config.number:
+        scores["fidelity"] = fidelity(scene, extractor)
+        scene.run.say(f"images, for your eyes: {tell_fidelity(scores['fidelity'])}")
+    scene.run.write_json("private/scores.json", scores)
+    stage.finish({"controls": sorted(accuracies.keys() - {"warmup", "dp"})})
+
+
+def prepare_evaluation(scene: Scene) -> Extractor:
+    """The extractor, which is made first: one that cannot be had is refused at once."""
+    config = scene.config
+    return named_extractor(config.extractor, config.extractor_weights, scene.test.shape)
+
+
+def controls(scene: Scene, stage: Run) -> dict[str, float]:
+    """The same recipe on public images alone, in as many steps, and DP without a warm-up."""
+    scratch = {"dp_from_scratch": privately_from(None, scene, stage, "scratch")}
+    if not scene.config.number:
+        return scratch
+    warm, place = scene.config.warm_epochs, own_place(stage, "public-alone")
+    alone = place.path / "model.safetensors"
+    if not place.finished:
+        drawn, public = len(drawn_images(scene)), len(scene.public)
+        shown = warm * (drawn + scene.config.warm_repeats * public)
+        say_control(stage, "public-alone")
+        warm_model(scene, scene.public, place, epochs=shown / len(scene.public))
+    return {
+        "warmup_on_public_images_alone": score(scene, alone),
+        "dp_from_public_images_alone": privately_from(alone, scene, stage, "public-alone-dp"),
+        **scratch,
+    }
+
+
+def privately_from(weights: Path | None, scene: Scene, stage: Run, name: str) -> float:
+    """Test accuracy after the private stage, from these weights; no drawn image is looked at."""
+    from sfumato.files import read_json
+
+    place = own_place(stage, name)
+    if not place.finished:
+        say_control(stage, name)
+    settings = replace(from_weights(scene, weights), extender="none", extender_images=None)
+    train.run_on(settings, scene.private, scene.test, place)
+    return read_json(place.private / "scores.json")["test_accuracy"]
+
+
+def say_control(stage: Run, name: str) -> None:
+    """Which control comes now: what it says of itself sounds like the run's own words."""
+    stage.say(f"control {name}: {CONTROLS[name]}")
+
+
+def own_place(stage: Run, name: str) -> Run:
+    """Where a control is made: in `private/`, for it is nobody's."""
+    place = Run(stage.private / name, stage.say)
+    place.path.mkdir(exist_ok=True)
+    return place
+
+
+def score(scene: Scene, weights: Path | None = None) -> float:
+    """Test accuracy of the classifier with these weights, or those after the warm-up."""
+    from sfumato.training.steps import accuracy
+
+    weights = weights or scene.run.stage("warmup").path / "model.safetensors"
+    settings = one_by_one(from_weights(scene, weights))
+    learner, reading = train.prepare(settings, scene.test, scene.device)
+    return accuracy(learner.model, replace(reading, precision=scene.precision))
+
+
+def fidelity(scene: Scene, extractor: Extractor) -> dict[str, Any]:
+    """How drawn images compare with test images, and for scale, how as many real ones do.
+
+    `drawn` stands beside the public images that the generator learnt; `drawn_more`, where there are
+    more of them, beside private ones: what images from the very source of the test images have.
+    """
+    drawn = drawn_images(scene)
+    sets = side_by_side("drawn", drawn, "public", scene.public) if len(scene.public) else {}
+    if len(drawn) > len(scene.public):
+        sets |= side_by_side("drawn_more" if sets else "drawn", drawn, "private", scene.private)
+    if min(map(len, (scene.test, *sets.values()))) < FEWEST:
+        return {"features": extractor.name}
+    return compare_sets(extractor, scene.test, sets, scene.device, MOST)
+
+
+def side_by_side(name: str, some: "Images", other: str, others: "Images") -> "dict[str, Images]":
+    """Equally many of both: distances shrink as images are added, whatever these look like."""
+    count = min(len(some), len(others), MOST)
+    return {name: thin(some, count), other: thin(others, count)}
+
+
+def tell_fidelity(found: dict[str, Any]) -> str:
+    """The distances, in a line: drawn images stand before as many real ones."""
+    sets = {name: part for name, part in found.items() if name != "features"}
+    if not sets:
+        return f"too few of them to compare: that takes {FEWEST} of each kind"
+    distances = ", ".join(
+        f"{part['made_count']:,} {name.removesuffix('_more')} {part['frechet']:.4g}"
+        for name, part in sets.items()
+    )
+    count = next(iter(sets.values()))["real_count"]
+    return (
+        f"Frechet distance to {count:,} test images: {distances}; lower is nearer "
+        f"({found['features']})"
+    )

@@ -1,0 +1,83 @@
+"""`sfumato warmup --private`: a generator of private images that keeps a promise.
+
+The denoising loss goes through the same private step as a classifier's (`NoisingReading`), so the
+generator's weights, and whatever is drawn with them, are covered by its ledger. A classifier that
+learns from drawn images alone shows what they are worth.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+from sfumato.commands import train
+from sfumato.commands.train.learner import new_learner, new_reading
+from sfumato.commands.train.promise import open_ledger, promise_summary
+from sfumato.commands.warmup.scene import Scene
+from sfumato.runs import Run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def generator(scene: Scene, stage: Run | None) -> None:
+    """A diffusion model of the private images, under a ledger of its own, by all processes."""
+    from sfumato.commands.warmup.generator import blueprint_of, make_denoiser
+    from sfumato.data.known import require_same_data
+    from sfumato.diffusion.noising import NoisingReading
+
+    settings, world = scene.config.training, scene.world
+    world.ask(lambda: require_same_data(scene.private, stage))
+    half = (0.5,) * scene.private.shape[0]  # pixels from 0 to 1 become -1 to 1
+    reading = new_reading(NoisingReading, settings, scene.private, scene.device, (half, half))
+    learner = new_learner(settings, make_denoiser(scene), reading)
+    paid = open_ledger(settings, reading, stage, world)
+    plan = paid.plan
+    every = math.ceil(plan.steps / scene.config.diffusion.gen_looks)
+
+    def look(done: int) -> None:
+        if not done % every and done < plan.steps:
+            show_learnt(scene, stage, math.ceil(done * plan.expected_batch), learner.best)
+
+    train.learn(settings, learner, reading, paid, stage, world, look=look)
+    if stage is None:
+        return
+    show_learnt(scene, stage, math.ceil(plan.steps * plan.expected_batch), learner.best)
+    state, promise = learner.best.state_dict(), promise_summary(paid)
+    stage.save_tensors("model.safetensors", state, paid.ledger.promise())
+    blueprint_of(scene).keep(stage)
+    stage.finish({**promise, "model": "a generator", "run": str(stage.path)})
+
+
+def show_learnt(scene: Scene, stage: Run | None, seen: int, made: "nn.Module") -> None:
+    """A picture of what the generator draws after about so many images.
+
+    Its weights are paid for by then, and nothing else is looked at.
+    """
+    import torch
+
+    from sfumato.commands.warmup.generator import show_samples
+    from sfumato.diffusion.album import SHOWN
+    from sfumato.diffusion.sample import draw_images
+
+    labels = torch.arange(len(scene.private.classes)).repeat_interleave(SHOWN)
+    seeds = -1 - torch.arange(len(labels))
+    samples = draw_images(
+        made, labels, seeds, scene.private.shape, solver="dpm", steps=12, precision=scene.precision
+    )
+    show_samples(scene, stage, seen, samples)
+
+
+def evaluate(scene: Scene, stage: Run) -> None:
+    """What drawn images teach a classifier, on test images: private, for they are."""
+    from sfumato.commands.warmup.evaluate import (
+        fidelity,
+        prepare_evaluation,
+        score,
+        tell_fidelity,
+    )
+
+    found, reached = fidelity(scene, prepare_evaluation(scene)), score(scene)
+    scores = {"drawn": reached, "test_images": len(scene.test), "fidelity": found}
+    scene.run.write_json("private/scores.json", scores)
+    scene.run.say(f"test accuracy after drawn images alone, for your eyes: {reached:.3f}")
+    scene.run.say(f"images, for your eyes: {tell_fidelity(found)}")
+    stage.finish({"controls": []})

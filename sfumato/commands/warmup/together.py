@@ -1,0 +1,51 @@
+"""`torchrun -m sfumato warmup generator | sample`: the stages that several processes take together.
+
+Each learns its part of every batch and draws its part of the images. The leader alone has the run
+directory: it looks, writes and speaks, and says which stages are finished.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sfumato.commands.warmup.scene import set_scene
+from sfumato.commands.warmup.settings import Config
+from sfumato.errors import ConfigError
+from sfumato.runs import Run
+
+SHARED = ("generator", "sample")
+"""What all processes do; the rest before the last of them is the leader's."""
+ALONE = ("warmup", "train", "evaluate", "all")
+"""Stages that are for one process, or reach one that is."""
+
+
+def together(
+    config: Config, run: Run | None, stages: Mapping[str, Callable[..., object]]
+) -> dict[str, Any]:
+    """Take the stages up to the one that was asked for."""
+    from sfumato.training.setup import pick_device
+    from sfumato.training.world import join_world, leave_world
+
+    if config.stage in ALONE:
+        words = "sfumato warmup" if config.stage == "all" else f"sfumato warmup {config.stage}"
+        raise ConfigError(
+            f"{words} is for one process. With torchrun, take sfumato warmup generator or sample, "
+            "then go on by one process with sfumato warmup --out RUN --epsilon EPSILON."
+        )
+    world = join_world(pick_device(config.device))
+    try:
+        scene = set_scene(config, run, world)
+        summary: dict[str, Any] = {}
+        for name, work in stages.items():
+            stage = None if run is None else run.stage(name)
+            if not world.agree(stage is not None and stage.finished):
+                if run is not None:
+                    run.log(f"stage {name}, {world.size} processes")
+                if name in SHARED or stage is not None:
+                    work(scene, stage)
+            summary = {} if stage is None else stage.summary
+            if name == config.stage:
+                break
+        world.any(False)  # all leave at once: the leader may have had more to do
+        return {**summary, "stage": config.stage, "run": "" if run is None else str(run.path)}
+    finally:
+        leave_world()

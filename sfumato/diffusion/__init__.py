@@ -1,0 +1,1 @@
+"""Diffusion models: training, sampling, and the search for copies of training images."""

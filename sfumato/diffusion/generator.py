@@ -1,0 +1,312 @@
+"""Training a class-conditional diffusion model on few public images, and when to stop.
+
+The loss of Karras et al. 2022 (`denoise`) on images that were moved in ways the network is told of
+(`geometry`). A model of a few thousand images first learns what such images have in common and then
+the images themselves. So some are held out, and at every look copies are counted: of the weights
+that do not copy, those that denoise held-out images best are kept. No private image and no test
+image is asked.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
+
+from sfumato.data.dice import seed_of
+from sfumato.diffusion.album import Album, copies_too_much, look, worth
+from sfumato.diffusion.denoise import Denoiser, denoising_losses, draw_sigma
+from sfumato.diffusion.diffusion import Diffusion
+from sfumato.diffusion.geometry import Geometry
+from sfumato.errors import ConfigError, SfumatoError
+from sfumato.models.average import new_half_life_average
+from sfumato.models.unet import UNet
+from sfumato.runs import Run
+from sfumato.training.loop import whole_steps
+from sfumato.training.progress import progress, stale
+from sfumato.training.replay import Replay
+from sfumato.training.resume import load_optimizer
+from sfumato.training.setup import placed
+from sfumato.training.world import World
+
+AT_ONCE = 64
+"""Images of a batch that a CPU takes at once: all of a large one would not fit its memory."""
+CHECKPOINT_SECONDS = 60.0
+"""At most so much is lost when training is killed; Ctrl-C loses nothing."""
+
+
+@dataclass
+class Painter:
+    """A generator while it learns: what a checkpoint holds."""
+
+    denoiser: Denoiser
+    optimizer: torch.optim.Adam
+    average: AveragedModel
+    step: int = 0
+    looks: list[dict[str, float]] = field(default_factory=list)
+    best: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def scores(self) -> list[float]:
+        """What each look brought, more being better: one that copies brought nothing."""
+        return [
+            -math.inf if copies_too_much(found) else -found["held_out_loss"] for found in self.looks
+        ]
+
+    @property
+    def best_look(self) -> dict[str, float]:
+        """The look at the weights that are kept, the first of those that are equal."""
+        return max(self.looks, key=worth)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a later `load` needs."""
+        pieces = {"denoiser": self.denoiser, "optimizer": self.optimizer, "average": self.average}
+        found: dict[str, Any] = {name: piece.state_dict() for name, piece in pieces.items()}
+        return {**found, "step": self.step, "looks": list(self.looks), "best": dict(self.best)}
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Go back to a state; to stay here, with None."""
+        if state is None:
+            return
+        for name in ("denoiser", "average"):
+            getattr(self, name).load_state_dict(state[name])
+        load_optimizer(self.optimizer, state["optimizer"])
+        self.step, self.looks, self.best = state["step"], state["looks"], state["best"]
+
+
+def new_denoiser(
+    settings: Diffusion, shape: tuple[int, int, int], classes: int, *, told: bool = True
+) -> Denoiser:
+    """A denoiser with our network, untrained; it can be `told` how an image was moved."""
+    channels, height, width = shape
+    if height != width:
+        raise ConfigError(
+            f"a generator draws squares, and these images have {width} x {height} pixels. Give "
+            "--image-size N."
+        )
+    return Denoiser(
+        UNet(
+            channels=channels, size=height, classes=classes, width=settings.gen_width,
+            multipliers=settings.gen_multipliers, blocks=settings.gen_blocks,
+            dropout=settings.gen_dropout, conditions=9 if told else 0,
+        )
+    )  # fmt: skip
+
+
+def new_painter(denoiser: Denoiser, settings: Diffusion, device: torch.device) -> Painter:
+    """A generator at its start."""
+    gpu = device.type == "cuda"
+    denoiser = placed(denoiser, device)
+    rate: Any = torch.tensor(settings.gen_lr, device=device) if gpu else settings.gen_lr
+    adam = torch.optim.Adam(denoiser.parameters(), lr=rate, fused=gpu, capturable=gpu)
+    average = new_half_life_average(
+        denoiser, batch_size=settings.gen_batch, half_life=settings.gen_half_life, ramp=0.1
+    )
+    assert average is not None
+    return Painter(denoiser, adam, average)
+
+
+def train_painter(
+    painter: Painter, album: Album, settings: Diffusion, run: Run | None, *, seed: int = 0,
+    precision: torch.dtype = torch.float32, show: Callable[[int, Tensor], None] = lambda *_: None,
+    world: World | None = None, compiled: bool = False,
+) -> Denoiser:  # fmt: skip
+    """Train until held-out images are denoised no better; the average of weights at its best.
+
+    A look that finds too many copies is no better, whatever the loss, and its weights are not kept,
+    unless all looks are such: then those with the fewest copies are, and that is said. At each look
+    there is a checkpoint, a line of numbers, and samples for `show`, which gets the number of
+    images seen and 8 samples of each class. A run that was cut goes on, also with another number of
+    processes. Of several the leader alone has a run and looks, and the weights at their best are
+    its own.
+    """
+    world = World() if world is None else world
+    if settings.gen_batch < world.size:
+        raise ConfigError(f"--gen-batch {settings.gen_batch} is no image for some processes.")
+    start = painter.denoiser.state_dict()  # a network that was brought may be made by chance
+    world.hand_round({name: part for name, part in start.items() if part.is_floating_point()})
+    painter.load(world.agree(run and run.load_checkpoint()))
+    if compiled:
+        painter.denoiser.compile()
+    turn = new_turn(painter, album, settings, precision, world)
+    every = math.ceil(settings.steps / settings.gen_looks)
+    tell = tell_progress(painter, settings, run)
+    saved = time.monotonic()
+    with whole_steps() as interrupted:
+        while painter.step < settings.steps and not stale(painter.scores, settings.gen_patience):
+            set_rate(painter.optimizer, settings.rate(painter.step))
+            dice = (seed, painter.step, *([world.rank] if world.size > 1 else []))
+            torch.manual_seed(seed_of(*dice))  # for dropout, which has no dice
+            with advised(settings):
+                turn(*dice)
+            painter.average.update_parameters(painter.denoiser)
+            painter.step += 1
+            due = not painter.step % every or painter.step == settings.steps
+            if due:
+                look_at(painter, album, settings, run, precision, show, world)
+            cut = world.any(interrupted())
+            late = time.monotonic() - saved > CHECKPOINT_SECONDS
+            if run is not None and (due or cut or late):
+                run.save_checkpoint(painter.state())  # last: what is written after it is forgotten
+                saved = time.monotonic()
+            if cut:
+                raise KeyboardInterrupt
+            tell(painter.step, {"batch": settings.gen_batch})
+    if run is not None:
+        tell_end(painter, settings, run)
+    painter.denoiser.load_state_dict(painter.best)
+    return painter.denoiser.eval().requires_grad_(False)
+
+
+@contextmanager
+def advised(settings: Diffusion) -> Iterator[None]:
+    """Say out of memory in words that help."""
+    try:
+        yield
+    except torch.OutOfMemoryError as problem:
+        raise ConfigError(
+            f"out of memory with --gen-batch {settings.gen_batch} and --gen-width "
+            f"{settings.gen_width}. Lower one of them, with another --out."
+        ) from problem
+
+
+def tell_progress(
+    painter: Painter, settings: Diffusion, run: Run | None
+) -> Callable[[int, dict[str, float]], None]:
+    """Say where a run that was cut goes on; what then says every few seconds how far it is."""
+    if run is not None and painter.step:
+        run.log(f"going on after {painter.step * settings.gen_batch} images")
+    return progress(settings.steps, painter.step, None, run.say if run else None, unit="images")
+
+
+def look_at(
+    painter: Painter, album: Album, settings: Diffusion, run: Run | None, precision: torch.dtype,
+    show: Callable[[int, Tensor], None], world: World,
+) -> None:  # fmt: skip
+    """Look at the average, remember it if it was never better, and let the leader tell."""
+    found, samples = None, None
+    if world.leads:
+        found, samples = look(painter.average.module, album, precision)
+    found = world.agree(found)
+    if not math.isfinite(found["held_out_loss"]):
+        raise SfumatoError("the generator diverged. Lower --gen-lr, with another --out.")
+    seen = painter.step * settings.gen_batch
+    note_look(painter, {"images": seen, **found})
+    if run is None or samples is None:
+        return
+    run.measure(painter.step, private=False, images=seen, **found)
+    told = (
+        f"{seen} of {settings.steps * settings.gen_batch} images  held-out loss "
+        f"{found['held_out_loss']:.4f}  {tell_copies(found)}"
+    )
+    if copies_too_much(found):
+        run.log(f"{told}: too many, so it learns by heart, and this look does not count")
+    else:
+        run.say(told)
+    show(seen, samples)
+
+
+def note_look(painter: Painter, found: dict[str, float]) -> None:
+    """Remember what was seen, and the weights if they were never better."""
+    painter.looks.append(found)
+    if painter.best_look is found:
+        state = painter.average.module.state_dict()
+        painter.best = {name: value.clone() for name, value in state.items()}
+
+
+def tell_copies(found: Mapping[str, float]) -> str:
+    """Copies among samples, beside those among images that nobody learnt."""
+    return f"copies {found['copies']:.1%} (of held-out images {found['held_out_copies']:.1%})"
+
+
+def tell_end(painter: Painter, settings: Diffusion, run: Run) -> None:
+    """Say that training stopped early, and whether what is left of it copies."""
+    best, seen = painter.best_look, painter.step * settings.gen_batch
+    if painter.step < settings.steps:
+        run.log(
+            f"stopped after {seen} images: {settings.gen_patience} looks brought nothing better "
+            f"than the weights after {best['images']:.0f}, which are kept"
+        )
+    if copies_too_much(best):
+        run.log(
+            "WARNING: this generator COPIES the images it learnt, at every look. The weights with "
+            f"the fewest are kept, after {best['images']:.0f} images: {tell_copies(best)}. Give it "
+            "more public images (--public-share), a smaller network (--gen-width), or look sooner "
+            "(--gen-looks), with another --out."
+        )
+
+
+def new_turn(
+    painter: Painter, album: Album, settings: Diffusion, precision: torch.dtype, world: World
+) -> Callable[..., None]:
+    """One step of Adam on the loss of a batch, whose chance is a function of numbers.
+
+    Each of several processes takes a part of the batch, and all step along the whole gradient. What
+    they tell each other stands between two captures.
+    """
+    device, step = album.pixels.device, painter.optimizer.step
+
+    def gradient(dice: torch.Generator) -> None:
+        learn(painter, album, settings, precision, dice, world)
+
+    def advance(_: torch.Generator) -> None:
+        step()
+
+    def both(dice: torch.Generator) -> None:
+        gradient(dice)
+        step()
+
+    if world.size == 1:
+        return Replay(both, device)
+    first, second = Replay(gradient, device), Replay(advance, device)
+
+    def turn(*seed: int) -> None:
+        first(*seed)
+        found = {name: weight.grad for name, weight in painter.denoiser.named_parameters()}
+        world.add_up({name: grad for name, grad in found.items() if grad is not None})
+        second(*seed)
+
+    return turn
+
+
+def learn(
+    painter: Painter, album: Album, settings: Diffusion, precision: torch.dtype,
+    dice: torch.Generator, world: World,
+) -> None:  # fmt: skip
+    """Leave the gradient of the mean loss of a batch: what this process's part adds to it."""
+    device = album.pixels.device
+    count = len(range(settings.gen_batch)[world.rank :: world.size])
+    where = torch.randint(len(album.pixels), (count,), generator=dice, device=device)
+    images = album.pixels[where].float() / 127.5 - 1
+    conditions = None
+    if painter.denoiser.network.conditions:  # a network that cannot be told is not misled either
+        images, conditions = Geometry(probability=settings.gen_moves, mirror=settings.gen_mirror)(
+            images, dice
+        )
+    sigma = draw_sigma(count, dice, device)
+    noise = torch.randn(images.shape, generator=dice, device=device)
+    labels = album.labels[where]
+    painter.optimizer.zero_grad(set_to_none=True)
+    piece = count if device.type == "cuda" else AT_ONCE
+    for some in (slice(first, first + piece) for first in range(0, count, piece)):
+        with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+            losses = denoising_losses(
+                painter.denoiser, images[some], labels[some],
+                None if conditions is None else conditions[some],
+                sigma=sigma[some], noise=noise[some],
+            )  # fmt: skip
+        (losses.sum() / settings.gen_batch).backward()
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate, in place where a capture reads it."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -1,0 +1,1 @@
+"""Numbers from tensors: accuracy, attacks on members, inversion, and the quality of images."""

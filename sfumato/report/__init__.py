@@ -1,1 +1,0 @@
-"""Quality, leakage, cost, and the pictures and pages that show them."""

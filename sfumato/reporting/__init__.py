@@ -1,0 +1,1 @@
+"""Pages, markdown and cards that show what a run has found."""

@@ -1,0 +1,195 @@
+"""What a run directory says, as plain data: the card that pages and programs are given.
+
+Everything here comes from the open part of a run, which its ledger covers. What `private/` holds
+is read in one other place, `findings`, and only when it is asked for. Epsilon is derived from the
+ledger again, never taken from a summary. Nothing is written, locked or mended, so a run that is
+still training can be looked at.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sfumato.config import to_json
+from sfumato.errors import PrivacyError, RunError
+from sfumato.files import read_json
+from sfumato.privacy.accounting import epsilon
+from sfumato.privacy.budget import Plan
+from sfumato.privacy.events import Event
+from sfumato.privacy.ledger import Ledger
+from sfumato.provenance import damage, plan_of, steps_of
+from sfumato.reporting.findings import find
+from sfumato.reporting.found import Findings
+from sfumato.reporting.generator import Generator, read_generator
+from sfumato.reporting.promise import Promise, ledger_of, promise_of
+from sfumato.reporting.subject import Subject, brief, flat, lies_in_private, read_subject
+from sfumato.settled import DATA, REPORT
+
+PICTURES = ("*.png", "bundle/*.png")
+POINTS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """Events of one kind: how many, of which stage, and what each was, in words."""
+
+    stage: str
+    count: int
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Epsilon after so many uses of private data; those beyond `done` are planned."""
+
+    steps: tuple[int, ...]
+    epsilon: tuple[float, ...]
+    done: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One run. In card.json, infinity is the string "inf", and a part that is not there is null."""
+
+    name: str
+    """The name of the run's directory."""
+    verb: str
+    finished: bool
+    settings: dict[str, Any]
+    """config.json, flat; of a target or teacher that was given, what it was made with itself."""
+    summary: dict[str, Any]
+    """Numbers and words of done.json; empty while the run goes on."""
+    promise: Promise | None
+    """Without a ledger there is none: nothing in the open part was learnt from private images."""
+    damage: tuple[str, ...]
+    """Why the ledger cannot be believed: what is missing or changed in it; empty if it is whole."""
+    subject: Subject | None
+    """The target of an attack, or the teacher that a release was given."""
+    events: tuple[Spent, ...]
+    curve: Curve | None
+    """None where epsilon is infinite, nothing was spent, or the ledger is damaged."""
+    plan: dict[str, Any] | None
+    """plan.json: rate, noise multiplier, norm bound and so on."""
+    steps: tuple[int, int] | None
+    """Steps taken and planned, where there is a plan."""
+    stages: dict[str, bool]
+    """Stages that were begun, and whether each is finished."""
+    pictures: tuple[str, ...]
+    """Pictures of the open part, as paths in the run."""
+    generator: Generator | None
+    """The generator of `sfumato warmup`, once it is begun."""
+    has_private: bool
+    """Whether there is a `private/` with something to report."""
+    private: Findings | None
+    """What `private/` says; None unless it was asked for."""
+    command: str | None = None
+    """What to type for the same again; None if this version has no such settings."""
+
+
+def read_card(path: Path, *, include_private: bool = False) -> Card:
+    """The card of the run in that directory, finished or not.
+
+    Guarantee: without `include_private` no file under a folder called `private` is opened, and a
+    run that itself lies in the `private/` of another is refused.
+    """
+    config = _config_of(path)
+    if not include_private and lies_in_private(path):
+        raise PrivacyError(
+            f"{path} lies in the private/ of another run: all of it must not be shared. Add "
+            "--include-private to see it on a page that says so."
+        )
+    finished = (path / "done.json").exists()
+    ledger, verb = ledger_of(path), str(config["verb"])
+    plan = plan_of(path)
+    coming = [] if finished else _coming(plan, ledger)
+    summary = read_json(path / "done.json") if finished else {}
+    generator = read_generator(path)
+    promise = None if ledger is None else promise_of(ledger, coming)
+    problems = damage(path, ledger, promise and promise.epsilon)
+    subject, settings = read_subject(
+        path, verb, flat(config["config"]), include_private=include_private
+    )
+    return Card(
+        name=path.resolve().name,
+        verb=verb,
+        finished=finished,
+        settings={k: brief(v) for k, v in settings.items()},
+        summary={k: brief(v) for k, v in summary.items() if k not in ("run", "text", "bundle")},
+        promise=promise,
+        damage=problems,
+        subject=subject,
+        events=() if ledger is None else _spent(ledger.events, ledger.header.unit),
+        curve=_curve(ledger, coming) if ledger is not None and not problems else None,
+        plan=None if plan is None else to_json(plan),
+        steps=None if plan is None or ledger is None else (len(steps_of(ledger)), plan.steps),
+        stages=_stages(path),
+        pictures=_pictures(path, generator),
+        generator=generator,
+        has_private=any(
+            file.suffix in (".json", ".png") and file.name not in (DATA, *REPORT)
+            for pattern in ("*", "*/private/*")
+            for file in (path / "private").glob(pattern)
+        ),
+        private=find(path) if include_private else None,
+    )
+
+
+def _config_of(path: Path) -> Mapping[str, Any]:
+    if not path.is_dir():
+        there = "is a file" if path.exists() else "does not exist"
+        raise RunError(f"{path} {there}. Give the directory of a run, such as runs/train-...")
+    if not (path / "config.json").exists():
+        inside = sorted(found.parent.name for found in path.glob("*/config.json"))
+        hint = f" There are runs in it: {', '.join(inside[:4])}." if inside else ""
+        raise RunError(f"{path} holds no run: config.json is missing.{hint}")
+    config = read_json(path / "config.json")
+    if not isinstance(config, dict) or not {"verb", "config"} <= set(config):
+        raise RunError(f"{path / 'config.json'} is damaged: it names no verb and no settings.")
+    return config
+
+
+def _coming(plan: Plan | None, ledger: Ledger | None) -> list[Event]:
+    """What is planned and not done yet."""
+    if plan is None or ledger is None:
+        return []
+    return [plan.event("planned", step) for step in range(len(steps_of(ledger)), plan.steps)]
+
+
+def _spent(events: tuple[Event, ...], unit: str) -> tuple[Spent, ...]:
+    """Events in groups that are alike, in the order in which each group began."""
+    counts: dict[tuple[str, str], int] = {}
+    for event in events:
+        kind = (event.stage, event.describe(unit))
+        counts[kind] = counts.get(kind, 0) + 1
+    return tuple(Spent(stage=s, count=count, what=w) for (s, w), count in counts.items())
+
+
+def _curve(ledger: Ledger, coming: list[Event]) -> Curve | None:
+    events, header = [*ledger.events, *coming], ledger.header
+    if not events or any(event.is_exact for event in events):
+        return None
+    done, count = len(ledger.events), len(events)
+    shares = (*(2.0**-i for i in range(5, 9)), *(i / POINTS for i in range(1, POINTS + 1)))
+    marks = sorted({done, *(max(1, round(count * share)) for share in shares)} - {0})
+    prices = [
+        epsilon(events[:mark], header.delta, header.relation, cells_for=count) for mark in marks
+    ]
+    return Curve(steps=(0, *marks), epsilon=(0.0, *prices), done=done)
+
+
+def _stages(path: Path) -> dict[str, bool]:
+    places = [place for place in (path / "stages").glob("*") if place.is_dir()]
+    places.sort(key=lambda place: place.stat().st_mtime)
+    return {place.name: (place / "done.json").exists() for place in places}
+
+
+def _pictures(path: Path, generator: Generator | None) -> tuple[str, ...]:
+    """Pictures of the open part, a generator's among them. A link out of it is none."""
+    found = [file for pattern in PICTURES for file in sorted(path.glob(pattern))]
+    if generator is not None and generator.picture is not None:
+        found.append(path / generator.picture)
+    root = path.resolve()
+    real = [file for file in found if file.resolve().is_relative_to(root)]
+    names = [file for file in real if "private" not in file.resolve().relative_to(root).parts]
+    return tuple(str(file.relative_to(path)) for file in names)

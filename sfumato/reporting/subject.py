@@ -1,0 +1,131 @@
+"""The model that an attack or a release is about: a target, or a teacher that was given.
+
+It has settings and a promise of its own, which its own directory tells. Those that the config.json
+of the attack or release has in their place were never used.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sfumato.config import REMOVED
+from sfumato.errors import RunError
+from sfumato.files import read_json
+from sfumato.provenance import damage
+from sfumato.reporting.promise import Promise, ledger_of, promise_of
+
+ROLES = {"invert": "target", "release": "teacher"}
+"""Verbs whose model may be given, and the setting that gives it."""
+TRAINING = (
+    "model", "pretrained", "train_only", "freeze", "unit", "people", "images_per_person", "epsilon",
+    "delta", "noise_multiplier", "relation", "mode", "batch_size", "physical_batch_size", "epochs",
+    "steps", "lr", "optimizer", "momentum", "weight_decay", "schedule", "max_grad_norm",
+    "noise_decay", "clip_decay", "clip", "per_layer", "augmult", "crop",
+    "flip", "sharpness", "extender", "extender_images", "public_batch_size", "public_rho", "ema",
+    "precision", "compile", "secure", "canaries", "canary_kind", "noise_seed",
+)  # fmt: skip
+"""Settings that say how a model is trained: without meaning where it is there already."""
+FRAMING = ("centre_crop", "image_size", "grey")
+IMAGES = ("data", *FRAMING, "norm", "weights")
+"""Settings that a run of sfumato train has of its own, and any other model is told."""
+KEPT = {"release": ("epsilon", "delta", "secure", "noise_seed", *FRAMING)}
+"""Settings of the verb's own work that are called the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A target under attack, or the teacher of released images."""
+
+    role: str
+    """target or teacher."""
+    model: str
+    promise: Promise | None = None
+    """What its own ledger says."""
+    instead: tuple[str, str] = ("", "")
+    """Where there is no promise: a word for the headline, and why."""
+
+
+def read_subject(
+    path: Path, verb: str, settings: Mapping[str, Any], *, include_private: bool
+) -> tuple[Subject | None, dict[str, Any]]:
+    """The model that was given or attacked, if there is one; and the settings that were heeded.
+
+    Guarantee: without `include_private` no file under a folder called `private` is opened.
+    """
+    role = ROLES.get(verb, "")
+    given = settings.get(role)
+    if given is None:
+        here = _trained_here(path, settings, include_private) if verb == "invert" else None
+        return here, dict(settings)
+    place, name = Path(given), brief(given)
+    heeded = {key: value for key, value in settings.items() if key not in (*TRAINING, *REMOVED)}
+    if not (place / "config.json").is_file():
+        instead = "not known", f"{name} is no run of sfumato here: nobody knows what it promised."
+        return Subject(role=role, model=name, instead=instead), {"model": name, **heeded}
+    if lies_in_private(place) and not include_private:
+        instead = "not shown", f"The {role} lies in private/: --include-private shows it."
+        return Subject(role=role, model=f"a private {role}", instead=instead), heeded
+    theirs = flat(read_json(place / "config.json")["config"])
+    taken = {*TRAINING, *IMAGES, *REMOVED} - {*KEPT.get(verb, ())}
+    own = {key: theirs.get(key) if key in taken else value for key, value in settings.items()}
+    return _subject(role, place, str(theirs.get("model"))), own
+
+
+def _trained_here(path: Path, settings: Mapping[str, Any], include_private: bool) -> Subject:
+    model, place = str(settings.get("model")), path / "private" / "stages" / "target"
+    if settings.get("sweep"):
+        instead = "none", "Targets of several epsilons were attacked."
+    elif settings.get("mode") == "non-private":
+        instead = PLAIN
+    elif not include_private:
+        instead = "not shown", "The target lies in private/: --include-private shows its promise."
+    else:
+        return _subject("target", place, model)
+    return Subject(role="target", model=model, instead=instead)
+
+
+def _subject(role: str, place: Path, model: str) -> Subject:
+    try:
+        ledger = ledger_of(place)
+    except RunError:
+        instead = "not known", f"The ledger of the {role} cannot be trusted."
+        return Subject(role=role, model=model, instead=instead)
+    if ledger is None:
+        instead = "not known", f"The {role} has no ledger: nobody knows what it promised."
+        return Subject(role=role, model=model, instead=instead)
+    promise = promise_of(ledger)
+    if problems := damage(place, ledger, promise.epsilon):
+        instead = "not known", f"The ledger of the {role} is damaged: {'; '.join(problems)}."
+        return Subject(role=role, model=model, instead=instead)
+    if math.isinf(promise.epsilon):
+        return Subject(role=role, model=model, instead=PLAIN)
+    return Subject(role=role, model=model, promise=promise)
+
+
+PLAIN = "none", "The target was trained without noise, and promised nothing."
+
+
+def lies_in_private(path: Path) -> bool:
+    """Whether a directory is inside the `private/` of a run."""
+    real = path.resolve()
+    folders = (real, *real.parents)
+    return any(f.name == "private" and (f.parent / "config.json").exists() for f in folders)
+
+
+def brief(value: Any) -> Any:
+    """What a page shows that leaves this machine: whole paths by their last two names."""
+    if isinstance(value, list):
+        return [brief(one) for one in value]
+    if not isinstance(value, str) or not value.startswith("/"):
+        return value
+    return "/".join(Path(value).parts[1:][-2:])
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without nests: a flag is called by its last name alone."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= flat(value) if isinstance(value, dict) else {name: value}
+    return found

@@ -1,0 +1,322 @@
+"""What a card means, in sentences: the page and report.md say the same things.
+
+Numbers are rounded so that they stay true: what is promised goes up, what is proved goes down.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sfumato.reporting.card import Card, Spent
+from sfumato.reporting.found import Findings, Limits, Promised, Proved
+from sfumato.reporting.generator import generator_facts
+from sfumato.reporting.promise import Promise
+from sfumato.reporting.subject import Subject
+
+PRIVATE = (
+    "This page holds what was computed from private images without any noise: scores, pictures, "
+    "attacks. No ledger covers it. Do not share it."
+)
+HIDDEN = (
+    "What was measured on private images (accuracy, attacks, audits) is not here. "
+    "--include-private puts it on a page of its own, which must not be shared."
+)
+DAMAGED = "This run is damaged: what is left of it is no promise. Do not rely on it."
+ABOUT = {
+    "account": "A plan and its price",
+    "audit": "An audit of {data}",
+    "demo": "The story of {data}",
+    "invert": "Classes of {data}, as a model sees them",
+    "reconstruct": "Images of {data}, sought in weights",
+    "release": "Images to share, for the task of {data}",
+}
+"""Titles of runs that do something else than train one model."""
+
+
+def title(cards: Sequence[Card]) -> str:
+    """The name of the page."""
+    if len(cards) > 1:
+        return f"{len(cards)} runs, side by side"
+    model, data, verb = model_of(cards[0]), data_of(cards[0]), cards[0].verb
+    if verb in ABOUT:
+        return ABOUT[verb].format(data=data)
+    if is_generator(cards[0]):
+        return f"A generator of {data}{_learnt_from(cards[0])}"
+    return f"{model} on {data}" if model else f"{verb}: {data}"
+
+
+def model_of(card: Card) -> str:
+    """The model that the run is about."""
+    if is_generator(card):
+        return "a generator"
+    if card.subject is not None:
+        return card.subject.model
+    return str(card.summary.get("model") or card.settings.get("model") or "")
+
+
+def is_generator(card: Card) -> bool:
+    """Whether a generator is all that the run has begun to train."""
+    return card.generator is not None and not {"warmup", "train"} & card.stages.keys()
+
+
+def _learnt_from(card: Card) -> str:
+    share, brought = (card.settings.get(name) for name in ("public_share", "public_images"))
+    if brought is not None:
+        return f", from the public images of {brought}"
+    return "" if share is None else f", from a public share of {100 * share:g} %"
+
+
+def data_of(card: Card) -> str:
+    """The images that the run is about."""
+    if card.promise is not None:
+        return card.promise.data
+    known = card.summary
+    return str(known.get("data") or known.get("target") or card.settings.get("data") or card.name)
+
+
+def promise_words(card: Card) -> tuple[str, str]:
+    """The promise: a number for the headline, and what it is about."""
+    promise = card.promise
+    if card.damage:
+        return "not known", DAMAGED
+    if card.verb == "audit" and card.private is not None:
+        return _audited_words(card.private)
+    if promise is None and card.verb == "audit":
+        return (
+            "not shown",
+            "What was promised and what is proved is private: --include-private shows it.",
+        )
+    if card.verb == "invert" and card.subject is not None:
+        return _attacked_words(card.subject)
+    if promise is None:
+        return "none", "There is no ledger: this run promises nothing about private images."
+    if math.isinf(promise.epsilon):
+        return "ε = ∞", f"No promise: images of {promise.data} were used without noise."
+    now = f"ε ≤ {up(promise.epsilon)}"
+    about = terms(promise)
+    if not card.finished:
+        more = "" if promise.planned == promise.epsilon else f"; {up(promise.planned)} planned"
+        return now, f"so far{more}, {about}"
+    return now, about
+
+
+def _attacked_words(subject: Subject) -> tuple[str, str]:
+    """The promise of a model under attack: the attack has none."""
+    promise, nothing = subject.promise, "The attack itself promises nothing."
+    if promise is None:
+        return subject.instead[0], f"{subject.instead[1]} {nothing}"
+    about = f"promised by the target, {terms(promise)}"
+    return f"ε ≤ {up(promise.epsilon)}", f"{about}. {nothing}"
+
+
+def _audited_words(found: Findings) -> tuple[str, str]:
+    """The promise that an audit put to the test."""
+    if found.promised is None:
+        return "none", f"{found.audited} promises nothing: it was made without noise."
+    about = f"by the ledger of {found.audited}, {terms(found.promised)}"
+    return f"ε ≤ {up(found.promised.epsilon)}", about
+
+
+def proof_words(card: Card) -> tuple[str, str]:
+    """What was proved against the promise: a number for the headline, and what it rests on."""
+    found = card.private
+    if found is None:
+        return ("not shown", HIDDEN) if card.has_private else ("not measured", unproved(card))
+    failed = [check for check in found.checks if check.passed is False]
+    if failed:
+        names = "; ".join(check.question or check.name for check in failed)
+        return (
+            "check FAILED",
+            f"{len(failed)} of {len(found.checks)} checks of the mechanism: {names}",
+        )
+    bounds = [bound for bound in found.bounds if bound.own]
+    if not bounds and found.bounds:
+        return "see below", "What is proved is about other models than this run's own."
+    if not bounds:
+        return "not measured", unproved(card)
+    best, measured = best_of(bounds), [bound for bound in bounds if not bound.by_attack]
+    at = "" if best.delta is None else f"at δ = {best.delta:.3g}, "
+    words = f"{at}{confidence(best)}: {best.name}"
+    words += "".join(f"; {b.name}, measured: ε ≥ {down(b.epsilon)}" for b in measured)
+    return f"ε ≥ {down(best.epsilon)}", f"{words}. {verdict(bounds)}"
+
+
+def best_of(bounds: Sequence[Proved]) -> Proved:
+    """What proves most among attacks; among measurements where nobody attacked."""
+    return max(bounds, key=lambda bound: (bound.by_attack, bound.epsilon))
+
+
+def unproved(card: Card) -> str:
+    """That nothing is proved, and what that would take."""
+    found = "There is no lower bound on epsilon here"
+    if card.verb != "train":
+        return f"{found}."
+    if card.settings.get("canaries"):
+        return f"{found}: sfumato audit --run asks the canaries for one."
+    return (
+        f"{found}: attacks alone prove none. It takes canaries: train with --canaries 1000, then "
+        "sfumato audit --run."
+    )
+
+
+def broken(found: Findings) -> bool:
+    """Whether the run's own promise is disproved, or a check of its mechanism failed."""
+    disproved = any(bound.own and bound.kept is False for bound in found.bounds)
+    return disproved or any(check.passed is False for check in found.checks)
+
+
+def warnings(card: Card) -> tuple[str, ...]:
+    """Why a run that looks as if it kept a promise must not be released."""
+    if card.promise is None or math.isinf(card.promise.epsilon):
+        return ()
+    return card.promise.not_for_release
+
+
+def may_be_shared(card: Card) -> bool:
+    """Whether a promise covers what lies open in the run."""
+    promise = card.promise
+    if card.damage:
+        return False
+    if promise is None:
+        return card.verb not in ("train", "reconstruct", "warmup")
+    return math.isfinite(promise.epsilon) and not promise.not_for_release
+
+
+def verdict(bounds: Sequence[Proved]) -> str:
+    """Whether the promise stands."""
+    if any(bound.kept is False for bound in bounds):
+        return "The promise is BROKEN: more is proved than was promised."
+    if any(bound.kept for bound in bounds):
+        return "That does not break the promise."
+    return "There is no promise to compare it with."
+
+
+def confidence(bound: Proved) -> str:
+    """How sure a bound is."""
+    if bound.confidence is None:
+        return "confidence not recorded"
+    return f"{100 * bound.confidence:g} % confidence"
+
+
+def facts(card: Card) -> list[tuple[str, str]]:
+    """What was trained on what, and how."""
+    plan, rows = card.plan or {}, [("verb", f"sfumato {card.verb}")]
+    rows += [("data", data_of(card)), ("model", model_of(card))]
+    rows.append(("state", state(card)))
+    if plan:
+        size, batch = plan.get("size"), plan["expected_batch"]
+        rows.append(("size", "" if size is None else f"{size:,} {_units(card)}"))
+        rows.append(
+            ("batches", f"{plan['steps']:,} steps of about {batch:g} (rate {plan['rate']:.4g})")
+        )
+        noise = f"{plan['noise_multiplier']:.4g} times the norm bound ({plan['max_norm']:g})"
+        rows.append(("noise", noise if plan["noise_multiplier"] else "none"))
+    known = {
+        "model",
+        "data",
+        "epsilon",
+        "delta",
+        "not_for_release",
+        "unit",
+        "relation",
+        "neighbours",
+    }
+    known |= {"noise_multiplier", "rate", "steps", "student", "controls"} if plan else set()
+    made = {} if card.generator is None else dict(generator_facts(card.generator))
+    known |= {name.replace(" ", "_") for name in made}
+    rows += [
+        (name.replace("_", " "), short(value))
+        for name, value in card.summary.items()
+        if name not in known and not isinstance(value, dict | list)
+    ]
+    rows += made.items()
+    return [(name, value) for name, value in rows if value]
+
+
+def _units(card: Card) -> str:
+    """What the plan counts."""
+    if card.promise is not None and card.promise.unit == "person":
+        return "people"
+    count = card.settings.get("canaries")
+    thing = "examples" if count and card.settings.get("canary_kind") == "gradient" else "images"
+    return f"{thing}, {count:,} of them canaries" if count else thing
+
+
+def state(card: Card) -> str:
+    """How far the run is."""
+    if card.finished:
+        return "finished"
+    if card.steps is not None:
+        return f"not finished: step {card.steps[0]:,} of {card.steps[1]:,}"
+    done = [name for name, whole in card.stages.items() if whole]
+    return "not finished" + (f": {', '.join(done)} done" if done else "")
+
+
+def spent_words(spent: Spent) -> str:
+    """Events of one kind in a sentence."""
+    if spent.count == 1:
+        return f"one release: {spent.what}"
+    return f"{spent.count:,} releases, each {spent.what}"
+
+
+def differing(cards: Sequence[Card]) -> list[tuple[str, tuple[str, ...]]]:
+    """Settings that all runs have, and not all alike: other verbs have other settings."""
+    rows = []
+    for name in cards[0].settings:
+        if any(name not in card.settings for card in cards):
+            continue
+        values = tuple(short(card.settings[name]) for card in cards)
+        if len(set(values)) > 1:
+            rows.append((name.replace("_", " "), values))
+    return rows
+
+
+def interval(value: Limits | None) -> str:
+    """A value with its interval."""
+    if value is None:
+        return "-"
+    middle, low, high = value
+    return f"{middle:.3f}" + ("" if low is None or high is None else f" ({low:.3f} to {high:.3f})")
+
+
+def up(epsilon: float) -> str:
+    """A promise with two decimals, or two digits if it is small: rounded up, it is still kept."""
+    if math.isinf(epsilon):
+        return "∞"
+    places = 2 if epsilon <= 0 else min(9, max(2, 1 - math.floor(math.log10(epsilon))))
+    return f"{math.ceil(epsilon * 10**places) / 10**places:.{places}f}"
+
+
+def down(epsilon: float) -> str:
+    """A lower bound with two decimals, which is still proved."""
+    return "∞" if math.isinf(epsilon) else f"{math.floor(epsilon * 100) / 100:.2f}"
+
+
+def terms(promise: Promise | Promised) -> str:
+    """What an epsilon means nothing without: its delta, and whom it hides from whom."""
+    return f"at δ = {promise.delta:g}, {_neighbours(promise)}"
+
+
+def _neighbours(promise: Promise | Promised) -> str:
+    whom = "image" if promise.unit == "example" else "person"
+    how = {"add-or-remove": "added or removed", "replace": "replaced by another"}
+    return f"for one {whom} {how.get(promise.relation, promise.relation)}"
+
+
+def told_neighbours(summary: Mapping[str, Any]) -> list[str]:
+    """The line of a summary that says what may differ; none where it is the data set as it is."""
+    if summary.get("neighbours") != "training parts":
+        return []
+    return [
+        f"  about     the training part of {summary['data']}: sfumato split the data, and one more "
+        "image may move others between train and test. Neighbours are training parts."
+    ]
+
+
+def short(value: Any) -> str:
+    """A setting or number as a few characters."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""Images that can be shared: feature statistics, matching, the bundle and its check."""

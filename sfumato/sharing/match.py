@@ -1,0 +1,175 @@
+"""Public images, moved until a teacher sees in them what it saw in private ones.
+
+k steps of Adam on the pixels of a batch. What is made small: the distance of the batch's feature
+statistics to the released ones, the teacher's cross-entropy for classes dealt out in turn,
+roughness and size (Yin et al. 2020; from public images: Soufleri et al. 2024). All that is read
+here is public or was released with noise, so the result needs no further privacy. At k = 0 nothing
+moves.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+
+from sfumato.errors import ConfigError
+from sfumato.models.observe import observed
+from sfumato.runs import Run
+from sfumato.sharing.moments import Gauge
+from sfumato.training.reading import Reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching:
+    """How images are moved."""
+
+    k: int = 10
+    """Steps that public images are moved; 0 leaves them as they are."""
+    match_lr: float = 0.1
+    """Learning rate of their pixels, in units of a normalised input."""
+    match_batch: int = 250
+    """Images whose statistics are matched together."""
+    statistics_weight: float = 10.0
+    """Weight of the statistics."""
+    class_weight: float = 1.0
+    """Weight of the cross-entropy."""
+    tv_weight: float = 2.5e-5
+    """Weight of the roughness (total variation)."""
+    l2_weight: float = 3e-8
+    """Weight of the size of pixels."""
+
+    def __post_init__(self) -> None:
+        if self.k < 0:
+            raise ConfigError(f"k={self.k} must be 0 or more: at 0 no image is moved.")
+        if self.match_batch < 1:
+            raise ConfigError(f"match_batch={self.match_batch} must be at least 1.")
+        if not (self.match_lr > 0 and math.isfinite(self.match_lr)):
+            raise ConfigError(f"match_lr={self.match_lr:g} must be above 0 and finite.")
+        for name in ("statistics_weight", "class_weight", "tv_weight", "l2_weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name):g} must be 0 or more, and finite.")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the teacher saw, as it was released: one row of mean moments, or one for each class."""
+
+    gauge: Gauge
+    means: Float[Tensor, "groups d"]
+
+    def distance(self, vectors: Float[Tensor, "n d"], group: int) -> Float[Tensor, ""]:
+        """How far a batch is from what was released: a sum of norms, one a block."""
+        found = self.gauge.statistics(self.gauge.mean(vectors))
+        wanted = self.gauge.statistics(self.means[group])
+        return torch.stack([(a - b).norm() for a, b in zip(found, wanted, strict=True)]).sum()
+
+
+def deal_classes(count: int, num_classes: int) -> Int[Tensor, " count"]:
+    """The class that each image is moved towards: dealt out in turn, whatever it shows."""
+    return torch.arange(count) % num_classes
+
+
+def match(
+    model: nn.Module,
+    reading: Reading,
+    targets: Int[Tensor, " n"],
+    goal: Goal | None,
+    matching: Matching,
+    run: Run,
+    say: Callable[[str], None] = lambda _: None,
+) -> UInt8[Tensor, "n c h w"]:
+    """The pixels of all images of `reading`, moved. A run that was cut goes on.
+
+    With a goal for each class, a batch has images of one class only, so that its statistics can be
+    those of the class.
+    """
+    images = reading.images.require_public("moving images to match statistics")
+    if matching.k == 0:
+        return images.pixels.cpu().clone()
+    state = run.load_checkpoint() or {"done": 0, "pixels": images.pixels.cpu().clone()}
+    pixels = state["pixels"]
+    by_class = goal is not None and len(goal.means) > 1
+    batches = arrange(targets, matching.match_batch, by_class=by_class, seed=reading.seed)
+    model.eval().requires_grad_(False)
+    for number, places in enumerate(batches):
+        if number < state["done"]:
+            continue
+        generator = torch.Generator().manual_seed(reading.seed + number)
+        group = int(targets[places[0]]) if by_class else 0
+        pixels[places] = move(model, reading, places, targets, goal, group, matching, generator)
+        if number % 20 == 19 or number == len(batches) - 1:
+            run.save_checkpoint({"done": number + 1, "pixels": pixels})
+            say(f"moved {int(sum(len(b) for b in batches[: number + 1]))} of {len(pixels)} images")
+    return pixels
+
+
+def arrange(
+    targets: Int[Tensor, " n"], batch: int, *, by_class: bool, seed: int = 0
+) -> list[Int[Tensor, " batch"]]:
+    """Batches of places, drawn at random, or class by class. All are about as large as asked."""
+    places = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
+    rows = [places]
+    if by_class:
+        rows = [places[targets[places] == label] for label in targets.unique()]
+    return [part for row in rows for part in row.tensor_split(max(1, round(len(row) / batch)))]
+
+
+def move(
+    model: nn.Module,
+    reading: Reading,
+    places: Int[Tensor, " batch"],
+    targets: Int[Tensor, " n"],
+    goal: Goal | None,
+    group: int,
+    matching: Matching,
+    generator: torch.Generator,
+) -> UInt8[Tensor, "batch c h w"]:
+    """k steps on one batch, and back to pixels."""
+    x = reading.normalise(reading.scale(places))
+    low, high = reading.normalise(torch.zeros_like(x)), reading.normalise(torch.ones_like(x))
+    y = targets[places].to(x.device)
+    x.requires_grad_(True)
+    optimizer = torch.optim.Adam([x], lr=matching.match_lr, betas=(0.5, 0.99))
+    lower = reading.precision != torch.float32
+    for _ in range(matching.k):
+        optimizer.zero_grad()
+        with observed(model) as found:
+            with torch.autocast(x.device.type, reading.precision) if lower else nullcontext():
+                logits = model(disturb(x, generator)).float()
+            loss = matching.class_weight * F.cross_entropy(logits, y)
+            if goal is not None:
+                distance = goal.distance(goal.gauge.vectors(found), group)
+                loss = loss + matching.statistics_weight * distance
+        loss = loss + matching.tv_weight * roughness(x) + matching.l2_weight * x.norm()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            x.copy_(torch.minimum(torch.maximum(x, low), high))
+    share = (x.detach() - low) / (high - low)
+    return (255 * share).round().clamp(0, 255).to(torch.uint8).cpu()
+
+
+def disturb(x: Float[Tensor, "n c h w"], generator: torch.Generator) -> Float[Tensor, "n c h w"]:
+    """The batch, shifted around its edges by up to an eighth, and mirrored every second time."""
+    height, width = x.shape[2:]
+    draw = torch.rand(3, generator=generator)
+    down = round((2 * float(draw[0]) - 1) * (height // 8))
+    right = round((2 * float(draw[1]) - 1) * (width // 8))
+    x = torch.roll(x, (down, right), (2, 3))
+    return x.flip(3) if draw[2] < 0.5 else x
+
+
+def roughness(x: Float[Tensor, "n c h w"]) -> Float[Tensor, ""]:
+    """Mean absolute difference of neighbours, in four directions."""
+    ways = [
+        x[:, :, 1:] - x[:, :, :-1],
+        x[:, :, :, 1:] - x[:, :, :, :-1],
+        x[:, :, 1:, 1:] - x[:, :, :-1, :-1],
+        x[:, :, 1:, :-1] - x[:, :, :-1, 1:],
+    ]
+    return torch.stack([way.abs().mean() for way in ways]).sum()

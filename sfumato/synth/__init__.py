@@ -1,1 +1,0 @@
-"""How shareable images are made, and handed on with their promise."""

@@ -1,0 +1,66 @@
+"""How a training loop clips: compiled if asked, and on a GPU captured and replayed.
+
+A small model on a large GPU waits for Python, which launches every kernel by hand: a private step
+has more of them than an ordinary one. Shapes repeat, so the whole of forward pass, backward pass,
+norms and sums is captured once and launched as one.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+from sfumato.clipping.clip import Ghost
+from sfumato.clipping.compiled import Compiled
+from sfumato.clipping.sums import Clipped, Tell
+from sfumato.training.reading import Reading
+from sfumato.training.replay import Captured
+
+Clip = Callable[..., Clipped]
+
+
+def quick_clip(ghost: Ghost, reading: Reading, *, compiled: bool) -> Clip:
+    """`ghost.clip`, the quickest way there is for these losses on this device.
+
+    Losses that something else changes from step to step (extenders, canaries) are not captured.
+    """
+    clip: Clip = Compiled(ghost) if compiled else ghost.clip
+    return captured(ghost, clip, reading) if captures(ghost, reading) else clip
+
+
+def captures(ghost: Ghost, reading: Reading) -> bool:
+    """Whether `quick_clip` captures."""
+    return reading.device.type == "cuda" and reading.change is None
+
+
+def captured(ghost: Ghost, clip: Clip, reading: Reading) -> Clip:
+    """The same, replayed where the shapes have come before.
+
+    It is to be called with the losses of this reading, which are in the capture, and so is what
+    `tell` does. Nothing may wait for the GPU while it is captured, so whether all gradients are
+    finite is seen afterwards, if nobody is told. If one is not, which is rare, the examples are
+    clipped once more.
+    """
+
+    @cache
+    def replayed(tell: Tell) -> Captured:
+        def work(mask: Tensor, *inputs: Tensor) -> Clipped:
+            return clip(reading.losses, inputs, len(mask), mask, tell=tell)
+
+        return Captured(work, reading.device)
+
+    def quick(
+        loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int, mask: Tensor,
+        tell: Tell | None = None,
+    ) -> Clipped:  # fmt: skip
+        found = replayed(tell or nobody)((ghost.clipping, ghost.model.training), mask, *inputs)
+        if tell is not None or bool(found.norms.isfinite().all()):
+            return found
+        return ghost.clip(loss_fn, inputs, examples, mask)
+
+    return quick
+
+
+def nobody(*_: Any) -> None:
+    """Is told, and does nothing."""

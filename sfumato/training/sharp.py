@@ -1,0 +1,108 @@
+"""Flat minima: gradients are taken a little uphill of the weights, and used at the weights.
+
+SAM (Foret et al. 2021) walks up along the gradient of the very batch, so a step takes two passes.
+DP-SAT (Park et al. 2023) walks up along the gradient of the step before. That one has its noise
+already, so looking at it again costs no privacy and no pass.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from sfumato.privacy.sampling import Batch
+from sfumato.training.reading import Reading
+from sfumato.training.steps import Step, plain_step
+from sfumato.training.world import World
+
+
+def learning(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that learn, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def of_length(rho: float, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The direction of a gradient, `rho` long over all tensors together; zero if that is zero."""
+    length = get_total_norm(list(gradient.values()))
+    scale = torch.where(length > 0, rho / length, 0.0)
+    parts = torch._foreach_mul(list(gradient.values()), scale)  # pyright: ignore
+    return dict(zip(gradient, parts, strict=True))
+
+
+@contextmanager
+def moved(named: Mapping[str, nn.Parameter], by: Mapping[str, Tensor]) -> Iterator[None]:
+    """Parameters moved by so much inside; afterwards, whatever happens, as they were to the bit."""
+    moving = [named[name] for name in by]
+    before = [parameter.detach().clone() for parameter in moving]
+    try:
+        with torch.no_grad():
+            torch._foreach_add_(moving, list(by.values()))  # pyright: ignore
+        yield
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(moving, before)  # pyright: ignore
+
+
+def sharp_step(
+    model: nn.Module, reading: Reading, rho: float, *, world: World | None = None,
+    compiled: bool = False,
+) -> Step:  # fmt: skip
+    """A plain step that leaves the mean gradient at w + rho g / |g|, where g is that at w (SAM).
+
+    Both passes see the same views and the same dropout. Weights, and statistics that layers keep,
+    are afterwards those of the first pass. No clipping, no noise, no promise.
+    """
+    plain = plain_step(model, reading, world=world, compiled=compiled)
+
+    def step(batch: Batch) -> dict[str, float]:
+        numbers = plain(batch)
+        named = learning(model)
+        gradient = {name: p.grad for name, p in named.items() if p.grad is not None}
+        kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        with moved(named, of_length(rho, gradient)):
+            plain(batch)
+        for buffer, value in kept:
+            buffer.copy_(value)
+        return numbers
+
+    return step
+
+
+class LastGradient:
+    """The gradient that the step before left: what a learner keeps as it advances."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.gradient = {name: torch.zeros_like(p) for name, p in learning(model).items()}
+
+    def keep(self, model: nn.Module) -> None:
+        """Take over what is on the parameters; where a step left nothing, nothing changes."""
+        for name, parameter in learning(model).items():
+            if parameter.grad is not None:
+                self.gradient[name].copy_(parameter.grad)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The gradient by name."""
+        return dict(self.gradient)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to a gradient."""
+        for name, part in self.gradient.items():
+            part.copy_(state[name])
+
+
+def step_uphill(step: Step, model: nn.Module, last: LastGradient, rho: float) -> Step:
+    """The step, taken at w + rho g / |g|, where g is what the step before left (DP-SAT).
+
+    Guarantee: that of `step`. Weights are moved by what has been released already, so no step
+    releases more than it did. The first moves nothing. Whoever advances the weights must also
+    `keep` the gradient, in one move, as `Learner` does: a run that was cut must find both.
+    """
+    named = learning(model)
+
+    def uphill(batch: Batch) -> dict[str, float]:
+        with moved(named, of_length(rho, last.gradient)):
+            return step(batch)
+
+    return uphill

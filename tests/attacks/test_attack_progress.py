@@ -1,0 +1,86 @@
+"""Whatever takes minutes says how far it is, every few seconds."""
+
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lessons import new_lesson, small_gan
+from torch import nn
+from toy_target import access_to_toy, some_images
+
+from sfumato.attacks.inversion import Wish
+from sfumato.attacks.latent import Search, search_codes
+from sfumato.attacks.prior import train_gan
+from sfumato.attacks.shadows import train_copies
+from sfumato.attacks.views import Views
+from sfumato.runs import Run
+from sfumato.training import progress
+from sfumato.training.plain import reading_of, train_plainly
+from sfumato.training.steps import plain_step
+
+
+@pytest.fixture(autouse=True)
+def slow(monkeypatch):
+    """Every look at the clock finds it ten seconds later."""
+    clock = count(step=10)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+
+def linear():
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+
+
+def read():
+    model, images = linear(), some_images()
+    model(images.pixels.float())
+    return model, reading_of(model, images, torch.device("cpu"))
+
+
+def judge(run):
+    model, reading = read()
+    step = plain_step(model, reading)
+    train_plainly(model, 12, step, run, epochs=3, lr=0.01, batch_size=12)
+
+
+def gan(run):
+    lesson = new_lesson()
+    train_gan(small_gan(lesson), lesson, run, seed=0)
+
+
+def search(run):
+    def draw(codes, labels):
+        return codes.sigmoid().reshape(-1, 1, 8, 8)
+
+    search_codes(
+        draw, lambda n, dice: torch.randn(n, 64, generator=dice), access_to_toy(), Wish(), Views(),
+        Search(restarts=2, z_steps=2, z_batch=3), say=run.say,
+    )  # fmt: skip
+
+
+def shadows(run):
+    model, reading = read()
+
+    def optimize(tensors):
+        rule = torch.optim.SGD(list(tensors), lr=0.1)
+        return rule, torch.optim.lr_scheduler.ConstantLR(rule)
+
+    batches = torch.zeros(2, 3, 4, dtype=torch.int64)
+    train_copies([model, model], reading, batches, optimize, say=run.say)
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (judge, ["step 1/3", "step 2/3", "step 3/3"]),
+        # At each third one it looks, and says so.
+        (gan, [f"iteration {k}/9" for k in (1, 2, 4, 5, 7, 8)]),
+        (search, [f"step {k}/4" for k in (1, 2, 3, 4)]),
+        (shadows, ["step 1/3", "step 2/3", "step 3/3"]),
+    ],
+)
+def test_work_that_may_take_minutes_says_how_far_it_is(work, words, tmp_path):
+    said = []
+    work(Run(tmp_path, said.append))
+    assert [line.partition("  ")[0] for line in said] == words
+    assert all("s left" in line for line in said)

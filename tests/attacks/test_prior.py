@@ -1,0 +1,186 @@
+"""The losses of each method: what they read, what they teach, and what they leave alone."""
+
+import pytest
+import torch
+from lessons import METHODS, batch, dice, new_lesson, small_gan
+
+from sfumato.attacks import prior
+from sfumato.attacks.adversarial import hinge_discriminator, real_or_fake, soft_cross_entropy
+from sfumato.attacks.inversion import margins
+from sfumato.attacks.prior import discriminator_loss, generator_loss, iterate, look
+
+OTHER = torch.tensor([1, 2, 0])
+"""Another class for each."""
+
+
+def still(lesson):
+    """Networks that do not change by being asked."""
+    gan = small_gan(lesson)
+    gan.generator.eval()
+    gan.discriminator.eval()
+    return gan
+
+
+def test_plg_tells_real_from_fake_under_labels():
+    lesson = new_lesson("plg")
+    gan, (z, y) = still(lesson), batch()
+    fake = gan.generator(z, y).detach()
+    found = discriminator_loss(gan, lesson, fake, y, dice())
+    real, labels = lesson.real(len(fake), dice())
+    judge = gan.discriminator
+    torch.testing.assert_close(found, hinge_discriminator(judge(real, labels), judge(fake, y)))
+    assert found != discriminator_loss(gan, lesson, fake, OTHER[y], dice())
+    assert lesson.access.asked == 0
+
+
+def test_gmi_reads_no_label_and_asks_no_target():
+    lesson = new_lesson("gmi")
+    gan, (z, y) = still(lesson), batch()
+    fake = gan.generator(z).detach()
+    found = discriminator_loss(gan, lesson, fake, y, dice())
+    real, _ = lesson.real(len(fake), dice())
+    judge = gan.discriminator
+    torch.testing.assert_close(found, hinge_discriminator(judge(real), judge(fake)))
+    assert found == discriminator_loss(gan, lesson, fake, OTHER[y], dice())
+    drawn = generator_loss(gan, lesson, z, y, dice())
+    torch.testing.assert_close(drawn, -judge(gan.generator(z)).mean())
+    assert drawn == generator_loss(gan, lesson, z, OTHER[y], dice())
+    iterate(gan, lesson, dice())
+    assert lesson.access.asked == 0
+
+
+def test_ked_repeats_the_soft_answers_of_the_target():
+    lesson = new_lesson("ked")
+    gan, (z, y) = still(lesson), batch()
+    fake = gan.generator(z).detach()
+    found = discriminator_loss(gan, lesson, fake, y, dice())
+    assert lesson.access.asked == len(fake)  # the real ones alone
+    real, _ = lesson.real(len(fake), dice())
+    on_real, on_fake = gan.discriminator(real), gan.discriminator(fake)
+    answers = lesson.access.logits(real).softmax(dim=1)
+    wanted = soft_cross_entropy(on_real, answers) + 0.5 * real_or_fake(on_real, on_fake)
+    torch.testing.assert_close(found, wanted)
+    assert found == discriminator_loss(gan, lesson, fake, OTHER[y], dice())
+
+
+def test_the_generator_of_ked_matches_features_and_is_decided():
+    lesson = new_lesson("ked")
+    gan, (z, y) = still(lesson), batch()
+    real, _ = lesson.real(len(z), dice())
+    fake, judge = gan.generator(z), gan.discriminator
+    apart = (judge.features(real).mean(dim=0) - judge.features(fake).mean(dim=0)).abs().mean()
+    torn = torch.distributions.Categorical(logits=judge(fake)).entropy().mean()
+    found = generator_loss(gan, lesson, z, y, dice())
+    torch.testing.assert_close(found, apart + 1e-4 * torn)
+    assert lesson.access.asked == 0
+
+
+def test_the_generator_of_plg_passes_and_is_named_by_the_target():
+    lesson = new_lesson("plg", alpha=0.7)
+    gan, (z, y) = still(lesson), batch()
+    fake = gan.generator(z, y)
+    named = lesson.wish(lesson.access.logits(lesson.views(fake, dice())), y)
+    wanted = -gan.discriminator(fake, y).mean() + 0.7 * named
+    torch.testing.assert_close(generator_loss(gan, lesson, z, y, dice()), wanted)
+
+
+def test_alpha_0_leaves_the_adversarial_loss():
+    lesson = new_lesson("plg", alpha=0.0)
+    gan, (z, y) = still(lesson), batch()
+    wanted = -gan.discriminator(gan.generator(z, y), y).mean()
+    torch.testing.assert_close(generator_loss(gan, lesson, z, y, dice()), wanted)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_generator_step_leaves_no_gradient_on_discriminator_or_target(method, monkeypatch):
+    lesson = new_lesson(method)
+    gan, judged = small_gan(lesson), []
+
+    def without_traces(gan, *rest):
+        judged.append([p.grad is not None for p in gan.discriminator.parameters()])
+        gan.optimizers[1].zero_grad(set_to_none=True)
+        return generator_loss(gan, *rest)
+
+    monkeypatch.setattr(prior, "generator_loss", without_traces)
+    iterate(gan, lesson, dice())
+    assert all(judged[0])  # it had learnt just before
+    assert all(p.grad is None for p in gan.discriminator.parameters())
+    # The gain of a class that no fake had is not pulled, but has a gradient of 0.
+    assert all(p.grad is not None for p in gan.generator.parameters())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_discriminator_steps_see_new_images_and_teach_the_generator_nothing(method, monkeypatch):
+    lesson = new_lesson(method, d_steps=4)
+    gan, seen = small_gan(lesson), []
+    before = [p.detach().clone() for p in gan.generator.parameters()]
+
+    def watched(gan, lesson, fake, label, generator):
+        assert not fake.requires_grad
+        assert all(map(torch.equal, gan.generator.parameters(), before))
+        assert all(p.grad is None for p in gan.generator.parameters())
+        seen.append((fake, label))
+        return discriminator_loss(gan, lesson, fake, label, generator)
+
+    monkeypatch.setattr(prior, "discriminator_loss", watched)
+    iterate(gan, lesson, dice())
+    assert [len(fake) for fake, _ in seen] == [8, 8, 8, 8]
+    assert len(torch.cat([fake for fake, _ in seen]).flatten(1).unique(dim=0)) == 32
+    assert len(torch.cat([label for _, label in seen]).unique()) == 3
+    assert not all(map(torch.equal, gan.generator.parameters(), before))
+
+
+def test_the_generator_learns_from_codes_that_no_discriminator_step_saw():
+    lesson = new_lesson()
+    gan, seen = small_gan(lesson), []
+    gan.generator.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    iterate(gan, lesson, dice())
+    assert [len(z) for z in seen] == [16, 8]
+    assert len(torch.cat(seen).unique(dim=0)) == 24
+
+
+def test_how_often_an_iteration_asks_the_target():
+    for method, wanted in {"plg": 8, "gmi": 0, "ked": 8 * 2}.items():
+        lesson = new_lesson(method)
+        iterate(small_gan(lesson), lesson, dice())
+        assert lesson.access.asked == wanted
+
+
+def test_real_images_are_public_bytes_with_the_noise_that_rounding_took():
+    lesson = new_lesson()
+    real, labels = lesson.real(200, dice())
+    assert 0 <= real.min() < real.max() < 1
+    drawn = (real * 256).floor().to(torch.uint8)
+    known = {tuple(image.tolist()): i for i, image in enumerate(lesson.pixels.flatten(1))}
+    places = torch.tensor([known[tuple(image.tolist())] for image in drawn.flatten(1)])
+    assert torch.equal(labels, lesson.labels[places])
+    assert len(places.unique()) == len(lesson.pixels)
+    assert (real * 256 - drawn).std() == pytest.approx(12**-0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_look_is_the_median_lead_in_fakes_of_codes_that_stay_the_same(method):
+    lesson = new_lesson(method)
+    gan = small_gan(lesson)
+    before = {k: v.clone() for k, v in gan.generator.state_dict().items()}
+    found = look(gan, lesson, 5)
+    assert lesson.access.asked == 256
+    assert found == look(gan, lesson, 5)
+    assert gan.generator.training
+    assert all(torch.equal(v, before[k]) for k, v in gan.generator.state_dict().items())
+    z, y = prior.codes(lesson, 256, torch.Generator().manual_seed(5))
+    logits = lesson.access.logits(gan.generator.eval()(z, y)) / lesson.wish.scale
+    wanted = y if method == "plg" else logits.argmax(dim=1)
+    leads = sorted(margins(logits, wanted).tolist())
+    assert leads[127] <= found <= leads[128]
+
+
+def test_an_infinite_answer_is_no_success():
+    lesson = new_lesson()
+    gan = small_gan(lesson)
+    ask = lesson.access._ask
+    lesson.access._ask = lambda pixels: ask(pixels).index_fill(1, torch.tensor([0]), torch.inf)
+    _, y = prior.codes(lesson, 256, torch.Generator().manual_seed(0))
+    assert look(gan, lesson, 0) is None
+    lesson.access._ask = lambda pixels: ask(pixels).scatter(1, y[:, None], torch.inf)
+    assert look(gan, lesson, 0) is None

@@ -1,0 +1,182 @@
+"""The demo, end to end: what it leaves, what it promises, and the page that tells it."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from cuts import cut_in
+from PIL import Image
+
+from sfumato.cli import main
+from sfumato.commands import demo, invert, reconstruct, release
+from sfumato.commands.demo.page import guessing
+from sfumato.errors import ConfigError
+from sfumato.files import read_json, read_lines
+from sfumato.privacy.ledger import Ledger
+from sfumato.reporting.found import Attack
+from sfumato.runs import open_run
+
+
+@pytest.fixture(scope="module", name="whole")
+def a_whole_demo(tmp_path_factory):
+    """`make demo`, as it is."""
+    out = tmp_path_factory.mktemp("demo") / "run"
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", "--preset", "digits-cpu", "--out", str(out), "--json"])
+    assert stopped.value.code == 0
+    return out
+
+
+def scores(place):
+    return read_json(place / "private" / "scores.json")
+
+
+def test_the_private_network_is_good_and_the_plain_one_a_little_better(whole):
+    private, plain = scores(whole / "stages/train"), scores(whole / "private/plain")
+    assert 0.8 < private["test_accuracy"] < plain["test_accuracy"]
+
+
+def test_all_that_may_be_shared_costs_what_was_promised(whole):
+    summary = read_json(whole / "done.json")
+    assert 2.95 < summary["epsilon"] <= 3
+    assert summary["not_for_release"] == []
+    ledger = Ledger.from_records(read_lines(whole / "stages/release/ledger.jsonl"))
+    assert ledger.epsilon() == summary["epsilon"]
+    assert {event.stage for event in ledger.events} == {"train", "moments", "card"}
+    assert {path.name for path in (whole / "stages").iterdir()} == {"train", "release"}
+    assert scores(whole / "stages/release")["test_accuracy"] > 0.75
+    with pytest.raises(SystemExit) as stopped:
+        main(["release", "verify", str(whole / "stages/release/bundle")])
+    assert stopped.value.code == 0
+
+
+def test_digits_are_stolen_without_noise_and_not_with_it(whole):
+    plain, private = (
+        [float(cell.split()[0].replace("∞", "inf")) for cell in line.strip("| \n").split(" | ")[1:]]
+        for line in (whole / "private/stolen/private/study.md").read_text().splitlines()[2:]
+    )
+    assert plain[2] > 0.8  # AUC
+    assert private[2] < 0.65
+    assert private[3] < private[4] + 0.02  # TPR at 1 % FPR, and what no attack can exceed
+
+
+def test_a_class_is_read_out_of_a_network(whole):
+    """By the preset `digits-cpu` of sfumato invert, whole."""
+    found = scores(whole / "private/inverted")
+    majority, judge = found["majority"], found["judges"]["group-cnn"]
+    assert majority["top1"]["mean"] > 0.4 > 10 * majority["floor_top1"]["mean"]
+    assert judge["top1"]["mean"] >= 0.5
+    assert judge["floor_top1"]["mean"] < 0.1
+    assert judge["held_out_top1"]["mean"] > 0.8
+    assert found["target_test_accuracy"] > 0.9
+    assert (whole / "private/inverted/private/guesses.png").stat().st_size > 10_000
+
+
+def test_what_is_proved_is_more_than_half_of_what_is_promised_and_not_more(whole):
+    found = read_json(whole / "private/audited/private/audit.json")
+    promised = found["promise"]["epsilon"]
+    assert promised / 2 < max(bound["epsilon"] for bound in found["bounds"]) <= promised
+    assert all(bound["kept"] for bound in found["bounds"])
+    assert all(check["passed"] for check in found["checks"])
+    plain = read_json(whole / "private/audited_plain/private/audit.json")
+    assert plain["promise"] is None
+
+
+def test_the_page_has_this_runs_numbers_and_needs_nothing_else(whole):
+    page = (whole / "private/demo.html").read_text()
+    accuracy = scores(whole / "stages/train")["test_accuracy"]
+    assert f"{accuracy:.3f}" in page
+    assert "Private. Do not share this page." in page
+    told = re.sub(r"<[^>]*>", " ", page)
+    for place in re.finditer(r"at most \d\.\d\d|epsilon \d\.\d\d|ε ≤ \d\.\d\d", told):
+        assert "δ = 1e-05" in told[place.end() : place.end() + 20], told[place.start() :][:80]
+    pictures = re.findall(r'<img src="([^"]{40})', page)
+    assert len(pictures) == 3
+    assert all(picture.startswith("data:image/png;base64,") for picture in pictures)
+    assert not re.search(r'(src|href)="(https?:)?//', page)
+    links = re.findall(r'<a href="([^"#]+)"', page)
+    assert len(links) == 5
+    for link in links:
+        assert (whole / "private" / unquote(link)).is_file(), link
+    with Image.open(whole / "stages/release/pictures.png") as picture:
+        assert picture.width > 400
+
+
+def test_nothing_open_lies_about_what_is_private(whole):
+    for path in whole.rglob("report.html"):
+        assert "private" in path.relative_to(whole).parts
+
+
+@pytest.fixture(name="short")
+def shorter_chapters(monkeypatch):
+    """The same chapters, hardly trained."""
+    monkeypatch.setitem(demo.NETWORK, "steps", 2)
+    monkeypatch.setattr(demo, "CANARIES", 200)
+    tiny = replace(
+        reconstruct.PRESETS["digits-private"](), steps=2, stats_heads=64, trials=64, width=8
+    )
+    monkeypatch.setitem(reconstruct.PRESETS, "digits-private", lambda: tiny)
+    asked = invert.PRESETS["digits-cpu"]()
+    asked = replace(
+        asked, epochs=0.2, judge_epochs=1, gan=replace(asked.gan, iterations=2, look_every=1),
+        search=replace(asked.search, z_steps=1),
+    )  # fmt: skip
+    monkeypatch.setitem(invert.PRESETS, "digits-cpu", lambda: asked)
+    shared = replace(release.PRESETS["digits-cpu"](), student_epochs=0.1, public_images=500)
+    monkeypatch.setitem(release.PRESETS, "digits-cpu", lambda: shared)
+
+
+def run_demo(out, **changes):
+    config = demo.Config(**changes)
+    with open_run(config, verb="demo", out=out) as run:
+        return demo.run(config, run)
+
+
+@pytest.mark.parametrize(
+    ("auc", "words"),
+    [
+        ((0.94, 0.93, 0.95), "better than guessing"),
+        ((0.508, 0.5002, 0.516), "hardly better than guessing"),
+        ((0.51, 0.48, 0.54), "no better than guessing"),
+        (None, "no better than guessing"),
+    ],
+)
+def test_how_much_better_than_guessing_an_attack_is(auc, words):
+    attack = Attack(
+        name="loss", auc=auc, tpr_at_1_percent_fpr=None, tpr_at_0_1_percent_fpr=None, roc=None
+    )
+    assert guessing(attack) == words
+
+
+def test_a_demo_that_was_cut_goes_on_and_pays_once(short, tmp_path):
+    with cut_in("sfumato.commands.audit.finished:audit_run", 1):
+        run_demo(tmp_path / "run")
+    made = tmp_path / "run/stages/train/done.json"
+    before = made.stat().st_mtime_ns
+    paid = read_lines(tmp_path / "run/stages/train/ledger.jsonl")
+    summary = run_demo(tmp_path / "run", open_page=False)
+    assert made.stat().st_mtime_ns == before
+    assert read_lines(tmp_path / "run/stages/train/ledger.jsonl") == paid
+    assert Path(summary["page"]).is_file()
+    assert json.loads((tmp_path / "run/done.json").read_text()) == summary
+
+
+@pytest.mark.parametrize(("screen", "opened"), [("", 0), (":0", 1)])
+def test_the_page_is_opened_where_there_is_a_screen(screen, opened, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("webbrowser.open", asked.append)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setenv("DISPLAY", screen)
+    demo.show_page(tmp_path / "demo.html")
+    assert len(asked) == opened
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_demo_without_a_promise_is_refused(epsilon):
+    with pytest.raises(ConfigError, match="releases what it makes"):
+        demo.Config(epsilon=epsilon)

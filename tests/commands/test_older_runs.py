@@ -1,0 +1,181 @@
+"""A finished run of an earlier version, whose settings were others, is read by every command."""
+
+import json
+import shutil
+
+import pytest
+from finished import COMMANDS
+from finished import runs as runs
+from golden.store import RUNS
+
+from sfumato import config as config_module
+from sfumato.cli import read_order
+from sfumato.commands import recipe_of, train
+from sfumato.errors import ConfigError, RunError
+from sfumato.files import read_json
+from sfumato.runs import open_run
+
+NEWER = ("canary_kind", "extender", "norm", "clip", "sharpness", "noise_decay")
+"""Settings that an earlier version did not have, say."""
+
+
+def edit(path, **changes):
+    """Change the settings in a config.json; None takes one out."""
+    record = read_json(path)
+    settings = {**record["config"], **changes}
+    kept = {name: value for name, value in settings.items() if value is not None}
+    path.write_text(json.dumps({**record, "config": kept}))
+
+
+def older(run):
+    """As an earlier version left it: some settings were not there, one has been removed since."""
+    before = read_json(run / "config.json")["config"]
+    edit(run / "config.json", **dict.fromkeys(NEWER), two_pass=True, check_every=7)
+    assert len(read_json(run / "config.json")["config"]) < len(before)
+    return run
+
+
+@pytest.fixture
+def run(runs, tmp_path):
+    return older(runs.copy("train", tmp_path / "older"))
+
+
+@pytest.mark.parametrize("reader", COMMANDS)
+def test_a_new_setting_and_a_removed_one_leave_every_finished_run_readable(
+    reader, run, runs, tmp_path
+):
+    code, words = COMMANDS[reader](run, runs.public, tmp_path / "out")
+    assert code == 0, words
+
+
+@pytest.mark.parametrize("reader", ["audit", "release", "invert"])
+def test_a_setting_that_never_was_is_refused(reader, run, runs, tmp_path):
+    edit(run / "config.json", epsilom=3)
+    code, words = COMMANDS[reader](run, runs.public, tmp_path / "out")
+    assert (code, "epsilom" in words) == (2, True)
+
+
+def test_a_finished_run_of_an_earlier_version_is_not_done_again(run, runs):
+    config = runs.settings.training
+    with open_run(config, verb="train", out=run) as opened:
+        assert opened.finished
+    with (
+        pytest.raises(RunError, match="lr"),
+        open_run(train.Config(**{**vars(config), "lr": 9.0}), verb="train", out=run),
+    ):
+        pass
+
+
+def test_an_unfinished_run_goes_on_with_all_of_its_settings_alone(run, runs):
+    (run / "done.json").unlink()
+    with (
+        pytest.raises(RunError, match="extender"),
+        open_run(runs.settings.training, verb="train", out=run),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_an_unfinished_run_goes_on_without_a_setting_that_only_said_how(before, tmp_path):
+    config = train.Config(noise_multiplier=1.0, steps=3, batch_size=50)
+    with open_run(config, verb="train", out=tmp_path) as opened:
+        opened.measure(0, lr=0.1)  # something was made
+    record = read_json(tmp_path / "config.json")
+    record["config"]["two_pass"] = before
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    with open_run(config, verb="train", out=tmp_path) as opened:
+        assert not opened.finished
+    words = ["--noise-multiplier", "1", "--out", str(tmp_path)]
+    assert read_order("train", words).config == config
+    record["config"]["lr"] = 3.0
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    with pytest.raises(RunError, match="lr"), open_run(config, verb="train", out=tmp_path):
+        pass
+
+
+def test_model_json_of_an_earlier_version_is_read_with_what_it_says(runs, tmp_path):
+    """Only what has a default may be missing: the classes have none."""
+    run = shutil.copytree(runs.made("train"), tmp_path / "run")
+    known = read_json(run / "model.json")
+    (run / "model.json").write_text(json.dumps({k: v for k, v in known.items() if k != "classes"}))
+    code, words = COMMANDS["load_model"](run, None, None)
+    assert (code, "classes" in words) == (2, True)
+
+
+def test_what_is_not_finished_is_read_strictly():
+    whole = config_module.to_json(train.Config(noise_multiplier=1.0))
+    del whole["lr"]
+    assert config_module.read_finished(train.Config, whole).lr == train.Config.lr
+    with pytest.raises(ConfigError, match="lr"):
+        config_module.from_json(train.Config, whole)
+
+
+WITHDRAWN = {
+    "reconstruct": {"save": 62, "shards": 2, "shard": "1/2"},
+    "invert": {"force": True},
+    "release": {
+        "soft_labels": "live",
+        "extractor": "real",
+        "card_scores": True,
+        "repeats": 3,
+        "student_shift": 2,
+    },
+    "warmup": {"control_widths": [8]},
+}
+"""Settings that no longer exist, by command, with another value than the usual one."""
+EACH = [(verb, name) for verb, names in WITHDRAWN.items() for name in names]
+
+
+def begun(verb, place, **changes):
+    """A run that began with the settings of a stored one, and what came later at its default."""
+    kind, stored = recipe_of(verb).config, read_json(RUNS / "v1" / verb / "config.json")
+    withdrawn = {name: stored["config"][name] for name in kind.WITHDRAWN}
+    settings = {**config_module.completed(kind, stored["config"]), **withdrawn, **changes}
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps({**stored, "config": settings}))
+    (place / "metrics.jsonl").write_text('{"step": 0}\n')  # something was made
+    return place
+
+
+def test_every_withdrawn_setting_is_tried():
+    for verb, names in WITHDRAWN.items():
+        assert set(names) == set(recipe_of(verb).config.WITHDRAWN)
+        stored = read_json(RUNS / "v1" / verb / "config.json")["config"]
+        for name, gone in recipe_of(verb).config.WITHDRAWN.items():
+            assert gone.usual in (config_module.ANY, stored[name])
+
+
+@pytest.mark.parametrize(("verb", "name"), EACH)
+def test_a_finished_run_with_a_withdrawn_setting_is_read_without_it(verb, name, tmp_path):
+    out = begun(verb, tmp_path / "run", **{name: WITHDRAWN[verb][name]})
+    (out / "done.json").write_text("{}")
+    config = read_order(verb, ["--out", str(out)]).config
+    assert not hasattr(config, name)
+    with open_run(config, verb=verb, out=out) as opened:
+        assert opened.finished
+
+
+@pytest.mark.parametrize(("verb", "name"), EACH)
+def test_an_unfinished_run_goes_on_without_a_withdrawn_setting_that_changes_nothing(
+    verb, name, tmp_path
+):
+    usual = begun(verb, tmp_path / "usual")
+    config = read_order(verb, ["--out", str(usual)]).config
+    open_run(config, verb=verb, out=usual).close()
+    other = begun(verb, tmp_path / "other", **{name: WITHDRAWN[verb][name]})
+    if recipe_of(verb).config.WITHDRAWN[name].usual is config_module.ANY:
+        open_run(config, verb=verb, out=other).close()
+        assert read_order(verb, ["--out", str(other)]).config == config
+        return
+    with pytest.raises(RunError, match=name):
+        open_run(config, verb=verb, out=other)
+    with pytest.raises(ConfigError, match=f'"{name}" is .* was removed'):
+        read_order(verb, ["--out", str(other)])
+
+
+@pytest.mark.parametrize(("verb", "name"), EACH)
+def test_a_withdrawn_flag_is_refused_with_what_to_do(verb, name):
+    flag = f"--{name.replace('_', '-')}"
+    for words in ([flag, "1"], [f"{flag}=1"], [f"--no-{flag[2:]}"]):
+        with pytest.raises(ConfigError, match=rf"{words[0][:5]}.* was removed: \w+"):
+            read_order(verb, words)

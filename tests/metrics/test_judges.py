@@ -1,0 +1,77 @@
+"""Judges look at images in one range, and what they say must fit together."""
+
+import pytest
+import torch
+from scenes import NAMES, scene
+
+from sfumato.errors import ConfigError, DataError
+from sfumato.metrics.inversion import score
+from sfumato.metrics.judges import Judged, Seen, Sets, look
+
+
+def test_a_judge_looks_at_everything_in_pieces_and_learns_nothing():
+    weight = torch.randn(12, NAMES, requires_grad=True)
+    sizes = []
+
+    def judge(pixels):
+        sizes.append(len(pixels))
+        return pixels.flatten(1) @ weight, pixels[:, :, ::2]
+
+    pixels = Sets(*(torch.rand(count, 1, 3, 4) for count in (7, 3, 4, 1)))
+    judged = look(judge, pixels, batch=3)
+    assert sizes == [3, 3, 1, 3, 3, 1, 1]
+    assert torch.allclose(judged.guesses.logits, (pixels.guesses.flatten(1) @ weight).detach())
+    assert judged.members.features.shape == (3, 8)
+    assert not judged.public.logits.requires_grad
+    assert isinstance(judged, Sets)
+    rebuilt = Judged(judged.guesses, judged.members, judged.held_out, judged.public)
+    assert list(vars(rebuilt)) == ["guesses", "members", "held_out", "public"]
+
+
+@pytest.mark.parametrize("value", [-0.5, 1.5, torch.nan, 200])
+def test_pixels_in_another_range_are_refused(value):
+    fine = torch.rand(2, 1, 3, 3)
+    bad = torch.full((2, 1, 3, 3), value, dtype=torch.uint8 if value == 200 else torch.float32)
+    with pytest.raises(ConfigError, match="Divide bytes by 255"):
+        look(lambda pixels: (pixels.flatten(1), pixels), Sets(bad, fine, fine, fine))
+
+
+def test_images_of_classes_that_nobody_guessed_change_nothing():
+    labels, judged = scene(classes=6, each=(8, 12, 9, 7))
+    keep = labels.each(lambda numbers: numbers < 5)
+    fewer = labels.each(lambda numbers, rows: numbers[rows], keep)
+    seen = judged.each(lambda seen, rows: Seen(seen.logits[rows], seen.features[rows]), keep)
+    some = Sets(fewer.guesses, labels.members, labels.held_out, labels.public)
+    all_else = Sets(seen.guesses, judged.members, judged.held_out, judged.public)
+    assert score(some, {"one": all_else}) == score(fewer, {"one": seen})
+
+
+@pytest.mark.parametrize("kind", ["members", "held_out", "public"])
+def test_a_class_that_a_set_lacks_is_refused_with_the_remedy(kind):
+    labels, judged = scene()
+    changed = {**vars(labels), kind: getattr(labels, kind).where(getattr(labels, kind) != 2, 3)}
+    with pytest.raises(ConfigError, match=f"{kind} has no image of class 2.*give {kind} images"):
+        score(Sets(**changed), {"one": judged})
+
+
+def test_what_cannot_be_judged_is_refused():
+    labels, judged = scene()
+    with pytest.raises(ConfigError, match="at least one judge"):
+        score(labels, {})
+    short = Sets(labels.guesses[1:], labels.members, labels.held_out, labels.public)
+    with pytest.raises(ConfigError, match=r'"one" saw 40 images of guesses.* 39 labels'):
+        score(short, {"one": judged})
+    for labelled in (labels.each(lambda n: n + 8), labels.each(lambda n: n - 1)):
+        with pytest.raises(ConfigError, match="knows 10 names"):
+            score(labelled, {"one": judged})
+    nobody = judged.each(lambda seen: Seen(seen.logits[:0], seen.features[:0]))
+    with pytest.raises(ConfigError, match="no guesses"):
+        score(labels.each(lambda n: n[:0]), {"one": nobody})
+    for part in ("logits", "features"):
+        broken = judged.each(lambda seen: Seen(seen.logits.clone(), seen.features.clone()))
+        getattr(broken.public, part)[3, 2] = torch.nan
+        with pytest.raises(DataError, match="NaN or infinity of public"):
+            score(labels, {"one": broken})
+    for bad in ({"level": 1.0}, {"resamples": 0}):
+        with pytest.raises(ConfigError, match="usual"):
+            score(labels, {"one": judged}, **bad)

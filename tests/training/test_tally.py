@@ -1,0 +1,177 @@
+"""What a step knows early, and what the ledger is told late."""
+
+import pytest
+import torch
+from interpreted import interpret_kernels
+from people import portraits
+from torch import nn
+
+from sfumato.clipping.clip import Ghost
+from sfumato.clipping.factors import Clipping
+from sfumato.commands.train import Config
+from sfumato.errors import PrivacyError
+from sfumato.privacy.budget import Plan
+from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.sampling import Batch, Chunk
+from sfumato.privacy.secret import Secret
+from sfumato.runs import open_run
+from sfumato.training import gather
+from sfumato.training.loop import Learner, fit
+from sfumato.training.quick import captured
+from sfumato.training.reading import Reading
+from sfumato.training.replay import WARM
+from sfumato.training.setup import make_schedule
+from sfumato.training.steps import Paid, private_step
+from sfumato.training.tally import BROKEN, CHUNKS, CLIPPED, EXAMPLES, LOSS, Tally, averages_of
+from sfumato.training.world import World
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def scene(device="cpu"):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(400, 3)).to(device)
+    reading = Reading(portraits(), torch.device(device), (0.5,), (0.5,), seed=3)
+    return model, Ghost(model, clipping=Clipping(max_norm=2.0)), reading
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_tally_is_that_of_all_chunks_captured_or_not(device):
+    _, ghost, reading = scene(device)
+    clip, tally = captured(ghost, ghost.clip, reading), Tally(torch.device(device))
+    mask = torch.tensor([True, True, False, True], device=device)
+    for turn in range(WARM + 3):
+        tally.begin()
+        wanted = torch.zeros(5)
+        for part in range(1 + turn % 3):
+            x, y = reading.trial(4)
+            inputs = (x * (1 + turn + part), y)
+            found = ghost.clip(reading.losses, inputs, 4, mask)
+            clip(reading.losses, inputs, 4, mask, tell=tally)
+            clipped = int((found.factors[0] < 1)[mask].sum())
+            wanted += torch.tensor([float(found.losses[mask].sum()), clipped, 3, 0, 1])
+        numbers = tally.read(1 + turn % 3, World())
+        assert numbers == pytest.approx(wanted.tolist(), rel=1e-4)
+    assert wanted[CLIPPED] > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_examples_that_are_not_finite_are_counted_even_where_they_do_not_count(device):
+    _, ghost, reading = scene(device)
+    tally = Tally(torch.device(device))
+    for there in (True, False):
+        x, y = reading.trial(4)
+        x[1] = torch.nan
+        tally.begin()
+        mask = torch.tensor([True, there, True, True], device=device)
+        ghost.clip(reading.losses, (x, y), 4, mask, tell=tally)
+        numbers = tally.read(1, World())
+        assert (numbers[BROKEN], numbers[EXAMPLES], numbers[CHUNKS]) == (1, 3 + there, 1)
+        assert torch.tensor(numbers[LOSS]).isfinite() == (not there)
+
+
+def test_a_chunk_that_nobody_told_of_is_noticed():
+    _, ghost, reading = scene()
+    tally = Tally(torch.device("cpu"))
+    assert tally.read(0, World()) == [0.0] * 5
+    ghost.clip(reading.losses, reading.trial(4), 4, tell=tally)
+    with pytest.raises(AssertionError, match="not told of"):
+        tally.read(2, World())
+
+
+def test_an_empty_batch_has_averages_too():
+    assert averages_of([0.0] * 5) == {"loss": 0.0, "clipped": 0.0, "batch": 0.0}
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Releases as on a GPU, in Triton's interpreter."""
+    interpret_kernels(monkeypatch)
+
+
+def batch(step, *parts):
+    every = (torch.ones(len(part), dtype=torch.bool) for part in parts)
+    return Batch(step, tuple(map(Chunk, map(torch.tensor, parts), every)))
+
+
+def test_to_check_contributions_changes_nothing_of_the_step(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 3))
+    _, _, reading = scene()
+    plan = Plan(noise_multiplier=0.0, expected_batch=4.0, steps=9, max_norm=2.0)
+    secret, found = Secret.from_seed(0), []
+    header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
+    for checked in (False, True):
+        monkeypatch.setattr(gather, "contributions_due", lambda _, checked=checked: checked)
+        ghost = Ghost(model, clipping=Clipping(max_norm=2.0))
+        step = private_step(ghost, reading, Paid(plan, Ledger(header), secret))
+        numbers = step(batch(0, [0, 1, 2], [3, 4]))
+        found.append((numbers, [p.grad.clone() for p in model.parameters()]))
+    (one, gradients), (other, again) = found
+    assert one == other
+    assert all(torch.equal(*pair) for pair in zip(gradients, again, strict=True))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeated():
+    model, ghost, reading = scene()
+    plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=9, max_norm=2.0)
+    secret, written = Secret.draw(), []
+    header = Header(data="d", delta=1e-5, secret=secret.commitment)
+    batches = [batch(0, [0, 1], [2]), batch(1), batch(2, [5, 6, 7])]
+
+    def gradients(ledger):
+        step = private_step(ghost, reading, Paid(plan, ledger, secret))
+        for each in batches:
+            step(each)
+            yield [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+    first = list(gradients(Ledger(header, written.append)))
+    assert all(part is not None for parts in first for part in parts)
+    # Killed: nobody has asked for the last tag.
+    resumed = Ledger.from_records(written)
+    again = list(gradients(resumed))
+    for one, other in zip(first[:2], again[:2], strict=True):
+        assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+    assert again[2] == [None] * 4
+    assert len(resumed.events) == 3
+    assert resumed.epsilon() == Ledger.from_records(written).epsilon()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(gather, "contributions_due", lambda _: False)
+    model, ghost, reading = scene()
+    plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=4, max_norm=2.0)
+    secret = Secret.draw()
+    header = Header(data="d", delta=1e-5, secret=secret.commitment)
+    batches = [batch(step, [0, 1, 2]) for step in range(4)]
+
+    def train(run, *, spoilt):
+        def clip(*given, tell):
+            found = ghost.clip(*given, tell=tell)
+            if len(taken) == spoilt:  # a sum that overflows, of norms that are fine
+                found.total["3.bias"][0] = torch.inf
+            taken.append(found)
+            return found
+
+        taken = []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        learner = Learner(model, optimizer, make_schedule(optimizer, "constant", 4))
+        learner.load(run.load_checkpoint())
+        ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
+        step = private_step(ghost, reading, Paid(plan, ledger, secret), clip=clip)
+        fit(
+            learner, batches[learner.step :], step, run, before_saving=ledger.settle,
+            checkpoint_seconds=0.0,
+        )  # fmt: skip
+        return ledger
+
+    with open_run(Config(epsilon=1.0), verb="train", out=tmp_path / "run") as run:
+        with pytest.raises(PrivacyError, match="of train, step 2, are not finite"):
+            train(run, spoilt=2)
+        assert not all(p.isfinite().all() for p in model.parameters())
+        ledger = train(run, spoilt=None)
+        assert all(p.isfinite().all() for p in model.parameters())
+    assert [event.step for event in ledger.events] == [0, 1, 2, 3]
+    assert [event.tag == "" for event in ledger.events] == [False, False, True, False]
