@@ -1,89 +1,44 @@
-"""sfumato: train vision models on pictures you must not leak.
+"""sfumato: train vision models on images you must not leak.
 
-Names are loaded when they are first used, so that `import sfumato` takes no time:
+Names are loaded when they are first used, so `import sfumato` takes no time:
 
     images = sfumato.load_images("digits", "train")
     plan = sfumato.make_plan(sfumato.Budget(epsilon=3, delta=1e-5), size=len(images), ...)
+
+The list of public names is `__init__.pyi`, which type checkers read too.
 """
 
+import ast
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+from warnings import warn
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from sfumato.attacks.retrain import audit_trainer as audit_trainer
-    from sfumato.clipping.admit import admit as admit
-    from sfumato.clipping.admit import clipped_gradient as clipped_gradient
-    from sfumato.clipping.clip import Ghost as Ghost
-    from sfumato.clipping.factors import Clipping as Clipping
-    from sfumato.clipping.layout import explain as explain
-    from sfumato.commands.load_model import load_model as load_model
-    from sfumato.data.augment import Augmentation as Augmentation
-    from sfumato.data.images import Images as Images
-    from sfumato.data.load import load_images as load_images
-    from sfumato.engine import PrivacyEngine as PrivacyEngine
-    from sfumato.engine import make_private as make_private
-    from sfumato.errors import ConfigError as ConfigError
-    from sfumato.errors import DataError as DataError
-    from sfumato.errors import PrivacyError as PrivacyError
-    from sfumato.errors import RunError as RunError
-    from sfumato.errors import SfumatoError as SfumatoError
-    from sfumato.errors import SfumatoWarning as SfumatoWarning
-    from sfumato.errors import UnsupportedLayer as UnsupportedLayer
-    from sfumato.privacy.accounting import epsilon as epsilon
-    from sfumato.privacy.budget import Budget as Budget
-    from sfumato.privacy.budget import Plan as Plan
-    from sfumato.privacy.budget import make_plan as make_plan
-    from sfumato.privacy.events import Event as Event
-    from sfumato.privacy.ledger import Header as Header
-    from sfumato.privacy.ledger import Ledger as Ledger
-    from sfumato.privacy.noise import privatize as privatize
-    from sfumato.privacy.sampling import poisson_batches as poisson_batches
-    from sfumato.privacy.secret import Secret as Secret
-    from sfumato.runs import Run as Run
-    from sfumato.runs import open_run as open_run
+RENAMED: dict[str, str] = {}
+"""Public names of the last version, each with today's. The old work for one version, and warn."""
 
-_HOMES = {
-    "audit_trainer": "attacks.retrain",
-    "Augmentation": "data.augment",
-    "Images": "data.images",
-    "load_images": "data.load",
-    "PrivacyEngine": "engine",
-    "make_private": "engine",
-    "ConfigError": "errors",
-    "DataError": "errors",
-    "PrivacyError": "errors",
-    "RunError": "errors",
-    "SfumatoError": "errors",
-    "SfumatoWarning": "errors",
-    "UnsupportedLayer": "errors",
-    "admit": "clipping.admit",
-    "clipped_gradient": "clipping.admit",
-    "Clipping": "clipping.factors",
-    "Ghost": "clipping.clip",
-    "explain": "clipping.layout",
-    "epsilon": "privacy.accounting",
-    "Budget": "privacy.budget",
-    "Plan": "privacy.budget",
-    "make_plan": "privacy.budget",
-    "Event": "privacy.events",
-    "Header": "privacy.ledger",
-    "Ledger": "privacy.ledger",
-    "privatize": "privacy.noise",
-    "Secret": "privacy.secret",
-    "poisson_batches": "privacy.sampling",
-    "load_model": "commands.load_model",
-    "Run": "runs",
-    "open_run": "runs",
-}
+
+def _modules() -> dict[str, str]:
+    """Where each public name is defined."""
+    listed = ast.parse(Path(__file__).with_suffix(".pyi").read_bytes()).body
+    imports = (line for line in listed if isinstance(line, ast.ImportFrom))
+    return {name.name: line.module or "" for line in imports for name in line.names}
+
+
+_MODULES = _modules()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name in RENAMED:
+        new = RENAMED[name]
+        warn(f"sfumato.{name} is now sfumato.{new}", DeprecationWarning, stacklevel=2)
+        name = new
+    if name not in _MODULES:
         raise AttributeError(f"module 'sfumato' has no attribute {name!r}")
-    return getattr(import_module(f"sfumato.{_HOMES[name]}"), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, "__version__"])
+    return sorted([*_MODULES, "__version__"])

@@ -6,7 +6,12 @@ and exit code 2. Our own mistakes are `assert`s and keep their traceback.
 
 
 class SfumatoError(ValueError):
-    """Something the user can mend."""
+    """Something the user can fix."""
+
+    def __init__(self, message: str = "", *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+        """The setting, file or layer it is about; None if the message names none."""
 
 
 class ConfigError(SfumatoError):
@@ -18,7 +23,7 @@ class DataError(SfumatoError):
 
 
 class PrivacyError(SfumatoError):
-    """Going on would break the promise, so nothing went on."""
+    """Going on would break the privacy guarantee, so nothing went on."""
 
 
 class RunError(SfumatoError):

@@ -75,14 +75,6 @@ def test_runs_are_named_after_what_they_are_about(verb):
         assert recipe.label(about) == "cifar10-torchvision-resnet18-eps2"
 
 
-def test_every_public_name_can_be_loaded():
-    import sfumato
-
-    assert all(getattr(sfumato, name) is not None for name in dir(sfumato))
-    with pytest.raises(AttributeError, match="privatise"):
-        sfumato.privatise  # noqa: B018
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
