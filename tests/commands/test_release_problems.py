@@ -120,7 +120,7 @@ def test_too_few_images_to_compare_are_refused(settings, tmp_path):
         ({"delta": 0.1}, "not below 1/240"),
         ({"batch_size": 300, "epsilon": 2.0, "noise_multiplier": None}, "at most 240"),
         ({"epsilon": 1.0, "noise_multiplier": None, "moments_noise": 0.1}, "Raise it, or spend"),
-        ({"moments_noise": 0.01}, "cannot be priced"),
+        ({"moments_noise": 0.01}, "too small to be priced"),
         ({"unit": "person"}, "nobody knows who"),
         ({"teacher": Path("nowhere"), "noise_multiplier": None, "epsilon": 1.0}, "no finished run"),
     ],
