@@ -111,4 +111,12 @@ def check_clip_function(norms: Tensor, clipping: Clipping) -> None:
 
 def _wanted(norms: Tensor, bound: float, style: str, stability: float) -> Tensor:
     """What the style says; it gets a copy of the norms, so that it cannot write into them."""
-    return CLIP_STYLES[style](norms.clone(), bound, stability).expand_as(norms)
+    factors = CLIP_STYLES[style](norms.clone(), bound, stability)
+    given = factors if isinstance(factors, Tensor) else None
+    if given is None or given.is_complex() or tuple(given.shape) not in ((), tuple(norms.shape)):
+        what = f"a {type(factors).__name__}" if given is None else f"{given.dtype} of {given.shape}"
+        raise ConfigError(
+            f'the clip function "{style}" gives {what}, and must give a tensor of one real factor '
+            f"for each norm: the shape {tuple(norms.shape)} of its first argument."
+        )
+    return given.expand_as(norms)

@@ -1,6 +1,7 @@
 """Clip factors keep every contribution within the bound, or are refused."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -34,6 +35,15 @@ LOOKING = {
     "in place": lambda norms, bound, stability: norms.div_(norms.sum()),
 }
 """Clip functions of a user by which one example changes what the others add."""
+NO_FACTORS = {
+    "None": lambda norms, bound, stability: None,
+    "a number": lambda norms, bound, stability: 1,
+    "numpy": lambda norms, bound, stability: norms.cpu().numpy(),
+    "too few": lambda norms, bound, stability: norms[..., :-1],
+    "an axis more": lambda norms, bound, stability: norms[None].expand(2, *norms.shape),
+    "complex numbers": lambda norms, bound, stability: norms + 0j,
+}
+"""What is no factor for each example."""
 
 
 @given(
@@ -127,6 +137,15 @@ def test_a_clip_function_that_looks_at_other_examples_is_not_admitted(
     ghost = Ghost(model, clipping=Clipping(style="my own", per_layer=per_layer))
     with pytest.raises(PrivacyError):
         admit(ghost, lambda m, x: m(x).square().sum(dim=1), (x,), 3)
+
+
+@pytest.mark.parametrize("given", NO_FACTORS)
+def test_a_clip_function_that_gives_no_factor_for_each_example_is_named(given, monkeypatch):
+    monkeypatch.setitem(CLIP_STYLES, "my own", NO_FACTORS[given])
+    ghost, x = Ghost(nn.Linear(5, 4), clipping=Clipping(style="my own")), torch.randn(3, 5)
+    for call in (ghost.clip, partial(admit, ghost)):
+        with pytest.raises(ConfigError, match='clip function "my own"'):
+            call(lambda m, x: m(x).square().sum(dim=1), (x,), 3)
 
 
 @pytest.mark.parametrize("style", STYLES)
