@@ -10,10 +10,13 @@ import torch
 from reconstructions import TINY, attack
 from safetensors.torch import load_file, save_file
 
+from sfumato.attacks.heads import HeadRecipe
 from sfumato.cli import main
 from sfumato.commands import reconstruct
 from sfumato.commands.reconstruct import STAGES
+from sfumato.commands.reconstruct.evaluate import promise
 from sfumato.errors import ConfigError, RunError
+from sfumato.metrics.trials import Trials
 from sfumato.reporting.words import up
 from sfumato.runs import open_run
 
@@ -91,8 +94,19 @@ def test_noise_is_priced_and_bounded(finished, tmp_path):
     assert f"epsilon {up(privacy['epsilon'])} at delta 1e-05, one image replaced" in text
     assert privacy["delta"] == 1e-5  # far below one in ten images
     published = privacy["at_published_delta"]
-    assert published["epsilon"] < privacy["epsilon"]
-    assert f"({up(published['epsilon'])} at 0.079, as published)" in text
+    assert published["epsilon_add_or_remove"] < published["epsilon"] < privacy["epsilon"]
+    added, replaced = up(published["epsilon_add_or_remove"]), up(published["epsilon"])
+    assert f"{replaced}; one image added or removed, as published: {added}" in text
+
+
+def test_the_published_epsilon_is_that_of_one_image_added_or_removed():
+    head = HeadRecipe(rate=0.5, max_norm=4.0, noise_multiplier=1.82)
+    pictures = torch.rand(8, 1, 1, 2, 2)
+    images, partner = torch.zeros(8, 1, dtype=torch.int64), torch.arange(8).roll(1)
+    trials = Trials(pictures, pictures[:, :, None], images, partner, torch.ones(1, 2), 1.0)
+    published = promise(head, trials, 0.95, 0.5)["at_published_delta"]
+    assert published["epsilon_add_or_remove"] == pytest.approx(5.0, rel=0.02)
+    assert published["epsilon"] == pytest.approx(14.1, rel=0.01)
 
 
 def dumps_config(config):

@@ -106,15 +106,17 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) 
         return many_run_bound(*pair, delta=delta, confidence=level, relation="replace").epsilon
 
     found: dict[str, Any] = {"relation": "replace", "delta": DELTA, "confidence": level}
-    # Such a delta as is published for heads: above 1/n, it forgives whole images.
+    # Such a delta as is published for heads: above 1/n, it forgives whole images. What is published
+    # with it is the epsilon of one image added or removed, the smaller of the two.
     published = {"delta": recipe.images**-1.1}
     for some in (found, published):
         some["epsilon_proved"] = proved(some["delta"])
         if recipe.noise_multiplier >= LEAST_NOISE:
-            some["epsilon"] = price(recipe.mechanisms(), some["delta"], "replace")
+            events = recipe.mechanisms()
+            some["epsilon"] = price(events, some["delta"], "replace")
+            some["epsilon_add_or_remove"] = price(events, some["delta"], "add-or-remove")
     found["at_published_delta"] = published
     if recipe.noise_multiplier >= LEAST_NOISE:
-        found["epsilon_add_or_remove"] = price(recipe.mechanisms(), DELTA, "add-or-remove")
         found["tpr_bound_at_1_percent_fpr"] = float(bound_at(recipe, 0.01))
         found["reconstruction_bound_if_best_picture_is_kappa"] = float(bound_at(recipe, kappa))
     return found
@@ -182,10 +184,12 @@ def tell(scene: Scene, scores: dict[str, Any]) -> str:
     promised = "none: epsilon is infinite"
     if "epsilon" in privacy:
         published = privacy["at_published_delta"]
+        replaced, added = up(published["epsilon"]), up(published["epsilon_add_or_remove"])
         promised = (
             f"epsilon {up(privacy['epsilon'])} at delta {privacy['delta']:.2g}, one image replaced "
-            f"({up(published['epsilon'])} at {published['delta']:.2g}, as published); at 1 % FPR "
-            f"no attack has a TPR above {at_most(privacy['tpr_bound_at_1_percent_fpr'])}"
+            f"(at the published delta, {published['delta']:.2g}: {replaced}; one image added or "
+            f"removed, as published: {added}); at 1 % FPR no attack has a TPR above "
+            f"{at_most(privacy['tpr_bound_at_1_percent_fpr'])}"
         )
     lines.insert(1, f"  promise   {promised}")
     return "\n".join(lines)
