@@ -1,12 +1,17 @@
 """One small finished run, and every command that reads such a run."""
 
+import base64
+import json
 import shutil
+import zlib
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
 import pytest
 import releases
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import sfumato
 from sfumato.cli import main
@@ -41,6 +46,22 @@ class Runs:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("finished"))
+
+
+def forge(run, *, model=None, ledger=None):
+    """A stranger's run: its model.json or ledger changed, and the note in the weights too."""
+    file = run / "model.safetensors"
+    with safe_open(file, framework="pt") as opened:
+        notes = dict(opened.metadata())
+    if model is not None:
+        notes["model.json"] = json.dumps(model)
+        (run / "model.json").write_text(notes["model.json"])
+    if ledger is not None:
+        packed = base64.b85encode(zlib.compress(ledger.encode())).decode()
+        notes["sfumato"] = json.dumps(json.loads(notes["sfumato"]) | {"ledger": packed})
+        (run / "ledger.jsonl").write_text(ledger)
+    tensors = {name: value.clone() for name, value in load_file(file).items()}
+    save_file(tensors, file, metadata=notes)
 
 
 def command(words):

@@ -4,7 +4,9 @@ import json
 import shutil
 import sys
 
+import numpy as np
 import pytest
+from finished import forge
 from safetensors.torch import save_file
 
 import sfumato
@@ -31,17 +33,26 @@ def finished_run(tmp_path_factory):
 def a_strangers_folder(finished, tmp_path, monkeypatch):
     """One stands in it, as after unpacking somebody's archive, and calls the console script."""
     shutil.copytree(finished, tmp_path / "run")
-    for name, place in (("config.json", ("config", "model")), ("model.json", ("model",))):
-        edit(tmp_path / "run" / name, place, "others:make")
+    edit(tmp_path / "run/config.json", ("config", "model"), "others:make")
+    describe(tmp_path / "run")
     (tmp_path / "others.py").write_text(HOSTILE)
     shutil.copytree(tmp_path / "run", tmp_path / "cut")
     (tmp_path / "cut/done.json").unlink()
     shutil.copytree(finished, tmp_path / "half")  # config.json looks fine
-    edit(tmp_path / "half/model.json", ("model",), "others:make")
+    describe(tmp_path / "half")
     generator(tmp_path / "drawn/stages/generator")
+    noise(tmp_path / "noise.npz", seed=0)
+    noise(tmp_path / "public.npz", seed=1)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     return tmp_path
+
+
+def noise(file, seed):
+    """Images that no run was trained on."""
+    pixels = np.random.default_rng(seed).integers(256, size=(1000, 28, 28), dtype=np.uint8)
+    labels = np.arange(1000) % 10
+    np.savez(file, x_train=pixels, y_train=labels, x_test=pixels[:50], y_test=labels[:50])
 
 
 def edit(file, place, value):
@@ -51,6 +62,10 @@ def edit(file, place, value):
         part = part[name]
     part[place[-1]] = value
     file.write_text(json.dumps(record))
+
+
+def describe(run):
+    forge(run, model=json.loads((run / "model.json").read_text()) | {"model": "others:make"})
 
 
 def generator(folder):
@@ -71,7 +86,7 @@ COMMANDS = {
     "release": ["release", "--teacher", "run", *ON_PATCHES, "--epsilon", "9", "--out", "a"],
     "invert": ["invert", "--target", "run", *ON_PATCHES, "--other-classes", "--n", "9"],
     "invert's judge": [
-        "invert", "--data", "digits@0-4", "--public", "digits@5-9", "--image-size", "28",
+        "invert", "--data", "noise.npz", "--public", "public.npz", "--shared-classes",
         "--mode", "non-private", "--judge", "run", "--n", "9", "--method", "pixels",
     ],
     "sample": ["warmup", "sample", "--run", "drawn", "--number", "1", "--out", "a.npz"],

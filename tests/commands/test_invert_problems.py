@@ -107,7 +107,9 @@ def test_a_target_must_fit_the_images_that_it_is_said_to_have_learnt(settings, t
         labels=torch.arange(60) % 3, classes=("a", "b", "c"), name="colours", private=True,
     )  # fmt: skip
     others = replace(
-        colours, pixels=torch.randint(256, (60, 3, 16, 16), dtype=torch.uint8), classes=("d", "e", "f")
+        colours,
+        pixels=torch.randint(256, (60, 3, 16, 16), dtype=torch.uint8),
+        classes=("d", "e", "f"),
     )
     files = {
         "data": saved(tmp_path / "colours.npz", colours),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from finished import forge
 from warmups import tiny, warm
 
 from sfumato.cli import main
@@ -209,7 +210,7 @@ def with_ledger(run, folder, seed=None):
     plan = make_plan(size=1000, batch_size=100, steps=3, noise_multiplier=1.0)
     list(poisson_batches(plan, 1000, ledger, secret, stage="generator", chunk_size=100))
     lines = [json.dumps(to_json(record)) + "\n" for record in ledger.records()]
-    (place / "ledger.jsonl").write_text("".join(lines))
+    forge(place, ledger="".join(lines))
     blueprint = json.loads((place / "generator.json").read_text())
     (place / "generator.json").write_text(json.dumps({**blueprint, "ledger": True}))
     return ledger.epsilon()

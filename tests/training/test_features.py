@@ -84,7 +84,7 @@ def test_features_of_a_body_in_bfloat16_are_admitted(tmp_path):
     "changes",
     [
         {"model": "resnet18", "image_size": 32, "norm": "keep", "train_only": "head"},
-        {"model": "train.test_features:centred"},
+        {"model": "training.test_features:centred"},
     ],
 )
 def test_a_frozen_body_that_mixes_examples_is_refused(tmp_path, changes):
