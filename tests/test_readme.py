@@ -129,7 +129,7 @@ def test_account_prints_what_its_page_says(shown, capsys):
 @pytest.mark.parametrize(
     ("page", "number", "epsilon"),
     [
-        ("README.md", 0, 2),
+        ("README.md", 1, 2),
         ("docs/library.md", 0, 3),
         ("docs/library.md", 1, 3),
         ("docs/library.md", 2, 2),
