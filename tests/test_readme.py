@@ -19,7 +19,7 @@ from sfumato.runs import open_run
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
-    str(page.relative_to(ROOT)): page for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+    str(page.relative_to(ROOT)): page for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
 }
 
 
