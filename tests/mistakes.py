@@ -230,14 +230,32 @@ def compiled_later():
     optimizer.step(loss=each(model, X, Y))
 
 
-def trained(*, compiled):
-    """Weights after two steps, the model being called as it is, or compiled in the loop."""
+def compiled_step():
+    model = net()
+    _, optimizer = attached(model)
+
+    @torch.compile(backend="aot_eager")
+    def step(x, y):
+        optimizer.step(loss=each(model, x, y))
+
+    step(X, Y)
+
+
+def trained(compiled=None):
+    """Weights after two steps; the model that is called, or the step itself, may be compiled."""
+    torch.compiler.reset()
     torch.manual_seed(0)
     model = net()
     _, optimizer = attached(model, secret=sfumato.Secret.from_seed(0))
-    called = torch.compile(model, backend="eager") if compiled else model
+    called = torch.compile(model, backend="eager") if compiled == "model" else model
+
+    def step(x, y):
+        optimizer.step(loss=each(called, x, y))
+
+    if compiled == "step":
+        step = torch.compile(step, backend="eager")
     for _ in range(2):
-        optimizer.step(loss=each(called, X, Y))
+        step(X, Y)
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
@@ -319,6 +337,7 @@ def cases():
     yield "a stream to make_private", private_stream
     yield "a list to engine.shuffled", lambda: next(attached(net())[0].shuffled([(X, Y)]))
     yield "a model that is compiled later", compiled_later
+    yield "a training step that is compiled", compiled_step
 
 
 def found(call):
@@ -334,5 +353,6 @@ def found(call):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     answers = {name: found(call) for name, call in cases()}
-    same = torch.equal(trained(compiled=True), trained(compiled=False))
+    plain = trained()
+    same = {what: torch.equal(trained(what), plain) for what in ("model", "step")}
     json.dump({"answers": answers, "same if compiled in the loop": same}, sys.stdout)

@@ -42,5 +42,6 @@ def test_the_errors_are_at_hand():
     assert {"__version__", "SfumatoError"} <= set(dir(sfumato))
 
 
-def test_a_model_that_is_compiled_in_the_loop_is_clipped_as_it_is(answers):
-    assert answers["same if compiled in the loop"]
+@pytest.mark.parametrize("compiled", ["model", "step"])
+def test_what_is_compiled_in_the_loop_trains_as_it_is(compiled, answers):
+    assert answers["same if compiled in the loop"][compiled]

@@ -221,6 +221,7 @@ class PrivacyEngine:
                 f"the next pass they would come again. {LOOP}"
             )
 
+    @torch._disable_dynamo  # pyright: ignore
     def step(self, *_: Any, loss: Tensor | None = None, **others: Any) -> None:
         """Add the batch's clipped gradients, and take a noisy step when the batch is complete."""
         if others:
@@ -229,6 +230,7 @@ class PrivacyEngine:
         if complete:
             self._take_step()
 
+    @torch._disable_dynamo  # pyright: ignore
     def virtual_step(self, *_: Any, loss: Tensor | None = None) -> None:
         """Add the batch's clipped gradients, and wait for more of the same logical batch."""
         if self._uses_loader:
