@@ -30,7 +30,7 @@ from families import EXPECTED, LISTED
 from timm.models._registry import _deprecated_models
 from torch import Tensor, nn
 
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.errors import UnsupportedLayer
 
@@ -103,9 +103,9 @@ def compare(model: nn.Module, x: Tensor) -> dict[str, Any]:
     Factors are 1 / norm, so that the sums are of size one. Gradients of one example at a time are
     subtracted from them as they come: what is left is the error.
     """
-    ghost = Ghost(model, clipping=Clipping(style="auto-v"))
-    clipped = ghost.clip(loss_of, (x,), len(x))
-    total, named = clipped.total, ghost.parameters
+    clipper = GradientClipper(model, clipping=Clipping(style="auto-v"))
+    clipped = clipper.clip(loss_of, (x,), len(x))
+    total, named = clipped.total, clipper.parameters
     sizes = {name: float(t.norm()) for name, t in total.items()}
     left = {n: total[n] if n in total else torch.zeros_like(p) for n, p in named.items()}
     norms = torch.zeros(len(x), dtype=torch.float64)
@@ -117,7 +117,7 @@ def compare(model: nn.Module, x: Tensor) -> dict[str, Any]:
     norms = norms.sqrt()
     worst = {n: float(t.norm()) / max(sizes.get(n, 0.0), FLOOR) for n, t in left.items()}
     where = max(worst, key=worst.__getitem__)
-    (parts,) = ghost.layouts.values()
+    (parts,) = clipper.layouts.values()
     return {
         "norms": float(((clipped.norms - norms) / norms).abs().max()),
         "sums": worst[where],

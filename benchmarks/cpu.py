@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.models.normalise import replace_batch_norm
 from sfumato.models.wrn import WideResNet
 
@@ -65,21 +65,21 @@ def make_step(method: str, case: str) -> Callable[[], object]:
         parameters = list(model.parameters())
         return lambda: torch.autograd.grad(loss_of(model, x, y).mean(), parameters)
     if method.startswith("Opacus"):
-        return opacus_step(model, x, y, ghost=method.endswith("ghost"))
+        return opacus_step(model, x, y, clipper=method.endswith("ghost"))
     if method == "half batches":
-        return in_halves(Ghost(model), loss_of, x, y)
-    ghost = Ghost(model, method)
-    return lambda: ghost.clip(loss_of, (x, y), n)
+        return in_halves(GradientClipper(model), loss_of, x, y)
+    clipper = GradientClipper(model, method)
+    return lambda: clipper.clip(loss_of, (x, y), n)
 
 
 def in_halves(
-    ghost: Ghost, loss_of: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor
+    clipper: GradientClipper, loss_of: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor
 ) -> Callable[[], object]:
     """The same sum with half the physical batch: two chunks, one after the other.
 
     They are added up where a training step adds up its chunks, however many: that is made before.
     """
-    half, total = len(x) // 2, {name: torch.ones_like(p) for name, p in ghost.parameters.items()}
+    half, total = len(x) // 2, {name: torch.ones_like(p) for name, p in clipper.parameters.items()}
 
     def add(more: dict[str, torch.Tensor]) -> None:
         for name in total:
@@ -87,13 +87,13 @@ def in_halves(
 
     def step() -> None:
         for rows in (slice(None, half), slice(half, None)):
-            add(ghost.clip(loss_of, (x[rows], y[rows]), half).total)
+            add(clipper.clip(loss_of, (x[rows], y[rows]), half).total)
 
     return step
 
 
 def opacus_step(
-    model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, ghost: bool, noise: float = 0.0
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, clipper: bool, noise: float = 0.0
 ) -> Callable[[], object]:
     """The same step by Opacus: in-place activations off, as it needs."""
     from opacus import PrivacyEngine
@@ -105,7 +105,7 @@ def opacus_step(
     loader = DataLoader(TensorDataset(x, y), batch_size=len(x))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
     settings = {"noise_multiplier": noise, "max_grad_norm": 1.0, "poisson_sampling": False}
-    if ghost:
+    if clipper:
         made = PrivacyEngine().make_private(
             module=model, optimizer=optimizer, data_loader=loader,
             criterion=nn.CrossEntropyLoss(), grad_sample_mode="ghost", **settings,

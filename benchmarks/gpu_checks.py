@@ -16,7 +16,7 @@ from gpu_steps import private_clip
 from torch import Tensor, nn
 
 from sfumato.clipping.admit import one_at_a_time
-from sfumato.clipping.clip import Clipped, Ghost
+from sfumato.clipping.clip import Clipped, GradientClipper
 
 EXAMPLES = 8
 
@@ -110,8 +110,8 @@ def check_collinear(device: torch.device, spread: float = 0.01) -> Record:
         return (found.float() * w).sum(dim=(1, 2))
 
     exact = torch.einsum("ntd,ntp->npd", tokens.double(), weights.double()).flatten(1).norm(dim=1)
-    ghost = Ghost(layer, "ghost")
-    found = ghost.clip(losses, (tokens.to(device), weights.to(device)), n).norms.double().cpu()
+    clipper = GradientClipper(layer, "ghost")
+    found = clipper.clip(losses, (tokens.to(device), weights.to(device)), n).norms.double().cpu()
     ratios = found / exact
     record = {"lowest": float(ratios.min()), "highest": float(ratios.max())}
     return {"kind": "collinear", "method": "private", **record}

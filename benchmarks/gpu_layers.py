@@ -20,7 +20,7 @@ from gpu_steps import private_clip
 from torch import Tensor
 
 from sfumato.clipping import arithmetic, contract, grams, standardised
-from sfumato.clipping.clip import Ghost, kind_of_batch
+from sfumato.clipping.clip import GradientClipper, kind_of_batch
 from sfumato.clipping.geometry import Geometry
 from sfumato.clipping.layout import part_cost
 from sfumato.clipping.parts import Part
@@ -63,14 +63,14 @@ def layers_of(case: Case, way: Way, device: torch.device) -> list[tuple[Layer, P
     """Every use of a layer in one forward pass of the whole batch, in order."""
     model, inputs = case.model(device, way), case.inputs(case.batch, device, way)
     losses = case.losses(device, low=way.low)
-    ghost, _ = private_clip(model, losses, inputs, way)
+    clipper, _ = private_clip(model, losses, inputs, way)
     key = kind_of_batch(inputs, case.batch)
-    with ghost.recording(case.batch, key) as tape:
+    with clipper.recording(case.batch, key) as tape:
         out = losses(model, *tape.mark(inputs))
-    parts = {part.path: part for part in ghost.layouts[key] if part.kind == "product"}
+    parts = {part.path: part for part in clipper.layouts[key] if part.kind == "product"}
     found = []
     for node in contractions(out):
-        part = parts.get(name_of(node, ghost))
+        part = parts.get(name_of(node, clipper))
         if part is None:
             continue  # its weight is frozen
         x, weight, *_ = node.saved_tensors
@@ -93,9 +93,9 @@ def contractions(out: Tensor) -> list[Any]:
     return sorted(found, key=lambda node: node._sequence_nr())
 
 
-def name_of(node: Any, ghost: Ghost) -> str:
+def name_of(node: Any, clipper: GradientClipper) -> str:
     """The parameter that the weight of a node comes from."""
-    names = {id(parameter): name for name, parameter in ghost.parameters.items()}
+    names = {id(parameter): name for name, parameter in clipper.parameters.items()}
     waiting = [node.next_functions[1][0]]
     while waiting:
         node = waiting.pop()

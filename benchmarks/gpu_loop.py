@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from gpu_cases import Case, Way
 
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.data.images import Images
 from sfumato.privacy.budget import Plan
@@ -64,7 +64,7 @@ def noisy_step(model: torch.nn.Module, reading: Reading, way: Way, expected: int
     secret = Secret.draw()
     ledger = Ledger(Header(data="noise", delta=1e-5, secret=secret.commitment))
     plan = Plan(noise_multiplier=1.0, expected_batch=expected, rate=0.01, steps=10**6)
-    ghost = Ghost(model, clipping=Clipping(max_norm=plan.max_norm))
-    ghost.clip(reading.losses, reading.trial(), 3)  # it examines the model
-    clip = quick_clip(ghost, reading, compiled=way.compiled)
-    return private_step(ghost, reading, Paid(plan, ledger, secret), clip=clip)
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=plan.max_norm))
+    clipper.clip(reading.losses, reading.trial(), 3)  # it examines the model
+    clip = quick_clip(clipper, reading, compiled=way.compiled)
+    return private_step(clipper, reading, Paid(plan, ledger, secret), clip=clip)

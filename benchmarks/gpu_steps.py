@@ -19,7 +19,7 @@ from gpu_cases import Case, Losses, Way
 from gpu_loop import loop_step
 from torch import Tensor, nn
 
-from sfumato.clipping.clip import Clipped, Ghost
+from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.compiled import Compiled
 from sfumato.clipping.factors import Clipping
 from sfumato.clipping.plain_group_norm import QuickGroupNorm
@@ -38,12 +38,14 @@ Inputs = tuple[Tensor, Tensor]
 
 def private_clip(
     model: nn.Module, losses: Losses, inputs: Inputs, way: Way, max_norm: float = 1.0
-) -> tuple[Ghost, Callable[..., Clipped]]:
-    """How a private gradient is made: what to call like `Ghost.clip`, eager or compiled."""
-    ghost = Ghost(model, clipping=Clipping(max_norm=max_norm))
+) -> tuple[GradientClipper, Callable[..., Clipped]]:
+    """How a private gradient is made: what to call like `GradientClipper.clip`, eager or
+    compiled.
+    """
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=max_norm))
     (x, y), few = inputs, min(3, len(inputs[1]))
-    ghost.clip(losses, (x[: few * (len(x) // len(y))], y[:few]), few)  # it examines the model
-    return ghost, Compiled(ghost) if way.compiled else ghost.clip
+    clipper.clip(losses, (x[: few * (len(x) // len(y))], y[:few]), few)  # it examines the model
+    return clipper, Compiled(clipper) if way.compiled else clipper.clip
 
 
 def new_step(
@@ -115,8 +117,8 @@ def private_step(
     noise = "chacha20" if secure else "philox"
     ledger = Ledger(Header(data="noise", delta=1e-5, noise=noise, secret=secret.commitment))
     plan = Plan(noise_multiplier=1.0, expected_batch=chunks * examples, rate=0.01, steps=10**6)
-    ghost, clip = private_clip(model, losses, inputs, way, plan.max_norm)
-    named, numbers = ghost.parameters, itertools.count()
+    clipper, clip = private_clip(model, losses, inputs, way, plan.max_norm)
+    named, numbers = clipper.parameters, itertools.count()
     layout, tally = Layout.of(named), Tally(inputs[0].device)
     one = captured(lambda: clip(losses, inputs, examples, tell=tally).total, inputs, way)
 
@@ -256,8 +258,8 @@ def _private_vision_step(model: nn.Module, inputs: Inputs) -> Step:
 
 
 PEERS: dict[str, tuple[str, Callable[[nn.Module, Inputs], Step]]] = {
-    "Opacus": ("opacus", lambda model, xy: opacus_step(model, *xy, ghost=False, noise=1.0)),
-    "Opacus ghost": ("opacus", lambda model, xy: opacus_step(model, *xy, ghost=True, noise=1.0)),
+    "Opacus": ("opacus", lambda model, xy: opacus_step(model, *xy, clipper=False, noise=1.0)),
+    "Opacus ghost": ("opacus", lambda model, xy: opacus_step(model, *xy, clipper=True, noise=1.0)),
     "fastDP": ("fastDP", _fastdp_step),
     "private_vision": ("private_vision", _private_vision_step),
 }

@@ -2,7 +2,7 @@
 from sfumato.attacks.retrain import audit_trainer as audit_trainer
 from sfumato.clipping.admit import admit as admit
 from sfumato.clipping.admit import clipped_gradient as clipped_gradient
-from sfumato.clipping.clip import Ghost as Ghost
+from sfumato.clipping.clip import GradientClipper as GradientClipper
 from sfumato.clipping.factors import Clipping as Clipping
 from sfumato.clipping.layout import explain as explain
 from sfumato.commands.load_model import load_model as load_model

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from teachers import PUBLIC, faces, reading_of
 from torch import nn
 
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.models.wrn import WideResNet
 from sfumato.privacy.budget import Plan
@@ -88,14 +88,14 @@ def main(kind):
     extender = KINDS[kind](model, 2)
     extender.begin(0)
     reading = replace(PRIVATE, views=2, change=extender.change)
-    ghost = Ghost(model, clipping=Clipping(max_norm=0.3))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=0.3))
     inputs = reading.inputs(batch_of(range(12)).chunks[0], 0)
-    before = ghost.clip(reading.losses, inputs, 12)
+    before = clipper.clip(reading.losses, inputs, 12)
     torch._dynamo.config.trace_autograd_ops = True
-    compiled = torch.compile(ghost.clip, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(clipper.clip, fullgraph=True, backend="aot_eager")
     compiled(reading.losses, inputs, 12)
     extender.begin(1)
-    eager, found = (clip(reading.losses, inputs, 12) for clip in (ghost.clip, compiled))
+    eager, found = (clip(reading.losses, inputs, 12) for clip in (clipper.clip, compiled))
     torch.testing.assert_close(found.norms, eager.norms)
     assert not torch.allclose(eager.norms, before.norms, rtol=1e-3)
     for name, total in eager.total.items():

@@ -136,7 +136,7 @@ SETTINGS = {
 
 
 def clip(model, loss):
-    sfumato.Ghost(model).clip(loss, (X, Y), N)
+    sfumato.GradientClipper(model).clip(loss, (X, Y), N)
 
 
 def clipped_gradient(model, loss):
@@ -144,7 +144,7 @@ def clipped_gradient(model, loss):
 
 
 def admit(model, loss):
-    sfumato.admit(sfumato.Ghost(model), loss, (X, Y), N)
+    sfumato.admit(sfumato.GradientClipper(model), loss, (X, Y), N)
 
 
 def engine(model, loss):
@@ -193,9 +193,9 @@ INPUTS = {
 def batch_to(way, inputs):
     """Other inputs, to the ways that take a batch."""
     if way is clip:
-        sfumato.Ghost(net()).clip(each, inputs, N)
+        sfumato.GradientClipper(net()).clip(each, inputs, N)
     elif way is admit:
-        sfumato.admit(sfumato.Ghost(net()), each, inputs, N)
+        sfumato.admit(sfumato.GradientClipper(net()), each, inputs, N)
     else:
         sfumato.clipped_gradient(net(), each, inputs, max_norm=1.0)
 
@@ -290,7 +290,7 @@ def cases_of_parts():
     yield "no optimizer to attach", lambda: made().attach(None)
     yield "no optimizer to make_private", partial(private, loader=loader)
     yield "a list to make_private", partial(private, loader=[(X, Y)])
-    yield "a clipping that is a number", partial(sfumato.Ghost, net(), clipping=1.0)
+    yield "a clipping that is a number", partial(sfumato.GradientClipper, net(), clipping=1.0)
     for name, values in NO_IMAGES.items():
         for place, value in enumerate(values):
             yield f"images with other {name}, {place}", partial(images, **{name: value})

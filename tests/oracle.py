@@ -3,7 +3,7 @@
 import torch
 
 from sfumato.clipping.admit import one_at_a_time
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 
 
@@ -28,17 +28,17 @@ def compare(model, x, n, loss_of=loss_of, **options):
     """Norms and clipped sums against autograd asked for one example at a time, in float64."""
     rows = one_at_a_time(model, loss_of, (x,))
     norms = norms_of(rows)
-    ghost = Ghost(model, clipping=Clipping(max_norm=float(norms.median())), **options)
-    clipped = ghost.clip(loss_of, (x,), n)
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=float(norms.median())), **options)
+    clipped = clipper.clip(loss_of, (x,), n)
     torch.testing.assert_close(clipped.norms, norms, rtol=5e-6, atol=1e-9)
     for name in rows[0]:
         wanted = sum(f * row[name] for f, row in zip(clipped.factors[0], rows, strict=True))
         torch.testing.assert_close(clipped.total[name], wanted, rtol=1e-9, atol=1e-9)
-    return ghost, clipped
+    return clipper, clipped
 
 
 def largest_contribution(model, loss_fn, inputs, max_norm, **options):
     """The norm of the largest clipped gradient that one example adds, each asked alone."""
-    ghost = Ghost(model, clipping=Clipping(max_norm=max_norm), **options)
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=max_norm), **options)
     alone = [tuple(x[i : i + 1] for x in inputs) for i in range(len(inputs[0]))]
-    return max(norm_of(ghost.clip(loss_fn, one, 1).total) for one in alone)
+    return max(norm_of(clipper.clip(loss_fn, one, 1).total) for one in alone)

@@ -25,7 +25,7 @@ import torch
 from canary_runs import ledger_of, run_small, unpriced
 
 from sfumato.clipping import sums
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.commands.audit.canaries import check_run, examine
 from sfumato.errors import PrivacyError, UnsupportedLayer
 from sfumato.privacy import noise, sampling
@@ -138,7 +138,7 @@ def test_clipping_skipped_for_all_is_caught(tmp_path, monkeypatch, not_admitted,
 
 def noise_in_parts(monkeypatch, size):
     """Noise for each micro-batch, and none for the step."""
-    clip, keys = Ghost.clip, iter(range(10**9))
+    clip, keys = GradientClipper.clip, iter(range(10**9))
 
     def noisy(self, *arguments, **options):
         found = clip(self, *arguments, **options)
@@ -148,7 +148,7 @@ def noise_in_parts(monkeypatch, size):
         }
         return replace(found, total=drawn)
 
-    monkeypatch.setattr(Ghost, "clip", noisy)
+    monkeypatch.setattr(GradientClipper, "clip", noisy)
     monkeypatch.setattr(noise, "to_philox_mean", lambda total, _, divisor, key: total.div_(divisor))
 
 

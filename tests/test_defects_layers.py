@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sfumato.clipping.admit import admit
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.layout import MODES
 from sfumato.errors import UnsupportedLayer
 from sfumato.models.normalise import group_norm_like, replace_batch_norm
@@ -36,21 +36,21 @@ def two_convolutions():
 
 
 def test_d11_non_ghost_convolution_gradients_are_exact():
-    ghost, _ = compare(built(two_convolutions), randn(4, 4, 7, 7), 4, mode="non-ghost")
-    (parts,) = ghost.layouts.values()
+    clipper, _ = compare(built(two_convolutions), randn(4, 4, 7, 7), 4, mode="non-ghost")
+    (parts,) = clipper.layouts.values()
     assert {part.method for part in parts} == {"store"}
 
 
 def test_d17_every_resolution_has_its_own_choice_of_method():
     model = built(lambda: nn.Sequential(nn.Conv2d(4, 32, 3), nn.AdaptiveAvgPool2d(1)))
     methods = {}
-    ghost = Ghost(model)
+    clipper = GradientClipper(model)
     for size in (4, 24):
         x = randn(3, 4, size, size)
-        admit(ghost, loss_of, (x,), 3)
-        ghost.clip(loss_of, (x,), 3)
-        (key,) = [k for k in ghost.layouts if k[0][0] == (4, size, size)]
-        methods[size] = ghost.layouts[key][0].method
+        admit(clipper, loss_of, (x,), 3)
+        clipper.clip(loss_of, (x,), 3)
+        (key,) = [k for k in clipper.layouts if k[0][0] == (4, size, size)]
+        methods[size] = clipper.layouts[key][0].method
     assert methods == {4: "ghost", 24: "store"}
 
 
@@ -59,8 +59,8 @@ def test_d19_layer_norm_needs_no_bias_and_a_bias_alone_costs_nothing_else():
     model = built(lambda: nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4)))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.endswith("bias"))
-    ghost, _ = compare(model, randn(4, 5, 8), 4)
-    (parts,) = ghost.layouts.values()
+    clipper, _ = compare(model, randn(4, 5, 8), 4)
+    (parts,) = clipper.layouts.values()
     assert [(part.path, part.kind) for part in parts] == [
         ("0.bias", "gradient"),
         ("1.bias", "gradient"),
@@ -132,7 +132,7 @@ class Recurrent(nn.Module):
 
 def test_d22_a_recurrent_layer_is_refused_by_name_and_not_by_accident():
     with pytest.raises(UnsupportedLayer, match=r'"layer\.\w+" is used by lstm'):
-        Ghost(Recurrent()).clip(loss_of, (randn(3, 5, 8).float(),), 3)
+        GradientClipper(Recurrent()).clip(loss_of, (randn(3, 5, 8).float(),), 3)
 
 
 def test_d23_beit_is_trained_whole():
@@ -247,10 +247,10 @@ def test_f10_a_large_table_makes_no_one_hot_product():
     words, width, n, length = 5000, 4, 6, 7
     model = nn.Sequential(nn.Embedding(words, width), nn.Flatten(), nn.Linear(28, 3))
     ids = torch.arange(n * length).reshape(n, length) % 11
-    ghost = Ghost(model)
-    ghost.clip(loss_of, (ids,), n)
+    clipper = GradientClipper(model)
+    clipper.clip(loss_of, (ids,), n)
     with Largest() as seen:
-        ghost.clip(loss_of, (ids,), n)
+        clipper.clip(loss_of, (ids,), n)
     # Neither a one-hot batch, n * length * words, nor a gradient an example, n * words * width.
     assert words * width <= seen.numel < 2 * words * width
     compare(model.double(), ids, n)

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from sfumato.clipping.admit import one_at_a_time
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping, clip_factors
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError
@@ -134,7 +134,7 @@ def test_d20_global_clipping_keeps_short_gradients_and_drops_long_ones(mode):
     rows = one_at_a_time(model, losses, (x.double(), y))
     norms = norms_of(rows)
     clipping = Clipping(max_norm=float(norms.median()) * 1.001, style="global")
-    clipped = Ghost(model, mode, clipping=clipping).clip(losses, (x.double(), y), 12)
+    clipped = GradientClipper(model, mode, clipping=clipping).clip(losses, (x.double(), y), 12)
     short = [row for row, norm in zip(rows, norms, strict=True) if norm <= norms.median()]
     assert 0 < len(short) < 12
     for name, total in clipped.total.items():
@@ -153,7 +153,7 @@ def test_d21_a_pass_without_gradients_keeps_nothing():
         assert model.training
         model(x)
     assert engine.recorder.tape is None
-    assert not engine.ghost.layouts
+    assert not engine.clipper.layouts
     loss = losses(model, x, y)
     with torch.no_grad():
         model(x[:3])
@@ -251,7 +251,9 @@ def test_d26_no_hooks_are_left_on_the_model_and_a_closure_is_answered():
 def test_f8_the_norm_bound_matters_under_automatic_clipping():
     x, y = dataset()[:12]
     small, large = (
-        Ghost(net(), clipping=Clipping(max_norm=bound, style="automatic")).clip(losses, (x, y), 12)
+        GradientClipper(net(), clipping=Clipping(max_norm=bound, style="automatic")).clip(
+            losses, (x, y), 12
+        )
         for bound in (0.1, 0.7)
     )
     for name, total in small.total.items():
@@ -294,15 +296,15 @@ def test_f12_a_schedule_works_whether_made_before_or_after_the_engine(order):
 def test_f12_augmented_views_and_the_images_of_one_person_are_one_contribution():
     model, images = net(), digits(6)
     reading = Reading(images, torch.device("cpu"), (0.5,), (0.5,), views=4)
-    ghost = Ghost(model, clipping=Clipping(max_norm=0.1))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=0.1))
     x, y = reading.inputs(batch_of(6, 6).chunks[0], 0)
     assert len(x) == 24
-    clipped = ghost.clip(reading.losses, (x, y), 6)
+    clipped = clipper.clip(reading.losses, (x, y), 6)
     norms = norms_of(one_at_a_time(model, reading.losses, (x, y)))
     torch.testing.assert_close(clipped.norms, norms, rtol=1e-4, atol=1e-6)
     secret = Secret.from_seed(0)
     header = Header(data="toy", delta=1e-3, fixed_seed=True, secret=secret.commitment)
     ledger, plan = Ledger(header), engine_for(model).plan
-    private_step(ghost, reading, Paid(plan, ledger, secret))(batch_of(6, 4))
+    private_step(clipper, reading, Paid(plan, ledger, secret))(batch_of(6, 4))
     assert len(ledger.events) == 1
     assert all(p.grad is not None for p in model.parameters())

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from sfumato.clipping.admit import one_at_a_time
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.engine import PrivacyEngine
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
@@ -163,7 +163,7 @@ def test_d7_cancelling_gram_sums_give_neither_nan_nor_too_small_a_norm(mode):
         return (model(x) * pull).sum(dim=(1, 2))
 
     exact = norms_of(one_at_a_time(layer.double(), loss, (tokens.double(), pull.double())))
-    found = Ghost(layer.float(), mode).clip(loss, (tokens, pull), 16).norms
+    found = GradientClipper(layer.float(), mode).clip(loss, (tokens, pull), 16).norms
     assert found.isfinite().all()
     assert (found >= exact * (1 - 1e-4)).all()
 
@@ -171,7 +171,7 @@ def test_d7_cancelling_gram_sums_give_neither_nan_nor_too_small_a_norm(mode):
 def test_d7_no_gradient_at_all_has_norm_zero_and_not_nan():
     layer = nn.Linear(8, 8, bias=False)
     x = torch.randn(3, 4, 8)
-    clipped = Ghost(layer, "ghost").clip(lambda m, x: 0 * m(x).sum(dim=(1, 2)), (x,), 3)
+    clipped = GradientClipper(layer, "ghost").clip(lambda m, x: 0 * m(x).sum(dim=(1, 2)), (x,), 3)
     assert clipped.norms.tolist() == [0.0, 0.0, 0.0]
     assert not clipped.total["weight"].any()
 
@@ -292,7 +292,7 @@ def test_f5_no_batch_statistics_and_no_parameter_left_out():
     x, y = pictures()
     optimizer.step(loss=losses(model, x, y))
     assert all(torch.equal(m.running_mean, old) for m, old in zip(norms, before, strict=True))
-    (parts,) = engine.ghost.layouts.values()
+    (parts,) = engine.clipper.layouts.values()
     assert {name for part in parts for name in part.sources} == set(start)
     assert all(bool((p != start[name]).any()) for name, p in model.named_parameters())
     model.train()
@@ -326,7 +326,7 @@ def test_bf16_ghost_norms_of_collinear_tokens_still_bound_what_is_added(spread):
 
     assert largest_contribution(layer, loss, (tokens, pull), 1e-3, mode="ghost") <= 1e-3
     clipping = Clipping(max_norm=1e-3)
-    exact = Ghost(layer, "non-ghost", clipping=clipping).clip(loss, (tokens, pull), 8)
-    found = Ghost(layer, "ghost", clipping=clipping).clip(loss, (tokens, pull), 8)
+    exact = GradientClipper(layer, "non-ghost", clipping=clipping).clip(loss, (tokens, pull), 8)
+    found = GradientClipper(layer, "ghost", clipping=clipping).clip(loss, (tokens, pull), 8)
     torch.testing.assert_close(found.norms, exact.norms, rtol=0.05, atol=0)
     assert norm_of(found.total) > 0

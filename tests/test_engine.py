@@ -63,8 +63,8 @@ def test_every_step_is_the_noisy_mean_of_its_own_clipped_gradients():
         twin.load_state_dict(model.state_dict())
         x, y = dataset()[12 * step : 12 * step + 12]
         optimizer.step(loss=losses(model, x, y))
-        ghost = sfumato.Ghost(twin, clipping=sfumato.Clipping(max_norm=0.1))
-        total = ghost.clip(losses, (x, y), 12).total
+        clipper = sfumato.GradientClipper(twin, clipping=sfumato.Clipping(max_norm=0.1))
+        total = clipper.clip(losses, (x, y), 12).total
         # In the order of the parameters, as the noise follows it.
         total = {name: total[name] for name, _ in twin.named_parameters()}
         noisy = sfumato.privatize(total, engine.plan, book, secret, step=step, stage="train")
@@ -253,7 +253,7 @@ def test_the_engine_follows_schedules_and_keeps_an_average():
     events = engine.ledger.events
     assert events[-1].noise_multiplier == pytest.approx(events[0].noise_multiplier / 2)
     assert events[-1].max_norm == pytest.approx(0.01)
-    assert engine.ghost.clipping.max_norm == pytest.approx(0.01)
+    assert engine.clipper.clipping.max_norm == pytest.approx(0.01)
     assert 2.9 < engine.get_privacy_spent()["epsilon"] <= 3
     averaged = engine.average.module.state_dict()
     assert any(not torch.equal(averaged[name], p) for name, p in model.state_dict().items())

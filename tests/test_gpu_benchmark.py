@@ -21,7 +21,7 @@ import gpu_table
 from gpu_cases import TINY, WAYS
 
 from sfumato.clipping import contract, sums
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.privacy.sampling import Chunk
 
@@ -276,8 +276,8 @@ def test_the_steps_of_training_leave_the_gradient_that_the_others_make(way, monk
             losses = reading.losses(model, *reading.inputs(chunk, 0))
             wanted = torch.autograd.grad(losses.mean(), list(model.parameters()))
         else:
-            ghost = Ghost(model, clipping=Clipping(max_norm=1.0))
-            total = ghost.clip(reading.losses, reading.inputs(chunk, 0), 4).total
+            clipper = GradientClipper(model, clipping=Clipping(max_norm=1.0))
+            total = clipper.clip(reading.losses, reading.inputs(chunk, 0), 4).total
             wanted = [total[name] / 4 for name, _ in model.named_parameters()]
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=2e-2 if way.low else 1e-4, atol=1e-5)

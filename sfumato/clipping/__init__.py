@@ -14,11 +14,12 @@ Read in this order:
                other words)
 6. `generic`   the exact ways for operations that have no rule
 7. `layout`    which way each layer takes, by cost; the table that `--explain` prints
-8. `clip`      `Ghost.clip`, which puts it all together (with `kept`, `factors`, `sums`, `trials`)
+8. `clip`      `GradientClipper.clip`, which puts it all together (with `kept`, `factors`, `sums`,
+`trials`)
 9. `admit`     the test a model passes before its norms are believed
 
 What makes it quick stands apart: `on_gpu` and `kernels` do the algebra of 1 on a GPU, `compiled` is
-`Ghost.clip` compiled, `plain_group_norm` lends a kernel to ordinary training.
+`GradientClipper.clip` compiled, `plain_group_norm` lends a kernel to ordinary training.
 
 The idea (Bu et al. 2022, 2023; Goodfellow 2015): the gradient of example i for a weight is
 b_i a_i', where a_i is the layer's input and b_i the gradient of its output. Its norm can be had

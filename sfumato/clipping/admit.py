@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sfumato.clipping.buffers import Buffers
 from sfumato.clipping.checks import check_batch, check_inputs, check_losses, refusing_compiled
-from sfumato.clipping.clip import Clipped, Ghost
+from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.factors import Clipping, check_clip_function
 from sfumato.clipping.mixing import PLACE_MATTERS, place_matters
 from sfumato.clipping.trials import (
@@ -43,7 +43,7 @@ _DICE = random.SystemRandom()  # not torch's, so that nobody else's chance moves
 
 
 def admit(
-    ghost: Ghost,
+    clipper: GradientClipper,
     loss_fn: Callable[..., Tensor],
     inputs: Sequence[Tensor],
     examples: int,
@@ -60,19 +60,19 @@ def admit(
     is tested as it is.
     """
     check_batch(inputs, examples)
-    refuse_batch_norm(ghost.model)
+    refuse_batch_norm(clipper.model)
     # Norms from far below the bound to far beyond it.
-    check_clip_function(ghost.clipping.max_norm * torch.logspace(-3, 3, 13), ghost.clipping)
+    check_clip_function(clipper.clipping.max_norm * torch.logspace(-3, 3, 13), clipper.clipping)
     exact_loss_fn = exact_loss_fn or loss_fn
     compiled = refusing_compiled(exact_loss_fn)
-    with compiled, without_dropout(ghost.model), torch.enable_grad():
-        _check_buffers(ghost.model, loss_fn, inputs, examples)
-        model, exact_inputs = awake(ghost.model, exact_loss_fn, inputs)
+    with compiled, without_dropout(clipper.model), torch.enable_grad():
+        _check_buffers(clipper.model, loss_fn, inputs, examples)
+        model, exact_inputs = awake(clipper.model, exact_loss_fn, inputs)
         _check_independence(model, exact_loss_fn, exact_inputs, examples)
         _check_places(model, exact_loss_fn, exact_inputs, examples)
-        exact = replace(ghost, model=model, layouts={})
+        exact = replace(clipper, model=model, layouts={})
         _check_equality(exact, exact_inputs, exact_loss_fn, examples)
-        _check_bound(ghost, loss_fn, inputs, examples)
+        _check_bound(clipper, loss_fn, inputs, examples)
 
 
 def clipped_gradient(
@@ -86,10 +86,11 @@ def clipped_gradient(
 ) -> Clipped:
     """The sum of clipped gradients of `loss_fn(model, *inputs)`, which gives one loss an example.
 
-    Guarantee: that of `Ghost.clip`, for a model that has been admitted on noise of the same shape.
-    For a single sum; in a loop make a `Ghost`, admit it once and call its `clip`.
+    Guarantee: that of `GradientClipper.clip`, for a model that has been admitted on noise of the
+    same shape. For a single sum; in a loop make a `GradientClipper`, admit it once and call its
+    `clip`.
     """
-    ghost = Ghost(model, mode, clipping=Clipping(max_norm=max_norm))
+    clipper = GradientClipper(model, mode, clipping=Clipping(max_norm=max_norm))
     check_inputs(inputs)
     if not inputs:
         raise ConfigError("there are no inputs: their first axis says how many examples there are.")
@@ -97,8 +98,8 @@ def clipped_gradient(
     noise = [torch.randn_like(x) if x.is_floating_point() else x for x in inputs]
     few = min(examples, 3)
     if few:
-        admit(ghost, loss_fn, [x[:few] for x in noise], few)
-    return ghost.clip(loss_fn, inputs, examples, mask)
+        admit(clipper, loss_fn, [x[:few] for x in noise], few)
+    return clipper.clip(loss_fn, inputs, examples, mask)
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
@@ -139,7 +140,7 @@ def contributions_due(before: int) -> bool:
 
 
 def check_contributions(
-    ghost: Ghost, clip: Callable[[Tensor], Clipped], examples: int, count: int = 2
+    clipper: GradientClipper, clip: Callable[[Tensor], Clipped], examples: int, count: int = 2
 ) -> None:
     """Raise `PrivacyError` if one of `count` examples, drawn at random, adds more than the bound.
 
@@ -149,10 +150,10 @@ def check_contributions(
     what the step does, for a mask: the sum is formed for one example with all others masked, and
     measured. Norms and sums are found in different ways, so that a wrong norm shows.
     """
-    bound = ghost.clipping.max_norm
+    bound = clipper.clipping.max_norm
     for i in _DICE.sample(range(examples), min(count, examples)):
-        found = clip(torch.arange(examples, device=ghost.seed.device) == i)
-        check_clip_function(found.norms, ghost.clipping)
+        found = clip(torch.arange(examples, device=clipper.seed.device) == i)
+        check_clip_function(found.norms, clipper.clipping)
         added = _length(found)
         if not added <= bound * (1 + SLACK):
             raise PrivacyError(
@@ -242,13 +243,16 @@ def _check_unmoved(
 
 
 def _check_bound(
-    ghost: Ghost, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int
+    clipper: GradientClipper,
+    loss_fn: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    examples: int,
 ) -> None:
     """What one example adds, with all others masked, must be within the bound."""
-    small = replace(ghost.clipping, max_norm=1e-3)
-    trial = replace(ghost, clipping=small, layouts={})
+    small = replace(clipper.clipping, max_norm=1e-3)
+    trial = replace(clipper, clipping=small, layouts={})
     for i in range(examples):
-        alone = torch.arange(examples, device=ghost.seed.device) == i
+        alone = torch.arange(examples, device=clipper.seed.device) == i
         norm = _length(trial.clip(loss_fn, inputs, examples, alone))
         if not norm <= 1e-3 * (1 + SLACK):
             raise UnsupportedLayer(
@@ -258,17 +262,20 @@ def _check_bound(
 
 
 def _check_equality(
-    ghost: Ghost, inputs: Sequence[Tensor], loss_fn: Callable[..., Tensor], examples: int
+    clipper: GradientClipper,
+    inputs: Sequence[Tensor],
+    loss_fn: Callable[..., Tensor],
+    examples: int,
 ) -> None:
     state = random_state()
-    rows = one_at_a_time(ghost.model, loss_fn, inputs)
+    rows = one_at_a_time(clipper.model, loss_fn, inputs)
     squares = [sum(g.double().square().sum() for g in row.values()) for row in rows]
     norms = torch.stack([torch.as_tensor(s) for s in squares]).sqrt().to(torch.float32)
     finite = norms[norms.isfinite()]
     bound = float(finite.median()) if len(finite) else 1.0
     trial = replace(
-        ghost,
-        clipping=replace(ghost.clipping, max_norm=max(bound, 1e-12), per_layer=False),
+        clipper,
+        clipping=replace(clipper.clipping, max_norm=max(bound, 1e-12), per_layer=False),
         layouts={},
     )
     set_random_state(state)  # what chance there is left is the same for both

@@ -37,7 +37,7 @@ from sfumato.errors import ConfigError, UnsupportedLayer
 
 
 @dataclass
-class Ghost:
+class GradientClipper:
     """A model made ready for per-example clipping. The model itself is not changed."""
 
     model: nn.Module

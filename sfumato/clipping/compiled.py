@@ -1,4 +1,4 @@
-"""`Ghost.clip` with its passes compiled, as ordinary training compiles them.
+"""`GradientClipper.clip` with its passes compiled, as ordinary training compiles them.
 
 The forward pass is a function of the batch and of the dummies; the compiler differentiates it, and
 decides as in ordinary training what to keep for the way back and what to compute again. Factors and
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sfumato.clipping.checks import check_losses
-from sfumato.clipping.clip import Ghost, kind_of_batch
+from sfumato.clipping.clip import GradientClipper, kind_of_batch
 from sfumato.clipping.leaf import Leaf, change_leaves
 from sfumato.clipping.parts import Recipe
 from sfumato.clipping.sizes import FEW, flat
@@ -94,7 +94,8 @@ class Again:
 
 
 class Compiled:
-    """`ghost.clip`, compiled for each size of batch that it meets. Guarantee: that of `Ghost.clip`.
+    """`clipper.clip`, compiled for each size of batch that it meets. Guarantee: that of
+    `GradientClipper.clip`.
 
     What a parameter meets before the batch is that of the first pass, and of buffers themselves
     their content of today: a model that computes other constants there at each step, from numbers
@@ -102,8 +103,8 @@ class Compiled:
     is added is another gradient.) `options` are torch.compile's.
     """
 
-    def __init__(self, ghost: Ghost, **options: Any) -> None:
-        self.ghost = ghost
+    def __init__(self, clipper: GradientClipper, **options: Any) -> None:
+        self.clipper = clipper
         self.passes: dict[Any, Pass] = {}
         self.forward = torch.compile(self._forward, fullgraph=True, dynamic=False, **options)
 
@@ -111,11 +112,11 @@ class Compiled:
         self, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int,
         mask: Bool[Tensor, " n"] | None = None, tell: Tell | None = None,
     ) -> Clipped:  # fmt: skip
-        """As `Ghost.clip`."""
+        """As `GradientClipper.clip`."""
         kind = kind_of_batch(inputs, examples)
         if (kind, examples) not in self.passes:
             if len(self.passes) == SIZES:
-                return self.ghost.clip(loss_fn, inputs, examples, mask, tell)
+                return self.clipper.clip(loss_fn, inputs, examples, mask, tell)
             self.passes[kind, examples] = self._prepare(loss_fn, inputs, examples, kind)
         known = self.passes[kind, examples]
         dummies = (known.norms, known.keeps)
@@ -124,31 +125,31 @@ class Compiled:
         )
         check_losses(losses, examples)
         found = torch.autograd.grad(losses.sum(), [*known.norms, *known.keeps], allow_unused=True)
-        tape = self.ghost.new_tape(examples, kind, dummies=dummies)
+        tape = self.clipper.new_tape(examples, kind, dummies=dummies)
         tape.values, tape.extras = self._values(known), extras
-        clipping, margin = self.ghost.clipping, self.ghost.margin
-        with torch.autocast(self.ghost.seed.device.type, enabled=False):
+        clipping, margin = self.clipper.clipping, self.clipper.margin
+        with torch.autocast(self.clipper.seed.device.type, enabled=False):
             return conclude(tape, losses, found, clipping, margin, mask, tell)
 
     def _forward(
         self, loss_fn: Callable[..., Tensor], inputs: tuple[Tensor, ...], examples: int, kind: Any,
         dummies: tuple[tuple[Tensor, ...], tuple[Tensor, ...]], has_lists: bool,
     ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
-        recording = self.ghost.recording(examples, kind, dummies=dummies)
-        looking = InLists(self.ghost.leaf_type) if has_lists else nullcontext()
+        recording = self.clipper.recording(examples, kind, dummies=dummies)
+        looking = InLists(self.clipper.leaf_type) if has_lists else nullcontext()
         with looking, recording as tape:
-            losses = loss_fn(self.ghost.model, *tape.mark(inputs))
+            losses = loss_fn(self.clipper.model, *tape.mark(inputs))
         return losses, tape.extras
 
     def _prepare(
         self, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int, kind: Any
     ) -> Pass:
         """Learn from a few examples which dummies there are: all have the examples first."""
-        ghost, state = self.ghost, random_state()
-        if kind not in ghost.layouts:
-            ghost.survey(lambda marked: loss_fn(ghost.model, *marked), inputs, examples, kind)
-        with ghost.recording(FEW, kind, recipes={}) as tape:
-            losses = loss_fn(ghost.model, *tape.mark(resized(inputs, examples, FEW)))
+        clipper, state = self.clipper, random_state()
+        if kind not in clipper.layouts:
+            clipper.survey(lambda marked: loss_fn(clipper.model, *marked), inputs, examples, kind)
+        with clipper.recording(FEW, kind, recipes={}) as tape:
+            losses = loss_fn(clipper.model, *tape.mark(resized(inputs, examples, FEW)))
             leaves = {Again.of(leaf): name for name, leaf in tape.leaves.items()}
         set_random_state(state)
         del losses
@@ -176,12 +177,12 @@ class Compiled:
 
     def _dummy(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Zeros that take no memory and can be differentiated."""
-        zero = torch.zeros((), dtype=dtype, device=self.ghost.seed.device)
+        zero = torch.zeros((), dtype=dtype, device=self.clipper.seed.device)
         return zero.expand(shape).requires_grad_()
 
     def _values(self, known: Pass) -> list[Tensor]:
         """What met the batch, one a part, made again from the parameters as they are now."""
-        named, device = self.ghost.parameters, self.ghost.seed.device
+        named, device = self.clipper.parameters, self.clipper.seed.device
         made: dict[Again, Tensor] = {leaf: named[name] for leaf, name in known.leaves.items()}
         with torch.enable_grad():
             return [_make(value, made, known.recipes, device) for value in known.values]

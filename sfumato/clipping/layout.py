@@ -83,12 +83,12 @@ def _must_store(part: Part) -> bool:
 
 def explain(model: nn.Module, shape: tuple[int, ...], mode: str = "ghost_mixed") -> str:
     """The table for a model that takes images of `shape` (channels, height, width)."""
-    from sfumato.clipping.clip import Ghost
+    from sfumato.clipping.clip import GradientClipper
 
-    ghost = Ghost(model, mode)
+    clipper = GradientClipper(model, mode)
     x = torch.zeros(2, *shape)
-    ghost.clip(lambda model, x: model(x).flatten(1).sum(dim=1), (x,), 2)
-    (parts,) = ghost.layouts.values()
+    clipper.clip(lambda model, x: model(x).flatten(1).sum(dim=1), (x,), 2)
+    (parts,) = clipper.layouts.values()
     return explain_layout(parts, model)
 
 

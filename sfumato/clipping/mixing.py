@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.clipping.clip import Ghost, kind_of_batch
+from sfumato.clipping.clip import GradientClipper, kind_of_batch
 from sfumato.clipping.sizes import EXACT, ROUNDED
 from sfumato.clipping.sums import norms_of
 from sfumato.clipping.tape import Tape
@@ -58,7 +58,12 @@ def is_due(before: int, rarely: int | None = RARELY) -> bool:
 
 
 def refuse_mixing(
-    ghost: Ghost, tape: Tape, losses: Tensor, inputs: Sequence[Tensor], *, retain: bool = False
+    clipper: GradientClipper,
+    tape: Tape,
+    losses: Tensor,
+    inputs: Sequence[Tensor],
+    *,
+    retain: bool = False,
 ) -> None:
     """Raise `PrivacyError` if the loss of an example, drawn at random, reaches another.
 
@@ -67,7 +72,7 @@ def refuse_mixing(
     """
     one = _DICE.randrange(tape.examples)
     dummies = [*tape.norms, *tape.keeps]
-    found = ghost.go_back(tape, losses[one], [*inputs, *dummies], retain=retain)
+    found = clipper.go_back(tape, losses[one], [*inputs, *dummies], retain=retain)
     with torch.no_grad():
         reached = [
             g.reshape(tape.examples, -1).abs().amax(dim=1)
@@ -130,33 +135,36 @@ def _differ(before: Tensor, after: Tensor, moved: Tensor, examples: int, toleran
 
 
 def refuse_places(
-    ghost: Ghost, found_for: Callable[[Tensor], list[Tensor]], examples: int, key: Any
+    clipper: GradientClipper, found_for: Callable[[Tensor], list[Tensor]], examples: int, key: Any
 ) -> None:
     """Raise `PrivacyError` if some of the examples of a real batch get other numbers elsewhere."""
     some = min(examples, SOME)
-    tolerance = ROUNDED if any(part.rounded for part in ghost.layouts[key]) else EXACT
-    if place_matters(ghost.model, found_for, some, (some + 1) // 2, tolerance):
+    tolerance = ROUNDED if any(part.rounded for part in clipper.layouts[key]) else EXACT
+    if place_matters(clipper.model, found_for, some, (some + 1) // 2, tolerance):
         raise PrivacyError(f"{PLACE_MATTERS} This batch is in no step.")
 
 
 def check_mixing(
-    ghost: Ghost, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int
+    clipper: GradientClipper,
+    loss_fn: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    examples: int,
 ) -> None:
     """The same of passes that are made for this alone, with some of the examples of a real one."""
     some = min(examples, SOME)
     if some < 2:
         return
     key = kind_of_batch(inputs, examples)
-    if key not in ghost.layouts:
-        ghost.survey(lambda marked: loss_fn(ghost.model, *marked), inputs, examples, key)
+    if key not in clipper.layouts:
+        clipper.survey(lambda marked: loss_fn(clipper.model, *marked), inputs, examples, key)
     whole = [x.detach() for x in inputs]
 
     def losses_of(places: Tensor) -> list[Tensor]:
-        return [loss_fn(ghost.model, *(examples_at(x, places, examples) for x in whole))]
+        return [loss_fn(clipper.model, *(examples_at(x, places, examples) for x in whole))]
 
-    refuse_places(ghost, losses_of, examples, key)
+    refuse_places(clipper, losses_of, examples, key)
     first = [x[: some * (len(x) // examples)] for x in whole]
     leaves = [x.requires_grad_() for x in first if x.is_floating_point()]
-    with ghost.recording(some, key) as tape:
-        losses = loss_fn(ghost.model, *first)
-    refuse_mixing(ghost, tape, losses, leaves)
+    with clipper.recording(some, key) as tape:
+        losses = loss_fn(clipper.model, *first)
+    refuse_mixing(clipper, tape, losses, leaves)

@@ -28,7 +28,9 @@ Tell = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
 
 @dataclass(frozen=True)
 class Clipped:
-    """What `Ghost.clip` returns: sums by parameter name, in float32, and what they came from."""
+    """What `GradientClipper.clip` returns: sums by parameter name, in float32, and what they came
+    from.
+    """
 
     total: dict[str, Tensor]
     norms: Float[Tensor, " n"]

@@ -46,7 +46,7 @@ class Tape:
     parts: list[Part]
     survey: bool = False
     leaf_type: type[Leaf] = Leaf
-    """That of the `Ghost` this pass belongs to."""
+    """That of the `GradientClipper` this pass belongs to."""
     group_of: dict[str, int] = field(default_factory=dict)
     """The group, by parameter, that it is clipped with."""
     num_groups: int = 1

@@ -1,4 +1,4 @@
-"""`PrivacyEngine`: the familiar cover over `ghost` and `privacy`.
+"""`PrivacyEngine`: the familiar cover over `clipper` and `privacy`.
 
 For people who know private_vision (or Opacus): attach it to an optimizer, and give the per-example
 losses to `optimizer.step(loss=...)`. What is different is that it cannot be used to lie. It knows
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from sfumato.clipping.checks import check_model
-from sfumato.clipping.clip import Clipped, Ghost
+from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.config import check_counts, check_given, check_numbers, differences, to_json
 from sfumato.engine import familiar
 from sfumato.engine.guards import (
@@ -121,8 +121,10 @@ class PrivacyEngine:
         )  # fmt: skip
         self.ledger = Ledger(header)
         self.module = module
-        self.ghost = Ghost(module, familiar.mode(ghost_clipping, mixed), clipping=clipping)
-        self.recorder = Recorder(self.ghost)
+        self.clipper = GradientClipper(
+            module, familiar.mode(ghost_clipping, mixed), clipping=clipping
+        )
+        self.recorder = Recorder(self.clipper)
         self.accounting_mode = accounting_mode
         self.taken = 0
         self._passes = Passes(self.plan, sample_size)
@@ -297,7 +299,7 @@ class PrivacyEngine:
         tape = self.recorder.take()
         complete = self._is_complete_with(tape.examples)
         max_norm = self.plan.at(self.taken).max_norm
-        self.ghost.clipping = replace(self.ghost.clipping, max_norm=max_norm)
+        self.clipper.clipping = replace(self.clipper.clipping, max_norm=max_norm)
         clipped = self.recorder.clip(tape, loss)
         self._finite.add(clipped.losses)
         self._sums.add(clipped.total)
@@ -320,7 +322,7 @@ class PrivacyEngine:
     def _sums(self) -> Sums:
         """The sums of this logical batch, made when they are wanted: a model may move before."""
         if self._total is None:
-            self._total = Sums.zeros(self.ghost.parameters)
+            self._total = Sums.zeros(self.clipper.parameters)
         return self._total
 
     def _forget(self) -> None:
@@ -339,7 +341,7 @@ class PrivacyEngine:
         )  # fmt: skip
         self._forget()
         self.taken += 1
-        named = self.ghost.parameters
+        named = self.clipper.parameters
         for name, parameter in named.items():
             parameter.grad = noisy[name]
         self._optimizer_step()

@@ -50,5 +50,5 @@ def clipping(
 
 
 def mode(ghost_clipping: bool, mixed: bool) -> str:
-    """The name of one of `ghost.layout.MODES`."""
+    """The name of one of `clipper.layout.MODES`."""
     return ("ghost_mixed" if mixed else "ghost") if ghost_clipping else "non-ghost"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sfumato.clipping.admit import admit, check_contributions, contributions_due, refuse_batch_norm
 from sfumato.clipping.buffers import Buffers
 from sfumato.clipping.checks import check_losses, refuse_compiled
-from sfumato.clipping.clip import Clipped, Ghost
+from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.mixing import is_due, refuse_mixing, refuse_places
 from sfumato.clipping.tape import Tape
 from sfumato.engine.guards import check_governed, refuse_closures
@@ -27,7 +27,7 @@ from sfumato.errors import ConfigError, PrivacyError
 
 
 class Recorder:
-    """Passes of `ghost.model` in training mode, each on a tape; other passes go by.
+    """Passes of `clipper.model` in training mode, each on a tape; other passes go by.
 
     Guarantee: what is on a tape was made by a model whose norms are those of autograd, tested for
     each kind of batch, and by the parameters that were trainable when the recorder was made. No
@@ -35,14 +35,14 @@ class Recorder:
     the batches themselves: of the first of each kind, and then by chance.
     """
 
-    def __init__(self, ghost: Ghost) -> None:
-        self.ghost = ghost
-        self.module = ghost.model
+    def __init__(self, clipper: GradientClipper) -> None:
+        self.clipper = clipper
+        self.module = clipper.model
         self.optimizer: torch.optim.Optimizer | None = None
         """The one whose steps the tapes are for; None while nothing is recorded."""
         self.tape: Tape | None = None
-        self._buffers = Buffers(ghost.model)
-        self._governed = {id(p) for p in ghost.parameters.values()}
+        self._buffers = Buffers(clipper.model)
+        self._governed = {id(p) for p in clipper.parameters.values()}
         self._calls = 0
         self._clipped: Counter[Any] = Counter()
         """Batches of each kind so far, of two examples or more."""
@@ -73,7 +73,7 @@ class Recorder:
         if isinstance(getattr(self.module.forward, "__self__", None), Recorder):
             raise ConfigError("the model has an engine attached already: call its detach() first.")
         refuse_closures(optimizer)
-        check_governed(self.ghost.parameters, self._governed, optimizer)
+        check_governed(self.clipper.parameters, self._governed, optimizer)
         refuse_batch_norm(self.module)
         self.optimizer, self._forward = optimizer, self.module.forward
         self._own_forward = vars(self.module).get("forward")
@@ -104,14 +104,14 @@ class Recorder:
         self._look_outside(loss, tape.examples)
         try:
             if self._leaves is not None:
-                refuse_mixing(self.ghost, tape, loss, self._leaves, retain=True)
+                refuse_mixing(self.clipper, tape, loss, self._leaves, retain=True)
             if contributions_due(self._finished[self._kind]):
                 check_contributions(
-                    self.ghost,
-                    lambda mask: self.ghost.finish(tape, loss, mask, retain=True),
+                    self.clipper,
+                    lambda mask: self.clipper.finish(tape, loss, mask, retain=True),
                     tape.examples,
                 )
-            clipped = self.ghost.finish(tape, loss)
+            clipped = self.clipper.finish(tape, loss)
         except RuntimeError as problem:
             if "backward through the graph a second time" not in str(problem):
                 raise
@@ -140,7 +140,7 @@ class Recorder:
         assert self.optimizer is not None
         refuse_compiled(self.module)
         refuse_batch_norm(self.module)
-        check_governed(self.ghost.parameters, self._governed, self.optimizer)
+        check_governed(self.clipper.parameters, self._governed, self.optimizer)
         values, names = [*args, *kwargs.values()], list(kwargs)
         tensors = [v for v in values if isinstance(v, Tensor)]
         if not tensors:
@@ -153,7 +153,7 @@ class Recorder:
         is_asked = examples > 1 and is_due(self._clipped[key])
         if is_asked:
             self._buffers.remember_parameters()
-        if key not in self.ghost.layouts:
+        if key not in self.clipper.layouts:
             self._examine(values, names, examples, key)
         # What has as many rows as there are examples now, and had so before, is of the examples.
         places = {i for i, value in enumerate(values) if _is_batch(value, examples)}
@@ -163,7 +163,7 @@ class Recorder:
             # First: what a model keeps aside for a loss is to be that of the recorded pass.
             self._refuse_places(values, names, examples, key)
         first = next_node()
-        with self.ghost.recording(examples, key) as tape:
+        with self.clipper.recording(examples, key) as tape:
             marked = tape.mark(values)
             if is_asked:
                 self._leaves = _differentiate(marked, values, self._batches[key])
@@ -175,7 +175,7 @@ class Recorder:
     def _look_outside(self, loss: Tensor, examples: int) -> None:
         """What the loss does with the model's output, as far as its graph shows."""
         outside = look_outside(loss, self._span)
-        refuse_parameters(outside.leaves, {id(p): n for n, p in self.ghost.parameters.items()})
+        refuse_parameters(outside.leaves, {id(p): n for n, p in self.clipper.parameters.items()})
         factors = self._factors.setdefault(self._kind, Factors())
         if self._leaves is not None or factors.wants(examples):
             factors.check(examples, outside.factors)
@@ -192,12 +192,12 @@ class Recorder:
         noise = [_noise_like(values[i]) for i in places]
         # In full precision: that rules are right cannot be told from numbers of eight bits.
         with self._unrecorded(), torch.autocast(noise[0].device.type, enabled=False):
-            admit(self.ghost, loss, noise, 3)
+            admit(self.clipper, loss, noise, 3)
 
         def forward(marked: list[Any]) -> list[Tensor]:
             return tensors_of(call(self._forward, marked, names))
 
-        self.ghost.survey(forward, values, examples, key)
+        self.clipper.survey(forward, values, examples, key)
 
     def _refuse_places(
         self, values: list[Any], names: Sequence[str], examples: int, key: Any
@@ -211,7 +211,7 @@ class Recorder:
             ]
             return tensors_of(call(self._forward, given, names))
 
-        refuse_places(self.ghost, rows_of, examples, key)
+        refuse_places(self.clipper, rows_of, examples, key)
 
     @contextmanager
     def _unrecorded(self) -> Iterator[None]:

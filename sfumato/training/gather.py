@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sfumato.clipping.admit import check_contributions, contributions_due
-from sfumato.clipping.clip import Clipped, Ghost
+from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.mixing import check_mixing, is_due
 from sfumato.privacy.flat import Layout, Sums
 from sfumato.privacy.sampling import Batch
@@ -30,10 +30,10 @@ from sfumato.transfer import to_device
 class Gather:
     """Adds up the clipped gradients of a batch; in several processes, those of all of them."""
 
-    ghost: Ghost
+    clipper: GradientClipper
     reading: Reading
     clip: Clip
-    """`ghost.clip`, or what is quicker and does the same (`quick_clip`)."""
+    """`clipper.clip`, or what is quicker and does the same (`quick_clip`)."""
     secret: Secret
     scope: tuple[str, ...]
     """`secret.scope` of the ledger: what is drawn is drawn for it alone."""
@@ -44,7 +44,7 @@ class Gather:
     @cached_property
     def layout(self) -> Layout:
         """How the sums lie."""
-        return Layout.of(self.ghost.parameters)
+        return Layout.of(self.clipper.parameters)
 
     @cached_property
     def _tally(self) -> Tally:
@@ -59,7 +59,7 @@ class Gather:
         for number, (seed, given) in enumerate(self._chunks(batch)):
             if unmixed and not number:
                 losses, inputs, examples, _ = given
-                check_mixing(self.ghost, losses, inputs, examples)
+                check_mixing(self.clipper, losses, inputs, examples)
                 torch.manual_seed(seed)
             if not number and contributions_due(next(self.turns)):
                 # Before: what a captured clip gives is overwritten by its next call.
@@ -75,7 +75,7 @@ class Gather:
         """The sums without examples that are not finite: slower, and rarely needed."""
         total = self._nothing()
         for _, given in self._chunks(batch):
-            total.add(self.ghost.clip(*given).total)
+            total.add(self.clipper.clip(*given).total)
         self.world.add_up(total)
         return total
 
@@ -105,6 +105,6 @@ class Gather:
             found = self.clip(losses, inputs, examples, alone, tell=self._tally)
             if bool(found.norms.isfinite().all()):
                 return found
-            return self.ghost.clip(losses, inputs, examples, alone)
+            return self.clipper.clip(losses, inputs, examples, alone)
 
-        check_contributions(self.ghost, look, examples)
+        check_contributions(self.clipper, look, examples)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.data.room import free_memory
 from sfumato.errors import ConfigError
 from sfumato.training.chunks import Cutting
@@ -30,7 +30,9 @@ COPIES = 5
 
 
 class Work(NamedTuple):
-    """What a step does with a chunk: called like `Ghost.clip`, with a mask as a step has one."""
+    """What a step does with a chunk: called like `GradientClipper.clip`, with a mask as a step has
+    one.
+    """
 
     run: Callable[..., Any]
     """As it is run in the end."""
@@ -54,40 +56,44 @@ class Work(NamedTuple):
 
 
 def fitting_batch(
-    ghost: Ghost, reading: Reading, asked: int | str, cutting: Cutting, world: World,
+    clipper: GradientClipper, reading: Reading, asked: int | str, cutting: Cutting, world: World,
     work: Work | None = None,
 ) -> int:  # fmt: skip
     """The physical batch size: what wastes least of as many as asked for, or with "auto" as fit."""
     if isinstance(asked, int):
         return cutting.length(asked)
-    found = largest_batch(ghost, reading, cutting.longest, work, cutting.length)
+    found = largest_batch(clipper, reading, cutting.longest, work, cutting.length)
     return world.agree(found)
 
 
 def largest_batch(
-    ghost: Ghost, reading: Reading, wanted: int, work: Work | None = None,
+    clipper: GradientClipper, reading: Reading, wanted: int, work: Work | None = None,
     length: Callable[[int], int] = int,
 ) -> int:  # fmt: skip
     """The largest power of two of examples that fits, or `wanted` if that is less.
 
-    What a step does is `ghost.clip`, unless other `work` is given. Where n would fit, `length(n)`
+    What a step does is `clipper.clip`, unless other `work` is given. Where n would fit, `length(n)`
     are taken: no more than n.
     """
     limit = max(1, LARGEST.get(reading.device.type, 256) // reading.rows)
     most = min(wanted, _power_of_two(limit))
     if reading.device.type == "cuda":
-        work = work or Work(ghost.clip, ghost.clip)
-        return measured_batch(ghost, reading, most, work, length)
-    room = free_bytes(reading.device) // max(1, bytes_per_example(ghost, reading))
+        work = work or Work(clipper.clip, clipper.clip)
+        return measured_batch(clipper, reading, most, work, length)
+    room = free_bytes(reading.device) // max(1, bytes_per_example(clipper, reading))
     return length(min(_power_of_two(room), most))
 
 
 def measured_batch(
-    ghost: Ghost, reading: Reading, most: int, work: Work, length: Callable[[int], int] = int
+    clipper: GradientClipper,
+    reading: Reading,
+    most: int,
+    work: Work,
+    length: Callable[[int], int] = int,
 ) -> int:
     """The largest batch by trial, with room for what a step keeps beside."""
     release()
-    beside = COPIES * sum(4 * p.numel() for p in ghost.parameters.values())
+    beside = COPIES * sum(4 * p.numel() for p in clipper.parameters.values())
     return largest_that_fits(
         lambda size: peak_bytes(work.measured, reading, size),
         lambda size: peak_bytes(work.run, reading, size),
@@ -156,7 +162,7 @@ def completes(work: Callable[..., Any], reading: Reading, size: int) -> bool:
     return True
 
 
-def bytes_per_example(ghost: Ghost, reading: Reading, examples: int = 2) -> int:
+def bytes_per_example(clipper: GradientClipper, reading: Reading, examples: int = 2) -> int:
     """Bytes that one more example takes in a step, roughly, and rather too many."""
     seen: dict[int, int] = {}
 
@@ -165,10 +171,10 @@ def bytes_per_example(ghost: Ghost, reading: Reading, examples: int = 2) -> int:
             seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    own = {p.untyped_storage().data_ptr() for p in ghost.model.parameters()}
+    own = {p.untyped_storage().data_ptr() for p in clipper.model.parameters()}
     inputs = reading.trial(examples)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        losses = reading.losses(ghost.model, *inputs)
+        losses = reading.losses(clipper.model, *inputs)
     del losses
     saved = sum(size for place, size in seen.items() if place not in own)
     return 2 * saved // examples
@@ -180,10 +186,12 @@ def out_of_memory(problem: BaseException) -> bool:
     return isinstance(problem, torch.OutOfMemoryError) or any(w in str(problem) for w in words)
 
 
-def advise(ghost: Ghost, reading: Reading, tried: int, work: Work | None) -> ConfigError:
+def advise(
+    clipper: GradientClipper, reading: Reading, tried: int, work: Work | None
+) -> ConfigError:
     """The error that says which physical batch size fits."""
     release()
-    fits = largest_batch(ghost, reading, max(1, tried // 2), work)
+    fits = largest_batch(clipper, reading, max(1, tried // 2), work)
     if tried > 1:
         advice = f"{fits} fit: repeat the command with --physical-batch-size {fits} (or auto)."
     else:
@@ -211,7 +219,9 @@ def _power_of_two(number: int) -> int:
 
 
 @contextmanager
-def advised(ghost: Ghost, reading: Reading, size: int, work: Work | None = None) -> Iterator[None]:
+def advised(
+    clipper: GradientClipper, reading: Reading, size: int, work: Work | None = None
+) -> Iterator[None]:
     """Say out of memory in words that help, for what is done inside with `size` examples."""
     try:
         yield
@@ -219,4 +229,4 @@ def advised(ghost: Ghost, reading: Reading, size: int, work: Work | None = None)
     except (torch.OutOfMemoryError, RuntimeError) as problem:
         if not out_of_memory(problem):
             raise
-    raise advise(ghost, reading, size, work)
+    raise advise(clipper, reading, size, work)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.compiled import Compiled
 from sfumato.clipping.sums import Clipped, Tell
 from sfumato.training.reading import Reading
@@ -20,21 +20,21 @@ from sfumato.training.replay import Captured
 Clip = Callable[..., Clipped]
 
 
-def quick_clip(ghost: Ghost, reading: Reading, *, compiled: bool) -> Clip:
-    """`ghost.clip`, the quickest way there is for these losses on this device.
+def quick_clip(clipper: GradientClipper, reading: Reading, *, compiled: bool) -> Clip:
+    """`clipper.clip`, the quickest way there is for these losses on this device.
 
     Losses that something else changes from step to step (extenders, canaries) are not captured.
     """
-    clip: Clip = Compiled(ghost) if compiled else ghost.clip
-    return captured(ghost, clip, reading) if captures(ghost, reading) else clip
+    clip: Clip = Compiled(clipper) if compiled else clipper.clip
+    return captured(clipper, clip, reading) if captures(clipper, reading) else clip
 
 
-def captures(ghost: Ghost, reading: Reading) -> bool:
+def captures(clipper: GradientClipper, reading: Reading) -> bool:
     """Whether `quick_clip` captures."""
     return reading.device.type == "cuda" and reading.change is None
 
 
-def captured(ghost: Ghost, clip: Clip, reading: Reading) -> Clip:
+def captured(clipper: GradientClipper, clip: Clip, reading: Reading) -> Clip:
     """The same, replayed where the shapes have come before.
 
     It is to be called with the losses of this reading, which are in the capture, and so is what
@@ -54,10 +54,10 @@ def captured(ghost: Ghost, clip: Clip, reading: Reading) -> Clip:
         loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int, mask: Tensor,
         tell: Tell | None = None,
     ) -> Clipped:  # fmt: skip
-        found = replayed(tell or nobody)((ghost.clipping, ghost.model.training), mask, *inputs)
+        found = replayed(tell or nobody)((clipper.clipping, clipper.model.training), mask, *inputs)
         if tell is not None or bool(found.norms.isfinite().all()):
             return found
-        return ghost.clip(loss_fn, inputs, examples, mask)
+        return clipper.clip(loss_fn, inputs, examples, mask)
 
     return quick
 

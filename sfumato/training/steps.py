@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sfumato.clipping.buffers import Buffers
-from sfumato.clipping.clip import Clipped, Ghost
+from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.mixing import is_due
 from sfumato.clipping.plain_group_norm import QuickGroupNorm, has_group_norm
 from sfumato.data.dice import seed_of
@@ -49,7 +49,7 @@ class Paid:
 
 
 def private_step(
-    ghost: Ghost,
+    clipper: GradientClipper,
     reading: Reading,
     paid: Paid,
     *,
@@ -63,8 +63,9 @@ def private_step(
     processes each adds its share of the batch, and noise enters once. No buffer of the model is
     written to by the batch: that is an error, at the latest in the plan's last step.
 
-    `clip` is `ghost.clip`, or what is quicker and does the same (`quick_clip`). In the first step,
-    and rarely after it, two examples are added alone: a contribution beyond the bound is an error.
+    `clip` is `clipper.clip`, or what is quicker and does the same (`quick_clip`). In the first
+    step, and rarely after it, two examples are added alone: a contribution beyond the bound is an
+    error.
     """
     world = World() if world is None else world
     plan, ledger, secret = paid.plan, paid.ledger, paid.secret
@@ -73,11 +74,15 @@ def private_step(
     # places move when somebody joins, which is covered only while nobody knows what is drawn.
     reading = replace(reading, seed=secret.seed(("views", *scope, "train")))
     gather = Gather(
-        ghost=ghost, reading=reading, clip=clip or ghost.clip, secret=secret, scope=scope,
+        clipper=clipper,
+        reading=reading,
+        clip=clip or clipper.clip,
+        secret=secret,
+        scope=scope,
         world=world,
-    )  # fmt: skip
+    )
 
-    buffers = Buffers(ghost.model)
+    buffers = Buffers(clipper.model)
 
     def step(batch: Batch) -> dict[str, float]:
         is_last = batch.step == plan.steps - 1
@@ -85,8 +90,8 @@ def private_step(
         if is_last or is_due(batch.step):
             buffers.remember_parameters()
         max_norm = plan.at(batch.step).max_norm
-        if ghost.clipping.max_norm != max_norm:
-            ghost.clipping = replace(ghost.clipping, max_norm=max_norm)
+        if clipper.clipping.max_norm != max_norm:
+            clipper.clipping = replace(clipper.clipping, max_norm=max_norm)
         total = gather(batch)
         ledger.settle()  # while the GPU is busy: the last step's tag is there by now
         numbers = gather.numbers(batch)
@@ -96,14 +101,14 @@ def private_step(
         # What replays write moves no version: before the weights are done, values are looked at.
         buffers.check(values=is_last)
         if world.agree(world.leads and is_lost(total, ledger, secret, batch.step)):
-            for parameter in ghost.parameters.values():
+            for parameter in clipper.parameters.values():
                 parameter.grad = None
             return {**averages_of(numbers), LEFT_OUT: 1.0}
         noisy = gather.layout.zeros() if not world.leads else privatize(
             total, plan, ledger, secret, step=batch.step, stage="train"
         )  # fmt: skip
         world.hand_round(noisy)
-        for name, parameter in ghost.parameters.items():
+        for name, parameter in clipper.parameters.items():
             parameter.grad = noisy[name]
         return averages_of(numbers)
 

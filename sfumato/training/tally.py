@@ -20,7 +20,7 @@ An example that is not finite spoils the sums even where it does not count."""
 
 
 class Tally:
-    """Told of every chunk (see `ghost.sums.Tell`), also in a capture; read once for all of them.
+    """Told of every chunk (see `clipper.sums.Tell`), also in a capture; read once for all of them.
 
     All its memory is made beforehand: a capture may make none that the host can read.
     """

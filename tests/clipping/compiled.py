@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.compiled import Compiled
 from sfumato.clipping.factors import Clipping
 from sfumato.models.wrn import StandardisedConv2d
@@ -53,16 +53,16 @@ def loss_of(model, x, y):
 def main():
     torch.manual_seed(0)
     model = {"small_net": small_net, "vit": vit, "beit": beit, "computed": Computed}[sys.argv[1]]()
-    ghost = Ghost(model, clipping=Clipping(max_norm=0.3))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=0.3))
     x, y = torch.randn(6, 3, 16, 16), torch.arange(6) % 5
-    clip = Compiled(ghost, backend="aot_eager")
+    clip = Compiled(clipper, backend="aot_eager")
     clip(loss_of, (x, y), 6)
     with torch.no_grad():  # what was compiled, and what came before it, follow the parameters
         for parameter in model.parameters():
             parameter += 0.01 * torch.randn_like(parameter)
     gc.collect()
     gc.disable()  # what is left afterwards is not to be collected, it is not to be there
-    compiled, eager = clip(loss_of, (x, y), 6), ghost.clip(loss_of, (x, y), 6)
+    compiled, eager = clip(loss_of, (x, y), 6), clipper.clip(loss_of, (x, y), 6)
     torch.testing.assert_close(compiled.norms, eager.norms)
     assert compiled.total.keys() == eager.total.keys() == dict(model.named_parameters()).keys()
     for name, total in eager.total.items():

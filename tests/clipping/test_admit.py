@@ -8,7 +8,7 @@ from torch import nn
 
 from sfumato.clipping import grams, sums
 from sfumato.clipping.admit import admit
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.clipping.layout import explain
 from sfumato.errors import UnsupportedLayer
@@ -16,16 +16,16 @@ from sfumato.errors import UnsupportedLayer
 
 def test_a_sound_model_is_admitted():
     x, y = data()
-    admit(Ghost(small_net()), loss_of, (x, y), 6)
+    admit(GradientClipper(small_net()), loss_of, (x, y), 6)
 
 
 def test_batch_norm_is_refused_with_its_path_and_the_remedy():
     model = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(320, 5))
     x, y = data()
     with pytest.raises(UnsupportedLayer, match=r'"1" is a BatchNorm2d.*--norm group'):
-        admit(Ghost(model), loss_of, (x, y), 6)
+        admit(GradientClipper(model), loss_of, (x, y), 6)
     model[1].eval()
-    admit(Ghost(model), loss_of, (x, y), 6)
+    admit(GradientClipper(model), loss_of, (x, y), 6)
 
 
 def test_a_hand_made_mixing_of_examples_is_noticed():
@@ -40,7 +40,7 @@ def test_a_hand_made_mixing_of_examples_is_noticed():
 
     x, y = data()
     with pytest.raises(UnsupportedLayer, match="mixes the examples"):
-        admit(Ghost(Centred()), loss_of, (x, y), 6)
+        admit(GradientClipper(Centred()), loss_of, (x, y), 6)
 
 
 def test_a_wrong_rule_is_noticed(monkeypatch):
@@ -49,14 +49,14 @@ def test_a_wrong_rule_is_noticed(monkeypatch):
         grams, "ghost_norm", lambda x, *_: x.flatten(1).square().sum(dim=1).expand(2, -1)
     )
     with pytest.raises(UnsupportedLayer, match="not those of autograd"):
-        admit(Ghost(small_net(), mode="ghost"), loss_of, (x, y), 6)
+        admit(GradientClipper(small_net(), mode="ghost"), loss_of, (x, y), 6)
 
 
 def test_statistics_in_buffers_are_refused():
     norm = nn.InstanceNorm2d(3, track_running_stats=True)
     model = nn.Sequential(norm, nn.Flatten(), nn.Linear(192, 5))
     with pytest.raises(UnsupportedLayer, match=r'buffer "0.running_mean"'):
-        admit(Ghost(model), loss_of, data(), 6)
+        admit(GradientClipper(model), loss_of, data(), 6)
 
 
 @pytest.mark.parametrize("kind", ["later", "labels"])
@@ -68,7 +68,7 @@ def test_mixing_is_noticed_wherever_it_comes_from(kind):
         return each.flip(0).cumsum(0).flip(0)
 
     with pytest.raises(UnsupportedLayer, match="mixes the examples"):
-        admit(Ghost(small_net()), loss, data(), 6)
+        admit(GradientClipper(small_net()), loss, data(), 6)
 
 
 def test_a_loss_that_runs_the_model_it_was_made_for_is_tested_on_that(monkeypatch):
@@ -77,12 +77,12 @@ def test_a_loss_that_runs_the_model_it_was_made_for_is_tested_on_that(monkeypatc
     def tied(_, x, y):
         return loss_of(model, x.float(), y)
 
-    admit(Ghost(model, mode="ghost"), tied, (x, y), 6)
+    admit(GradientClipper(model, mode="ghost"), tied, (x, y), 6)
     monkeypatch.setattr(
         grams, "ghost_norm", lambda x, *_: x.flatten(1).square().sum(dim=1).expand(2, -1)
     )
     with pytest.raises(UnsupportedLayer, match="not those of autograd"):
-        admit(Ghost(model, mode="ghost"), tied, (x, y), 6)
+        admit(GradientClipper(model, mode="ghost"), tied, (x, y), 6)
 
 
 @pytest.mark.parametrize("kind", ["another model", "numbers"])
@@ -93,7 +93,7 @@ def test_losses_that_do_not_depend_on_the_model_are_refused(kind):
         return loss_of(other, x, y) if kind == "another model" else x.flatten(1).sum(dim=1)
 
     with pytest.raises(UnsupportedLayer, match="no trainable parameter"):
-        admit(Ghost(small_net()), loss, data(), 6)
+        admit(GradientClipper(small_net()), loss, data(), 6)
 
 
 @pytest.mark.parametrize("kind", ["a head of zeros", "dead units"])
@@ -105,8 +105,8 @@ def test_gradients_that_are_zero_are_no_reason_to_refuse(kind):
     else:
         nn.init.constant_(layers[1].bias, -100)
     model, (x, y) = nn.Sequential(*layers), data()
-    admit(Ghost(model), loss_of, (x, y), 6)
-    assert not Ghost(model).clip(loss_of, (x, y), 6).norms.any()
+    admit(GradientClipper(model), loss_of, (x, y), 6)
+    assert not GradientClipper(model).clip(loss_of, (x, y), 6).norms.any()
 
 
 class Branch(nn.Module):
@@ -130,15 +130,17 @@ class Centred(nn.Linear):
 
 @pytest.mark.parametrize("insists", [False, True])
 def test_what_a_scale_of_zero_hides_is_noticed(insists, monkeypatch):
-    admit(Ghost(Branch(nn.Linear(192, 192), insists), mode="ghost"), loss_of, data(), 6)
+    admit(GradientClipper(Branch(nn.Linear(192, 192), insists), mode="ghost"), loss_of, data(), 6)
     with pytest.raises(UnsupportedLayer, match="mixes the examples"):
-        admit(Ghost(Branch(Centred(192, 192), insists)), loss_of, data(), 6)
+        admit(GradientClipper(Branch(Centred(192, 192), insists)), loss_of, data(), 6)
     real = grams.ghost_norm
     monkeypatch.setattr(
         grams, "ghost_norm", lambda x, g, w, *more: real(x, g, w, *more) * (1 + (len(w) == 192))
     )
     with pytest.raises(UnsupportedLayer, match="not those of autograd"):
-        admit(Ghost(Branch(nn.Linear(192, 192), insists), mode="ghost"), loss_of, data(), 6)
+        admit(
+            GradientClipper(Branch(nn.Linear(192, 192), insists), mode="ghost"), loss_of, data(), 6
+        )
 
 
 class Turning(nn.Module):
@@ -166,7 +168,7 @@ WHEN = {
 def test_batches_that_are_mixed_at_times_are_noticed(when, examples):
     torch.manual_seed(0)
     with pytest.raises(UnsupportedLayer, match="mixes the examples"):
-        admit(Ghost(Turning(WHEN[when])), loss_of, data(examples), examples)
+        admit(GradientClipper(Turning(WHEN[when])), loss_of, data(examples), examples)
 
 
 class Across(nn.Module):
@@ -184,7 +186,7 @@ class Across(nn.Module):
 
 def test_mixing_that_equal_rows_hide_is_called_mixing():
     with pytest.raises(UnsupportedLayer, match="mixes the examples"):
-        admit(Ghost(Across()), loss_of, data(), 6)
+        admit(GradientClipper(Across()), loss_of, data(), 6)
 
 
 def test_what_has_no_rule_is_not_priced_at_zero():
@@ -211,10 +213,10 @@ def test_a_contribution_beyond_the_bound_in_the_model_s_own_precision_is_not_adm
         found = right(*given, **how)
         return {n: 1.1 * t if t.dtype == torch.float32 else t for n, t in found.items()}
 
-    admit(Ghost(small_net()), loss_of, data(), 6)
+    admit(GradientClipper(small_net()), loss_of, data(), 6)
     monkeypatch.setattr(sums, "_add_up", add_up)
     with pytest.raises(UnsupportedLayer, match="bound"):
-        admit(Ghost(small_net()), loss_of, data(), 6)
+        admit(GradientClipper(small_net()), loss_of, data(), 6)
 
 
 def test_a_contribution_beyond_the_bound_of_layers_clipped_apart_is_not_admitted(monkeypatch):
@@ -225,7 +227,7 @@ def test_a_contribution_beyond_the_bound_of_layers_clipped_apart_is_not_admitted
     )
     clipping = Clipping(per_layer=True)
     with pytest.raises(UnsupportedLayer, match="bound"):
-        admit(Ghost(small_net(), clipping=clipping), loss_of, data(), 6)
+        admit(GradientClipper(small_net(), clipping=clipping), loss_of, data(), 6)
 
 
 class Dice(nn.Module):
@@ -240,14 +242,14 @@ class Dice(nn.Module):
 
 
 def test_a_model_that_throws_dice_of_its_own_is_compared_with_autograd_under_the_same_dice():
-    admit(Ghost(Dice()), loss_of, data(), 6)
+    admit(GradientClipper(Dice()), loss_of, data(), 6)
 
 
 def test_the_first_pass_of_a_kind_has_the_dropout_that_later_ones_have():
     # The first is examined before. A step that is taken again by another process begins with it.
-    ghost, found = Ghost(Dice()), []
+    clipper, found = GradientClipper(Dice()), []
     for _ in range(2):
         torch.manual_seed(5)
-        found.append(ghost.clip(loss_of, data(), 6).total)
+        found.append(clipper.clip(loss_of, data(), 6).total)
     for name, total in found[0].items():
         assert torch.equal(found[1][name], total)

@@ -11,7 +11,7 @@ from oracle import norm_of
 from torch import nn
 
 from sfumato.clipping import arithmetic, grams, lookups
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.clipping.geometry import LINEAR
 from sfumato.clipping.layout import MODES
@@ -24,7 +24,9 @@ def greys(*levels, shape=(3, 32, 32)):
 
 def added(model, loss_fn, inputs, examples, bound, mode="ghost"):
     """What one example adds, in bounds."""
-    clipped = Ghost(model, mode, clipping=Clipping(max_norm=bound)).clip(loss_fn, inputs, examples)
+    clipped = GradientClipper(model, mode, clipping=Clipping(max_norm=bound)).clip(
+        loss_fn, inputs, examples
+    )
     squares = sum(total.double().square().sum() for total in clipped.total.values())
     return float(squares.sqrt()) / bound
 
@@ -177,8 +179,8 @@ class Encoder(nn.Module):
 def test_no_example_adds_more_than_the_bound_while_dropout_is_on(mode):
     torch.manual_seed(0)
     model, x = Encoder(), torch.randn(8, 7, 6)
-    ghost = Ghost(model, mode, clipping=Clipping(max_norm=1e-3))
+    clipper = GradientClipper(model, mode, clipping=Clipping(max_norm=1e-3))
     for turn in range(24):
         alone = torch.arange(8) == turn % 8
-        found = ghost.clip(lambda m, x: m(x).square().sum(dim=1), (x,), 8, alone)
+        found = clipper.clip(lambda m, x: m(x).square().sum(dim=1), (x,), 8, alone)
         assert 0.99e-3 < norm_of(found.total) <= 1e-3

@@ -1,4 +1,4 @@
-"""What `Ghost.clip` promises whatever the model, the batch and the precision."""
+"""What `GradientClipper.clip` promises whatever the model, the batch and the precision."""
 
 import math
 import subprocess
@@ -13,7 +13,7 @@ from oracle import norm_of, norms_of
 from torch import nn
 
 from sfumato.clipping.admit import one_at_a_time
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import CLIP_STYLES, Clipping
 from sfumato.clipping.layout import MODES
 from sfumato.errors import ConfigError, UnsupportedLayer
@@ -44,24 +44,24 @@ def loss_of(model, x, y):
 
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ConfigError, match="there are ghost_mixed"):
-        Ghost(small_net(), mode="ghostly")
+        GradientClipper(small_net(), mode="ghostly")
 
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_the_contribution_of_one_example_stays_within_the_bound(style, per_layer):
     clipping = Clipping(max_norm=0.3, style=style, per_layer=per_layer)
-    ghost = Ghost(small_net(), clipping=clipping)
+    clipper = GradientClipper(small_net(), clipping=clipping)
     x, y = data()
     for i in range(6):
-        clipped = ghost.clip(loss_of, (50 * x[i : i + 1], y[i : i + 1]), 1)
+        clipped = clipper.clip(loss_of, (50 * x[i : i + 1], y[i : i + 1]), 1)
         assert norm_of(clipped.total) <= 0.3
 
 
 def test_per_layer_clipping_clips_each_layer_on_its_own():
     model, (x, y) = small_net(), data()
-    ghost = Ghost(model, clipping=Clipping(max_norm=0.2, per_layer=True))
-    clipped = ghost.clip(loss_of, (x, y), 6)
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=0.2, per_layer=True))
+    clipped = clipper.clip(loss_of, (x, y), 6)
     rows = one_at_a_time(model, loss_of, (x, y))
     layers = sorted({name.rpartition(".")[0] for name in rows[0]})
     bound = 0.2 / math.sqrt(len(layers)) * (1 - 1e-5)
@@ -77,21 +77,24 @@ def test_per_layer_clipping_clips_each_layer_on_its_own():
 
 @pytest.mark.parametrize("shape", [(5,), (4, 5)])
 def test_an_empty_batch_adds_nothing(shape):
-    ghost = Ghost(nn.Linear(5, 3))
-    clipped = ghost.clip(lambda model, x: model(x).flatten(1).sum(1), (torch.randn(0, *shape),), 0)
+    clipper = GradientClipper(nn.Linear(5, 3))
+    clipped = clipper.clip(
+        lambda model, x: model(x).flatten(1).sum(1), (torch.randn(0, *shape),), 0
+    )
     assert {name: total.shape for name, total in clipped.total.items()} == {
-        "weight": (3, 5), "bias": (3,)
-    }  # fmt: skip
+        "weight": (3, 5),
+        "bias": (3,),
+    }
     assert not any(total.any() for total in clipped.total.values())
     assert clipped.norms.shape == clipped.losses.shape == (0,)
 
 
 def test_masked_examples_add_nothing():
     model, (x, y) = small_net(), data()
-    ghost = Ghost(model)
+    clipper = GradientClipper(model)
     mask = torch.tensor([True, False, True, True, False, True])
-    all_there = ghost.clip(loss_of, (x[mask], y[mask]), 4)
-    padded = ghost.clip(loss_of, (x, y), 6, mask)
+    all_there = clipper.clip(loss_of, (x[mask], y[mask]), 4)
+    padded = clipper.clip(loss_of, (x, y), 6, mask)
     for name, total in all_there.total.items():
         torch.testing.assert_close(padded.total[name], total, rtol=1e-5, atol=1e-6)
 
@@ -99,12 +102,12 @@ def test_masked_examples_add_nothing():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
 def test_a_broken_example_adds_nothing_and_spoils_nothing(bad):
     model, (x, y) = small_net(), data()
-    ghost = Ghost(model)
-    good = ghost.clip(loss_of, (x[1:], y[1:]), 5)
+    clipper = GradientClipper(model)
+    good = clipper.clip(loss_of, (x[1:], y[1:]), 5)
     broken = x.clone()
     broken[0, 0, 0, 0] = bad
     broken[0] *= bad
-    clipped = ghost.clip(loss_of, (broken, y), 6)
+    clipped = clipper.clip(loss_of, (broken, y), 6)
     assert not clipped.norms[0].isfinite()
     for name, total in good.total.items():
         torch.testing.assert_close(clipped.total[name], total, rtol=1e-5, atol=1e-6)
@@ -121,7 +124,9 @@ def test_views_of_one_example_count_as_one_example(views, mode):
         losses = F.cross_entropy(model(x), y.repeat_interleave(views), reduction="none")
         return losses.unflatten(0, (-1, views)).mean(dim=1)
 
-    clipped = Ghost(model, mode=mode, clipping=Clipping(max_norm=0.5)).clip(loss, (x, y), 4)
+    clipped = GradientClipper(model, mode=mode, clipping=Clipping(max_norm=0.5)).clip(
+        loss, (x, y), 4
+    )
     rows = one_at_a_time(model, loss, (x, y))
     torch.testing.assert_close(clipped.norms, norms_of(rows))
     for name in rows[0]:
@@ -133,14 +138,14 @@ def test_views_of_one_example_count_as_one_example(views, mode):
 def test_the_model_is_left_as_it_was(mode):
     model, (x, y) = small_net(), data()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    Ghost(model, mode=mode).clip(loss_of, (x, y), 6)
+    GradientClipper(model, mode=mode).clip(loss_of, (x, y), 6)
     assert all(type(p) is nn.Parameter and p.grad is None for p in model.parameters())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def test_two_engines_in_one_process_do_not_meet():
     one, other, (x, y) = small_net(), small_net(), data()
-    first, second = Ghost(one), Ghost(other)
+    first, second = GradientClipper(one), GradientClipper(other)
 
     def nested(model, x, y):
         return loss_of(model, x, y) + 0 * second.clip(loss_of, (x.detach(), y), len(y)).norms
@@ -153,13 +158,13 @@ def test_two_engines_in_one_process_do_not_meet():
 def test_a_loss_that_is_not_per_example_is_refused():
     x, y = data()
     with pytest.raises(ConfigError, match='reduction="none"'):
-        Ghost(small_net()).clip(lambda m, x, y: F.cross_entropy(m(x), y), (x, y), 6)
+        GradientClipper(small_net()).clip(lambda m, x, y: F.cross_entropy(m(x), y), (x, y), 6)
 
 
 def test_half_precision_parameters_are_refused():
     x, y = data()
     with pytest.raises(ConfigError, match="autocast"):
-        Ghost(small_net().bfloat16()).clip(loss_of, (x.bfloat16(), y), 6)
+        GradientClipper(small_net().bfloat16()).clip(loss_of, (x.bfloat16(), y), 6)
 
 
 def test_a_data_dependent_path_is_refused():
@@ -171,10 +176,10 @@ def test_a_data_dependent_path_is_refused():
         def forward(self, x):
             return self.b(x) if float(x.detach().sum()) > 0 else self.a(self.b(x))
 
-    ghost = Ghost(Wanderer())
-    ghost.clip(lambda m, x: m(x).sum(dim=1), (torch.ones(3, 4),), 3)
+    clipper = GradientClipper(Wanderer())
+    clipper.clip(lambda m, x: m(x).sum(dim=1), (torch.ones(3, 4),), 3)
     with pytest.raises(UnsupportedLayer, match="another path"):
-        ghost.clip(lambda m, x: m(x).sum(dim=1), (-torch.ones(3, 4),), 3)
+        clipper.clip(lambda m, x: m(x).sum(dim=1), (-torch.ones(3, 4),), 3)
 
 
 @pytest.mark.parametrize("mode", ["ghost_mixed", "ghost", "non-ghost"])
@@ -186,10 +191,10 @@ def test_bf16_autocast_gives_norms_of_what_is_summed(mode):
             out = model(x)
         return F.cross_entropy(out.float(), y, reduction="none")
 
-    exact = Ghost(model).clip(loss_of, (x, y), 6)
+    exact = GradientClipper(model).clip(loss_of, (x, y), 6)
     for i in range(6):
-        ghost = Ghost(model, mode=mode, clipping=Clipping(max_norm=0.1))
-        clipped = ghost.clip(loss, (x[i : i + 1], y[i : i + 1]), 1)
+        clipper = GradientClipper(model, mode=mode, clipping=Clipping(max_norm=0.1))
+        clipped = clipper.clip(loss, (x[i : i + 1], y[i : i + 1]), 1)
         assert norm_of(clipped.total) <= 0.1
         assert float(clipped.norms[0]) == pytest.approx(float(exact.norms[i]), rel=0.05)
         assert all(total.dtype == torch.float32 for total in clipped.total.values())
@@ -208,9 +213,9 @@ def test_collinear_tokens_in_bf16_do_not_lose_their_norm():
             out = model(x)
         return (out.float() * weights).sum(dim=(1, 2))
 
-    ghost = Ghost(layer, mode="ghost", clipping=Clipping(max_norm=1e-3))
-    exact = Ghost(layer, mode="non-ghost").clip(loss, (tokens, weights), 8)
-    found = ghost.clip(loss, (tokens, weights), 8)
+    clipper = GradientClipper(layer, mode="ghost", clipping=Clipping(max_norm=1e-3))
+    exact = GradientClipper(layer, mode="non-ghost").clip(loss, (tokens, weights), 8)
+    found = clipper.clip(loss, (tokens, weights), 8)
     assert (found.norms >= 0.999 * exact.norms).all()
     # Where almost everything cancels, what rounding could hide is added: over, never under.
     assert (found.norms <= 1.05 * exact.norms).all()
@@ -249,7 +254,7 @@ def test_sizes_that_coincide_with_the_batch_are_not_mistaken_for_it(n):
         return model(x).sin().sum(dim=(1, 2))
 
     rows = one_at_a_time(model, loss, (x,))
-    torch.testing.assert_close(Ghost(model).clip(loss, (x,), n).norms, norms_of(rows))
+    torch.testing.assert_close(GradientClipper(model).clip(loss, (x,), n).norms, norms_of(rows))
 
 
 def test_a_weight_made_from_two_layers_is_clipped_as_one():
@@ -264,10 +269,10 @@ def test_a_weight_made_from_two_layers_is_clipped_as_one():
     model = Factored()
     with torch.no_grad():
         model.a.weight.mul_(1e-3)
-    ghost = Ghost(model, clipping=Clipping(max_norm=1.0, per_layer=True))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=1.0, per_layer=True))
     for i in range(3):
         x = 100 * torch.randn(1, 6, generator=torch.Generator().manual_seed(i))
-        clipped = ghost.clip(lambda m, x: m(x).square().sum(dim=1), (x,), 1)
+        clipped = clipper.clip(lambda m, x: m(x).square().sum(dim=1), (x,), 1)
         assert norm_of(clipped.total) <= 1.0
 
 
@@ -284,15 +289,15 @@ def test_an_untracked_use_is_named():
             return out.tanh()
 
     with pytest.raises(UnsupportedLayer, match=r'"token" is used in a way'):
-        Ghost(Written()).clip(lambda m, x: m(x).sum(dim=(1, 2)), (torch.randn(4, 4),), 4)
+        GradientClipper(Written()).clip(lambda m, x: m(x).sum(dim=(1, 2)), (torch.randn(4, 4),), 4)
 
 
 @pytest.mark.parametrize("mode", ["ghost", "non-ghost"])
 def test_large_layers_in_float32_do_not_lose_their_norm(mode):
     # One float32 sum over four million squares is short by 2e-4: too little clipping.
     model, x = nn.Linear(40_000, 100, bias=False), torch.randn(2, 40_000) + 3
-    ghost = Ghost(model, mode=mode, clipping=Clipping(max_norm=1e-2))
-    clipped = ghost.clip(lambda m, x: m(x).sin().sum(dim=1), (x,), 2)
+    clipper = GradientClipper(model, mode=mode, clipping=Clipping(max_norm=1e-2))
+    clipped = clipper.clip(lambda m, x: m(x).sin().sum(dim=1), (x,), 2)
     rows = one_at_a_time(model, lambda m, x: m(x).sin().sum(dim=1), (x,))
     exact = torch.tensor([norm_of(row) for row in rows])
     torch.testing.assert_close(clipped.norms, exact, rtol=1e-6, atol=0)
@@ -303,15 +308,15 @@ def test_tiny_gradients_do_not_escape_the_bound():
     x = torch.full((1, 2000), 1e-23)
     x[0, 0] = 9e-22
     clipping = Clipping(max_norm=1.0, style="auto-v")
-    clipped = Ghost(model, clipping=clipping).clip(lambda m, x: m(x).sum(dim=1), (x,), 1)
+    clipped = GradientClipper(model, clipping=clipping).clip(lambda m, x: m(x).sum(dim=1), (x,), 1)
     assert norm_of(clipped.total) <= 1.0
 
 
 def test_two_passes_are_no_more_and_the_argument_says_what_to_do():
     model, (x, y) = small_net(), data()
     with pytest.warns(DeprecationWarning, match="physical batch"):
-        asked = Ghost(model, two_pass=True)
-    for name, total in Ghost(model).clip(loss_of, (x, y), 6).total.items():
+        asked = GradientClipper(model, two_pass=True)
+    for name, total in GradientClipper(model).clip(loss_of, (x, y), 6).total.items():
         assert torch.equal(replace(asked, layouts={}).clip(loss_of, (x, y), 6).total[name], total)
 
 
@@ -327,7 +332,7 @@ def test_a_broken_constant_image_is_left_out():
 
     x, y = data()
     x[2] = 0.0
-    clipped = Ghost(Scaled()).clip(loss_of, (x, y), 6)
+    clipped = GradientClipper(Scaled()).clip(loss_of, (x, y), 6)
     assert not clipped.norms[2].isfinite()
     assert all(total.isfinite().all() for total in clipped.total.values())
 
@@ -336,11 +341,11 @@ def test_a_broken_constant_image_is_left_out():
 def test_a_caller_s_autocast_does_not_round_the_sum(mode):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(288, 5))
-    ghost = Ghost(model, mode, clipping=Clipping(max_norm=1.0))
+    clipper = GradientClipper(model, mode, clipping=Clipping(max_norm=1.0))
     x = torch.randn(4, 3, 8, 8)
     for i in range(4):
         with torch.autocast("cpu", torch.bfloat16):
-            found = ghost.clip(
+            found = clipper.clip(
                 lambda m, x: 100 * m(x).float().square().sum(dim=1), (x,), 4, torch.arange(4) == i
             )
         assert 0.99 < norm_of(found.total) <= 1

@@ -11,7 +11,7 @@ from oracle import norm_of
 from torch import nn
 
 from sfumato.clipping.admit import admit, check_contributions
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import CLIP_STYLES, Clipping, clip_factors
 from sfumato.errors import ConfigError, PrivacyError
 
@@ -108,10 +108,10 @@ def test_no_clip_function_of_a_user_can_lengthen_a_gradient_beyond_the_bound(
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
     clipping = Clipping(max_norm=0.1, style="my own", per_layer=per_layer)
-    ghost, x = Ghost(model, clipping=clipping), torch.randn(6, 5)
+    clipper, x = GradientClipper(model, clipping=clipping), torch.randn(6, 5)
     x[3] *= 1e-4
     for i in range(6):
-        found = ghost.clip(
+        found = clipper.clip(
             lambda m, x: m(x).square().sum(dim=1), (x,), 6, mask=torch.arange(6) == i
         )
         assert norm_of(found.total) <= 0.1
@@ -134,9 +134,9 @@ def test_a_clip_function_that_looks_at_other_examples_is_not_admitted(
 ):
     monkeypatch.setitem(CLIP_STYLES, "my own", LOOKING[looking])
     model, x = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), torch.randn(3, 5)
-    ghost = Ghost(model, clipping=Clipping(style="my own", per_layer=per_layer))
+    clipper = GradientClipper(model, clipping=Clipping(style="my own", per_layer=per_layer))
     with pytest.raises(PrivacyError):
-        admit(ghost, lambda m, x: m(x).square().sum(dim=1), (x,), 3)
+        admit(clipper, lambda m, x: m(x).square().sum(dim=1), (x,), 3)
 
 
 @pytest.mark.parametrize("given", NO_FACTORS)
@@ -151,8 +151,8 @@ def test_a_clip_function_that_gives_no_factor_for_each_example_is_named(given, m
 @pytest.mark.parametrize("style", STYLES)
 def test_clip_functions_that_look_at_each_example_are_admitted(style):
     model = nn.Linear(5, 4)
-    ghost = Ghost(model, clipping=Clipping(style=style))
-    admit(ghost, lambda m, x: m(x).square().sum(dim=1), (torch.randn(3, 5),), 3)
+    clipper = GradientClipper(model, clipping=Clipping(style=style))
+    admit(clipper, lambda m, x: m(x).square().sum(dim=1), (torch.randn(3, 5),), 3)
 
 
 def test_a_clip_function_that_looks_at_others_in_large_batches_is_refused_in_the_first(
@@ -164,11 +164,11 @@ def test_a_clip_function_that_looks_at_others_in_large_batches_is_refused_in_the
 
     monkeypatch.setitem(CLIP_STYLES, "my own", looking)
     model, x = nn.Linear(5, 4), torch.randn(24, 5)
-    ghost = Ghost(model, clipping=Clipping(style="my own"))
+    clipper = GradientClipper(model, clipping=Clipping(style="my own"))
 
     def clip(mask):
-        return ghost.clip(lambda m, x: m(x).square().sum(dim=1), (x,), 24, mask)
+        return clipper.clip(lambda m, x: m(x).square().sum(dim=1), (x,), 24, mask)
 
-    admit(ghost, lambda m, x: m(x).square().sum(dim=1), (x[:3],), 3)
+    admit(clipper, lambda m, x: m(x).square().sum(dim=1), (x[:3],), 3)
     with pytest.raises(PrivacyError):
-        check_contributions(ghost, clip, 24)
+        check_contributions(clipper, clip, 24)

@@ -10,7 +10,7 @@ from torch import nn
 
 from sfumato.clipping import contract, grams, on_gpu
 from sfumato.clipping.admit import one_at_a_time
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.clipping.geometry import Geometry
 from sfumato.models.wrn import StandardisedConv2d, WideResNet
@@ -71,9 +71,9 @@ def test_standardised_weights_are_exact_whoever_overwrites_their_output(mode, in
     model, x = nn.Sequential(*layers).double(), torch.randn(5, 4, 7, 6, dtype=torch.float64)
     rows = one_at_a_time(model, loss_of, (x,))
     norms = torch.stack([sum(g.square().sum() for g in row.values()) for row in rows]).sqrt()
-    ghost = Ghost(model, mode)
-    torch.testing.assert_close(ghost.clip(loss_of, (x,), 5).norms, norms, rtol=5e-6, atol=1e-9)
-    ((first, *_),) = ghost.layouts.values()
+    clipper = GradientClipper(model, mode)
+    torch.testing.assert_close(clipper.clip(loss_of, (x,), 5).norms, norms, rtol=5e-6, atol=1e-9)
+    ((first, *_),) = clipper.layouts.values()
     assert first.output_lost == inplace
     assert mode != "ghost" or first.method == ("store" if inplace else "ghost")
 
@@ -89,8 +89,8 @@ def test_standardised_weights_in_bf16_stay_within_the_bound():
         return (out.float() * out.detach().float()).sum(dim=(1, 2, 3))
 
     for i in range(5):
-        ghost = Ghost(model, "ghost", clipping=Clipping(max_norm=0.1))
-        total = ghost.clip(loss, (x[i : i + 1],), 1).total
+        clipper = GradientClipper(model, "ghost", clipping=Clipping(max_norm=0.1))
+        total = clipper.clip(loss, (x[i : i + 1],), 1).total
         assert torch.sqrt(sum(t.double().square().sum() for t in total.values())) <= 0.1
 
 
@@ -98,11 +98,11 @@ def test_standardised_weights_leave_room_for_the_rounding_of_a_later_precision(m
     # The way of a layer is chosen at the first batch; the next one may be in bf16, on a GPU.
     torch.manual_seed(0)
     model, x = StandardisedConv2d(4, 6, 3, padding=1, bias=False), torch.randn(5, 4, 7, 6)
-    ghost = Ghost(model, "ghost", clipping=Clipping(max_norm=0.1))
-    ghost.clip(loss_of, (x,), 5)
+    clipper = GradientClipper(model, "ghost", clipping=Clipping(max_norm=0.1))
+    clipper.clip(loss_of, (x,), 5)
     monkeypatch.setattr(on_gpu, "rounding", lambda _: 2.0**-8)
-    found = ghost.clip(loss_of, (x,), 5)
-    assert [part.method for (part, *_) in ghost.layouts.values()] == ["ghost"]
+    found = clipper.clip(loss_of, (x,), 5)
+    assert [part.method for (part, *_) in clipper.layouts.values()] == ["ghost"]
     assert (found.factors[0] * found.norms <= 0.1 / (1 + 2.0**-8)).all()
 
 
@@ -111,7 +111,7 @@ def test_standardised_layers_are_clipped_each_on_its_own():
     model = nn.Sequential(StandardisedConv2d(4, 6, 3, bias=False), StandardisedConv2d(6, 5, 3))
     clipping = Clipping(max_norm=1e-3, per_layer=True)
     x = torch.randn(1, 4, 7, 6)
-    total = Ghost(model, "ghost", clipping=clipping).clip(loss_of, (x,), 1).total
+    total = GradientClipper(model, "ghost", clipping=clipping).clip(loss_of, (x,), 1).total
     norm = float(total["0.weight"].norm())
     assert norm == pytest.approx(1e-3 / math.sqrt(2), rel=1e-4)
 
@@ -126,10 +126,10 @@ def test_a_wide_residual_network_in_float32_is_exact():
 
     rows = one_at_a_time(model, loss, (x, y))
     norms = torch.stack([sum(g.square().sum() for g in row.values()) for row in rows]).sqrt()
-    ghost = Ghost(model)
-    clipped = ghost.clip(loss, (x, y), 4)
+    clipper = GradientClipper(model)
+    clipped = clipper.clip(loss, (x, y), 4)
     torch.testing.assert_close(clipped.norms, norms, rtol=1e-5, atol=1e-6)
-    (parts,) = ghost.layouts.values()
+    (parts,) = clipper.layouts.values()
     ghostly = {part.method for part in parts if part.standardised is not None}
     assert ghostly == {"store", "ghost"}
     for name in rows[0]:
@@ -145,11 +145,11 @@ def test_standardised_rows_far_from_zero_stay_within_the_bound(mode, offset):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 16, 4, 4, generator=generator) + offset
     towards = torch.randn(3, 24, 4, 4, generator=generator)
-    ghost = Ghost(model, mode, clipping=Clipping(max_norm=1e-3))
+    clipper = GradientClipper(model, mode, clipping=Clipping(max_norm=1e-3))
 
     def loss(model, x, towards):
         return (model(x) * towards).flatten(1).sum(dim=1)
 
     for i in range(3):
-        total = ghost.clip(loss, (x, towards), 3, torch.arange(3) == i).total
+        total = clipper.clip(loss, (x, towards), 3, torch.arange(3) == i).total
         assert norm_of(total) <= 1e-3 * (1 + 1e-6)

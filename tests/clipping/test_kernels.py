@@ -8,7 +8,7 @@ from torch import nn
 pytest.importorskip("triton", reason="Triton is for Linux")
 
 from sfumato.clipping import arithmetic, contract, grams, on_gpu, standardised
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.clipping.geometry import LINEAR, Geometry
 from sfumato.clipping.kernels import convolution, pixels
@@ -256,14 +256,14 @@ def test_the_engine_gives_the_same_numbers_with_the_kernels(views, mode, monkeyp
         return m(x).unflatten(0, (-1, views)).square().mean(dim=(1, 2, 3))
 
     x, used = torch.randn(2 * views, 3, 10, 10), []
-    wanted = Ghost(model, mode).clip(losses, (x,), 2)
+    wanted = GradientClipper(model, mode).clip(losses, (x,), 2)
 
     def everywhere(x, geometry):
         used.append(1)
         return geometry.is_linear or len(geometry.stride) == 2
 
     monkeypatch.setattr(on_gpu, "takes", everywhere)
-    found = Ghost(model, mode).clip(losses, (x,), 2)
+    found = GradientClipper(model, mode).clip(losses, (x,), 2)
     assert used
     torch.testing.assert_close(found.norms, wanted.norms, rtol=1e-5, atol=1e-6)
     for name, total in wanted.total.items():
@@ -281,14 +281,14 @@ def test_clipped_sums_in_bf16_on_a_gpu_stay_within_the_bound(mode):
     )  # fmt: skip
     model = model.to(DEVICE).to(memory_format=torch.channels_last)
     x = torch.randn(4, 3, 15, 15, device=DEVICE) + 3
-    ghost = Ghost(model, mode, clipping=Clipping(max_norm=1e-3))
+    clipper = GradientClipper(model, mode, clipping=Clipping(max_norm=1e-3))
 
     def losses(m, x):
         with torch.autocast(DEVICE, torch.bfloat16):
             return m(x).float().square().sum(dim=1)
 
     for i in range(4):
-        total = ghost.clip(losses, (x,), 4, torch.arange(4, device=DEVICE) == i).total
+        total = clipper.clip(losses, (x,), 4, torch.arange(4, device=DEVICE) == i).total
         norm = norm_of(total)
         assert 0.97e-3 < norm <= 1e-3
 

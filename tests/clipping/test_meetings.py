@@ -7,7 +7,7 @@ from test_rules import Apply
 from torch import nn
 
 from sfumato.clipping.admit import admit, one_at_a_time
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.clipping.layout import MODES
 from sfumato.errors import UnsupportedLayer
@@ -179,17 +179,19 @@ def batch(n):
     return torch.randn(n, 6, generator=generator).double(), torch.arange(n) * 2 % 5
 
 
-def compare(model, n, ghost=None, **options):
+def compare(model, n, clipper=None, **options):
     rows = one_at_a_time(model, loss_of, batch(n))
     norms = torch.stack([sum(g.square().sum() for g in row.values()) for row in rows]).sqrt()
-    ghost = ghost or Ghost(model, clipping=Clipping(max_norm=float(norms.median())), **options)
-    clipped = ghost.clip(loss_of, batch(n), n)
+    clipper = clipper or GradientClipper(
+        model, clipping=Clipping(max_norm=float(norms.median())), **options
+    )
+    clipped = clipper.clip(loss_of, batch(n), n)
     torch.testing.assert_close(clipped.norms, norms, rtol=5e-6, atol=1e-9)
     for name in rows[0]:
         wanted = sum(f * row[name] for f, row in zip(clipped.factors[0], rows, strict=True))
         found = clipped.total.get(name, torch.zeros_like(wanted))
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
-    return ghost
+    return clipper
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -197,9 +199,9 @@ def test_a_parameter_meets_the_batch_in_any_way(case):
     torch.manual_seed(0)
     model = CASES[case]().double()
     # A survey of one batch serves those of other sizes: of one, and of what constants have.
-    ghost = compare(model, 4)
+    clipper = compare(model, 4)
     for n in (1, 2, 5, 15):
-        compare(model, n, ghost)
+        compare(model, n, clipper)
     for mode in MODES:
         compare(model, 4, mode=mode)
 
@@ -233,21 +235,21 @@ def test_what_cannot_be_told_apart_is_refused_or_not_admitted(case):
     torch.manual_seed(0)
     model = Labelled(REFUSED[case], w=(6,)).double()
     with pytest.raises(UnsupportedLayer):
-        admit(Ghost(model), loss_of, batch(4), 4)
+        admit(GradientClipper(model), loss_of, batch(4), 4)
 
 
 @pytest.mark.parametrize("case", ["a batch added to", "stacked", "mean of the batch", "all pairs"])
 def test_a_refusal_names_the_parameter_and_the_remedy(case):
     model = Labelled(REFUSED[case], w=(6,)).double()
     with pytest.raises(UnsupportedLayer, match=r'"w" .*(freeze|expand)'):
-        Ghost(model).clip(loss_of, batch(4), 4)
+        GradientClipper(model).clip(loss_of, batch(4), 4)
 
 
 def test_attention_over_the_examples_is_refused():
     attention = nn.MultiheadAttention(6, 2)
     model = NoLabels(nn.Sequential(nn.Unflatten(1, (1, 6)), Themselves(attention))).double()
     with pytest.raises(UnsupportedLayer, match=r'in_proj_weight" attends over .*batch_first'):
-        Ghost(model).clip(loss_of, batch(4), 4)
+        GradientClipper(model).clip(loss_of, batch(4), 4)
 
 
 def places_first(m, x, y):
@@ -259,7 +261,7 @@ def places_first(m, x, y):
 def test_interleaved_rows_are_refused(n):
     model = Labelled(places_first, w=(5, 6)).double()
     with pytest.raises(UnsupportedLayer, match=r'"w" .*side by side'):
-        Ghost(model).clip(loss_of, batch(n), n)
+        GradientClipper(model).clip(loss_of, batch(n), n)
 
 
 def test_interleaved_rows_are_refused_under_autocast():
@@ -269,7 +271,7 @@ def test_interleaved_rows_are_refused_under_autocast():
 
     model, (x, y) = Labelled(rounded, w=(5, 6)), batch(4)
     with pytest.raises(UnsupportedLayer, match=r'"w" .*side by side'):
-        Ghost(model).clip(loss_of, (x.float(), y), 4)
+        GradientClipper(model).clip(loss_of, (x.float(), y), 4)
 
 
 def test_rounding_is_not_taken_for_rows_that_moved():
@@ -282,7 +284,7 @@ def test_rounding_is_not_taken_for_rows_that_moved():
             with torch.autocast("cpu", torch.bfloat16):
                 return m(x).float().unflatten(0, (-1, 2)).square().mean(dim=(1, 2))
 
-        Ghost(model).clip(losses, (torch.randn(6, 3, 32, 32),), 3)
+        GradientClipper(model).clip(losses, (torch.randn(6, 3, 32, 32),), 3)
 
 
 def test_rows_are_not_compared_where_chance_decides_on_values():
@@ -298,13 +300,13 @@ def test_rows_are_not_compared_where_chance_decides_on_values():
     def losses(m, x):
         return m(x).square().mean(dim=1)
 
-    Ghost(Dropping()).clip(losses, (torch.randn(4, 6),), 4)
+    GradientClipper(Dropping()).clip(losses, (torch.randn(4, 6),), 4)
 
 
 def test_a_mean_of_frozen_features_is_not_admitted():
     model = Labelled(mean_of_features, w=(6,), v=(6,)).double()
     with pytest.raises(UnsupportedLayer, match="mixes the examples"):
-        admit(Ghost(model), loss_of, batch(4), 4)
+        admit(GradientClipper(model), loss_of, batch(4), 4)
 
 
 def test_a_value_kept_from_an_earlier_pass_is_refused():
@@ -319,4 +321,4 @@ def test_a_value_kept_from_an_earlier_pass_is_refused():
             return x * self.kept
 
     with pytest.raises(UnsupportedLayer):
-        Ghost(Kept().double()).clip(loss_of, batch(4), 4)
+        GradientClipper(Kept().double()).clip(loss_of, batch(4), 4)

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton is for Linux")
 
 from sfumato.clipping import normalisation_functions
 from sfumato.clipping.admit import one_at_a_time
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.kernels.group_norm import group_norm
 from sfumato.clipping.kernels.group_norm_backward import channel_sums, group_norm_backward
 from sfumato.clipping.kernels.layer_norm import layer_norm, layer_norm_backward
@@ -243,7 +243,7 @@ def test_the_engine_gives_exact_norms_and_sums_with_the_kernels(monkeypatch):
     exact.load_state_dict(model.state_dict())
     rows = one_at_a_time(exact, losses, (x.double(),))
     used = with_kernels(monkeypatch)
-    found = Ghost(model).clip(losses, (x,), 4)
+    found = GradientClipper(model).clip(losses, (x,), 4)
     assert len(used) > 6
     torch.testing.assert_close(found.norms.double(), norms_of(rows), rtol=1e-5, atol=0)
     for name, total in found.total.items():
@@ -260,9 +260,9 @@ def test_under_autocast_the_kernels_read_what_was_rounded(monkeypatch):
             return losses_of(1)(model, x)
 
     monkeypatch.setattr(normalisation_functions, "has_kernel", lambda x: False)
-    wanted = Ghost(model).clip(losses, (x,), 4)
+    wanted = GradientClipper(model).clip(losses, (x,), 4)
     used = with_kernels(monkeypatch)
-    found = Ghost(model).clip(losses, (x,), 4)
+    found = GradientClipper(model).clip(losses, (x,), 4)
     assert torch.bfloat16 in used
     # The same rounded tensors, but sums in another order may round an output to its neighbour.
     torch.testing.assert_close(found.norms, wanted.norms, rtol=1e-2, atol=0)
@@ -281,15 +281,15 @@ def test_a_rounded_input_is_kept_as_it_is(layer, kernels, monkeypatch):
         with torch.autocast(DEVICE, torch.bfloat16):
             return model(x.bfloat16()).flatten(1).sum(dim=1)
 
-    ghost = Ghost(layer)
-    wanted = ghost.clip(losses, (x,), 4)
+    clipper = GradientClipper(layer)
+    wanted = clipper.clip(losses, (x,), 4)
 
     def note(tensor):
         kept.append((tensor.numel(), tensor.dtype))
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        found = ghost.clip(losses, (x,), 4)
+        found = clipper.clip(losses, (x,), 4)
     assert (x.numel(), torch.bfloat16) in kept
     assert (x.numel(), torch.float32) not in kept
     assert torch.equal(found.norms, wanted.norms)
@@ -351,12 +351,12 @@ def test_on_a_gpu_kernels_take_maps_with_channels_last_and_no_others(told, monke
 
     monkeypatch.setattr("sfumato.clipping.kernels.group_norm.group_norm", spy)
     model, x = network(), images(4)
-    found = Ghost(model).clip(losses_of(1), (x,), 4)
+    found = GradientClipper(model).clip(losses_of(1), (x,), 4)
     assert used
     assert all(one.is_contiguous(memory_format=torch.channels_last) for one in used)
     used.clear()
     model = model.to(memory_format=torch.contiguous_format)
-    wanted = Ghost(model).clip(losses_of(1), (x.contiguous(),), 4)
+    wanted = GradientClipper(model).clip(losses_of(1), (x.contiguous(),), 4)
     assert not used
     torch.testing.assert_close(found.norms, wanted.norms, rtol=1e-5, atol=0)
     for name, total in wanted.total.items():

@@ -6,7 +6,7 @@ from loops import attached, dataset, losses, repeatable
 from torch import nn
 
 from sfumato.clipping.admit import admit, clipped_gradient
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.mixing import check_mixing
 from sfumato.errors import PrivacyError, UnsupportedLayer
 
@@ -38,8 +38,8 @@ CHANGES = {
 def test_a_model_that_looks_at_places_or_counts_examples_is_not_admitted(change, examples):
     x, y = dataset()[:examples]
     with pytest.raises(UnsupportedLayer, match="place"):
-        admit(Ghost(Placed(CHANGES[change])), losses, (x, y), examples)
-    admit(Ghost(Placed()), losses, (x, y), examples)
+        admit(GradientClipper(Placed(CHANGES[change])), losses, (x, y), examples)
+    admit(GradientClipper(Placed()), losses, (x, y), examples)
 
 
 def test_a_mean_made_by_hand_is_refused():
@@ -65,19 +65,19 @@ def test_what_dropout_hides_is_noticed(drops):
                 return self.drops(out)
             return self.drops(*[out[:, None]] * 3)[0].flatten(1) + out
 
-    admit(Ghost(Dropping(lambda _, out: out)), losses, dataset()[:3], 3)
+    admit(GradientClipper(Dropping(lambda _, out: out)), losses, dataset()[:3], 3)
     for change in CHANGES.values():
         with pytest.raises(UnsupportedLayer, match="place"):
-            admit(Ghost(Dropping(change)), losses, dataset()[:3], 3)
+            admit(GradientClipper(Dropping(change)), losses, dataset()[:3], 3)
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_branch_that_only_larger_batches_take_is_noticed_in_the_first_of_them(change):
     model = Placed(CHANGES[change], more=8)
     x, y = dataset()[:12]
-    admit(Ghost(model), losses, (x[:3], y[:3]), 3)
+    admit(GradientClipper(model), losses, (x[:3], y[:3]), 3)
     with pytest.raises(PrivacyError, match="place"):
-        check_mixing(Ghost(model), losses, (x, y), 12)
+        check_mixing(GradientClipper(model), losses, (x, y), 12)
     model, optimizer, engine = attached(model, **repeatable())
     with pytest.raises(PrivacyError, match="place"):
         optimizer.step(loss=losses(model, x, y))

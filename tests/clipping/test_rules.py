@@ -10,7 +10,7 @@ from oracle import compare, loss_of, norms_of
 from torch import nn
 
 from sfumato.clipping.admit import one_at_a_time
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.layout import MODES
 from sfumato.clipping.registry import RULES
 from sfumato.errors import UnsupportedLayer
@@ -287,19 +287,19 @@ def test_a_layout_serves_batches_of_any_size(case, n):
     torch.manual_seed(0)
     build, shape = CASES[case]
     model = build().double()
-    ghost = Ghost(model)
-    ghost.clip(loss_of, (batch_for(shape, 3),), 3)
+    clipper = GradientClipper(model)
+    clipper.clip(loss_of, (batch_for(shape, 3),), 3)
     x = batch_for(shape, n, seed=1)
     norms = norms_of(one_at_a_time(model, loss_of, (x,)))
-    torch.testing.assert_close(ghost.clip(loss_of, (x,), n).norms, norms, rtol=5e-6, atol=1e-9)
+    torch.testing.assert_close(clipper.clip(loss_of, (x,), n).norms, norms, rtol=5e-6, atol=1e-9)
 
 
 def test_the_matrix_meets_every_rule():
     met = set()
     for build, shape in CASES.values():
-        ghost = Ghost(build().double())
-        ghost.clip(loss_of, (batch_for(shape, 2),), 2)
-        met |= {part.operation for parts in ghost.layouts.values() for part in parts}
+        clipper = GradientClipper(build().double())
+        clipper.clip(loss_of, (batch_for(shape, 2),), 2)
+        met |= {part.operation for parts in clipper.layouts.values() for part in parts}
     expected = {"linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"}
     assert expected | {"conv_transpose3d", "scale_and_shift", "embedding"} <= met
     assert len(RULES) >= 14
@@ -310,4 +310,4 @@ def test_the_matrix_meets_every_rule():
 )
 def test_batch_norm_in_training_mode_is_refused_by_name(layer):
     with pytest.raises(UnsupportedLayer, match=r"mixes the examples.*--norm group"):
-        Ghost(layer.double()).clip(loss_of, (batch_for(IMAGE, 3),), 3)
+        GradientClipper(layer.double()).clip(loss_of, (batch_for(IMAGE, 3),), 3)

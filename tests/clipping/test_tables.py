@@ -7,7 +7,7 @@ from oracle import compare
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.tables import Rows
 
 PLACES = torch.arange(5)
@@ -67,12 +67,12 @@ class Counted(TorchDispatchMode):
 @pytest.mark.parametrize("reading", ["an index of two axes", "index_select", "embedding"])
 def test_all_examples_are_pulled_back_at_once(reading):
     model, counts = Attending(reading), {}
-    ghost = Ghost(model)
+    clipper = GradientClipper(model)
     for n in (3, 12):
         x = torch.randn(n, 5, 8)
-        ghost.clip(lambda model, x: model(x).square().sum(dim=(1, 2, 3)), (x,), n)
+        clipper.clip(lambda model, x: model(x).square().sum(dim=(1, 2, 3)), (x,), n)
         with Counted() as seen:
-            ghost.clip(lambda model, x: model(x).square().sum(dim=(1, 2, 3)), (x,), n)
+            clipper.clip(lambda model, x: model(x).square().sum(dim=(1, 2, 3)), (x,), n)
         counts[n] = len(seen.calls)
         assert seen.calls.count(torch.ops.aten.index_add) == 1
         assert torch.ops.aten.index_put not in seen.calls

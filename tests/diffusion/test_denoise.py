@@ -6,7 +6,7 @@ from denoisers import StandIn
 from torch import nn
 
 from sfumato.clipping.admit import admit
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.diffusion.denoise import (
     Denoiser,
     Diffusers,
@@ -144,9 +144,9 @@ def test_a_loss_is_that_of_its_own_image_alone():
 def test_the_private_engine_admits_it(mode):
     denoiser = woken(tiny(width=8, multipliers=(2, 2)))
     given = batch(3)
-    ghost = Ghost(denoiser, mode)
-    admit(ghost, losses_of, given, 3)
-    clipped = ghost.clip(losses_of, given, 3)
+    clipper = GradientClipper(denoiser, mode)
+    admit(clipper, losses_of, given, 3)
+    clipped = clipper.clip(losses_of, given, 3)
     assert set(clipped.total) == {name for name, _ in denoiser.named_parameters()}
 
 
@@ -155,7 +155,7 @@ def test_the_private_engine_admits_it_in_bfloat16_too():
         with torch.autocast("cpu", torch.bfloat16):
             return losses_of(*given)
 
-    admit(Ghost(woken(tiny())), lower, batch(3), 3, losses_of)
+    admit(GradientClipper(woken(tiny())), lower, batch(3), 3, losses_of)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -212,7 +212,7 @@ def test_a_network_of_diffusers_is_a_denoiser():
     torch.testing.assert_close(denoiser(y, sigma, labels), skip * y + out * said)
     assert denoiser(y.double(), sigma.double(), labels).dtype == torch.float64
     admit(
-        Ghost(denoiser),
+        GradientClipper(denoiser),
         lambda model, *given: denoising_losses(model, *given[:2], sigma=given[2], noise=given[3]),
         (y, labels, sigma, noise),
         4,
@@ -289,7 +289,7 @@ def test_the_unet_of_diffusers_itself_is_accepted():
 def test_the_unet_of_diffusers_itself_is_admitted_by_the_private_engine():
     y, labels, _, sigma, noise = batch()
     admit(
-        Ghost(real_unet()),
+        GradientClipper(real_unet()),
         lambda model, *given: denoising_losses(model, *given[:2], sigma=given[2], noise=given[3]),
         (y, labels, sigma, noise),
         4,

@@ -8,7 +8,7 @@ from people import portraits
 from scipy.stats import kstest
 
 from sfumato.clipping.admit import admit, one_at_a_time
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.data.dice import Dice
 from sfumato.data.load import load_images
@@ -84,8 +84,8 @@ def test_clipped_sums_of_a_denoiser_are_those_of_autograd_one_image_at_a_time(re
     rows = one_at_a_time(model, reading.losses, inputs)
     norms = [float(torch.cat([part.flatten() for part in row.values()]).norm()) for row in rows]
     bound = sorted(norms)[1] + 1e-3  # two are clipped, and two are not
-    ghost = Ghost(model, mode, clipping=Clipping(max_norm=bound))
-    found = ghost.clip(reading.losses, inputs, 4)
+    clipper = GradientClipper(model, mode, clipping=Clipping(max_norm=bound))
+    found = clipper.clip(reading.losses, inputs, 4)
     for name, part in found.total.items():
         pairs = zip(rows, norms, strict=True)
         wanted = sum(row[name] * min(1.0, bound / norm) for row, norm in pairs)
@@ -93,9 +93,9 @@ def test_clipped_sums_of_a_denoiser_are_those_of_autograd_one_image_at_a_time(re
 
 
 def test_a_denoiser_passes_the_test_on_noise_and_every_parameter_is_reached(reading):
-    ghost = Ghost(denoiser_of(reading), "ghost_mixed")
-    admit(ghost, reading.losses, reading.trial(), 3)
-    found = ghost.clip(reading.losses, reading.trial(), 3)
+    clipper = GradientClipper(denoiser_of(reading), "ghost_mixed")
+    admit(clipper, reading.losses, reading.trial(), 3)
+    found = clipper.clip(reading.losses, reading.trial(), 3)
     assert all(bool(part.any()) for part in found.total.values())
 
 

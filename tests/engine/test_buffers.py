@@ -9,7 +9,7 @@ from torch import nn
 
 from sfumato.clipping.admit import admit
 from sfumato.clipping.buffers import Buffers
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.errors import PrivacyError, UnsupportedLayer
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
@@ -62,7 +62,7 @@ def test_a_trial_is_made_with_gradients_and_without(gradients):
     model = Keeping(lambda _: torch.is_grad_enabled() == gradients)
     x, y = dataset()[:3]
     with pytest.raises(UnsupportedLayer, match='buffer "mean"'):
-        admit(Ghost(model), losses, (x, y), 3)
+        admit(GradientClipper(model), losses, (x, y), 3)
 
 
 def test_a_pass_without_gradients_is_watched_in_training_mode():

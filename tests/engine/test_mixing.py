@@ -81,7 +81,7 @@ def test_numbers_that_are_others_in_every_step_are_examined_once():
     for step in range(3):
         out = model(x, False, scale=1 + 0.1 * step)
         optimizer.step(loss=F.cross_entropy(out, y, reduction="none"))
-    assert len(engine.ghost.layouts) == 1
+    assert len(engine.clipper.layouts) == 1
 
 
 WHEN = {

@@ -21,7 +21,7 @@ from sfumato.attacks.fleet import Fleet
 from sfumato.attacks.heads import HeadRecipe
 from sfumato.attacks.shadows import _generator as shadow_generator
 from sfumato.cli import main
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.data.augment import Augmentation
 from sfumato.data.dice import Dice, seed_of
@@ -46,7 +46,7 @@ def clip(
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:  # fmt: skip
     """Norms, factors (a row for each group of layers) and sums of one clipped batch."""
     clipping = Clipping(max_norm=max_norm, style=style, per_layer=per_layer)
-    clipped = Ghost(model, mode, clipping).clip(loss, (x,), examples, mask)
+    clipped = GradientClipper(model, mode, clipping).clip(loss, (x,), examples, mask)
     return clipped.norms, clipped.factors, dict(clipped.total)
 
 

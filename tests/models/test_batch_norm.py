@@ -9,7 +9,7 @@ from oracle import norm_of
 from people import portraits
 from torch import nn
 
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.clipping.layout import MODES
 from sfumato.engine import PrivacyEngine
@@ -98,7 +98,9 @@ def test_a_private_sum_of_one_example_is_its_clipped_gradient(kind, mode):
     _, _, (x, y) = one_image()
     right = wanted(model, x, y)[1]
     length = norm_of(right)
-    found = Ghost(model, mode, clipping=Clipping(max_norm=length / 2)).clip(loss_of, (x, y), 1)
+    found = GradientClipper(model, mode, clipping=Clipping(max_norm=length / 2)).clip(
+        loss_of, (x, y), 1
+    )
     assert float(found.norms[0]) == pytest.approx(length, rel=1e-4)
     assert norm_of(found.total) <= length / 2
     same({name: 2 * t for name, t in found.total.items()}, right)

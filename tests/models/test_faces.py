@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sfumato.clipping.admit import admit
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.errors import ConfigError
 from sfumato.models.faces import IrNet, VggFace, mcnn, scnn
 from sfumato.models.normalise import BatchNorm, apply_norm_policy
@@ -142,7 +142,7 @@ def test_the_vgg_passes_the_test_before_private_training():
         parameter.requires_grad_(False)
     loss = nn.functional.cross_entropy
     admit(
-        Ghost(model),
+        GradientClipper(model),
         lambda m, x, y: loss(m(x), y, reduction="none"),
         (torch.randn(2, 1, 32, 32), torch.arange(2)),
         2,

@@ -3,7 +3,7 @@
 import torch
 
 from sfumato.clipping.admit import admit
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.models.scatter import Scattering, gaussian, scatter_linear, wavelets
 
 
@@ -52,7 +52,7 @@ def test_only_the_linear_layer_learns_and_it_is_admitted():
     assert [name for name, _ in model.named_parameters()] == ["2.weight", "2.bias"]
     loss = torch.nn.functional.cross_entropy
     admit(
-        Ghost(model),
+        GradientClipper(model),
         lambda m, x, y: loss(m(x), y, reduction="none"),
         (images(), torch.arange(3)),
         3,

@@ -8,7 +8,7 @@ from people import portraits
 from torch import nn
 
 from sfumato.clipping import admit, sums
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import CLIP_STYLES, Clipping
 from sfumato.clipping.layout import MODES
 from sfumato.data.augment import Augmentation
@@ -39,15 +39,17 @@ class Scene:
         plan = Plan(noise_multiplier=1.0, expected_batch=12.0, steps=99, max_norm=max_norm)
         secret = Secret.draw()
         self.ledger = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
-        self.ghost = Ghost(model, mode, clipping=Clipping(max_norm=max_norm, **clipping))
+        self.clipper = GradientClipper(
+            model, mode, clipping=Clipping(max_norm=max_norm, **clipping)
+        )
         self.clips = 0
         reading = replace(plain, **(changes or {}))
         paid = Paid(plan, self.ledger, secret)
-        self.step = private_step(self.ghost, reading, paid, clip=self._clip)
+        self.step = private_step(self.clipper, reading, paid, clip=self._clip)
 
     def _clip(self, *given, **how):
         self.clips += 1
-        return self.ghost.clip(*given, **how)
+        return self.clipper.clip(*given, **how)
 
 
 def lengthened(monkeypatch, by=1.5):
@@ -67,7 +69,7 @@ def test_a_sum_longer_than_its_norms_is_refused_in_the_first_step(part, monkeypa
     with pytest.raises(PrivacyError, match="beyond the bound"):
         scene.step(batch(0, part))
     assert not scene.ledger.events
-    assert all(p.grad is None for p in scene.ghost.parameters.values())
+    assert all(p.grad is None for p in scene.clipper.parameters.values())
 
 
 def test_the_first_step_is_that_of_this_process_and_has_examples(monkeypatch):
@@ -118,6 +120,6 @@ def test_an_example_that_is_not_finite_is_no_alarm(monkeypatch):
     monkeypatch.setattr(gather, "contributions_due", lambda _: True)
     scene = Scene()
     with torch.no_grad():
-        scene.ghost.model[0].weight[:] = 1e30
+        scene.clipper.model[0].weight[:] = 1e30
     scene.step(batch(0, [0, 1, 2]))
     assert len(scene.ledger.events) == 1

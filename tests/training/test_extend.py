@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 from sfumato.clipping import sums
 from sfumato.clipping.admit import admit, one_at_a_time
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.data.augment import Augmentation
 from sfumato.errors import PrivacyError
@@ -53,11 +53,11 @@ def test_norms_and_sums_are_those_of_gradients_less_the_public_one(name):
     changed = replace(PRIVATE, change=dope.change)
     rows = minus(one_at_a_time(model, PRIVATE.losses, (x.double(), y)), dope.shift)
     norms = norms_of(rows)
-    ghost = Ghost(model, clipping=Clipping(max_norm=float(norms.median())))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=float(norms.median())))
     mask = torch.arange(12) % 4 != 1
-    found = ghost.clip(changed.losses, (x.double(), y), 12, mask)
+    found = clipper.clip(changed.losses, (x.double(), y), 12, mask)
     torch.testing.assert_close(found.norms, norms, rtol=1e-6, atol=0)
-    factors = torch.where(mask, (ghost.clipping.max_norm * (1 - 1e-5) / norms).clamp(max=1), 0)
+    factors = torch.where(mask, (clipper.clipping.max_norm * (1 - 1e-5) / norms).clamp(max=1), 0)
     assert 0 < int((factors == 1).sum()) < int(mask.sum())
     for n, wanted in weighted(rows, factors).items():
         torch.testing.assert_close(found.total[n], wanted, rtol=1e-6, atol=1e-9)
@@ -85,13 +85,13 @@ def test_a_gradient_near_the_public_one_does_not_escape_the_bound(near, style, p
             noise = torch.randn(part.shape, generator=generator) * NEAR[near] * part.abs().mean()
             dope.shift[name].copy_(part + noise)
         bound = 1e-6 * length
-        ghost = Ghost(model, clipping=Clipping(max_norm=bound, style=style))
+        clipper = GradientClipper(model, clipping=Clipping(max_norm=bound, style=style))
         losses = replace(reading, change=dope.change).losses
-        whole = ghost.clip(losses, (x, y), 12).total
+        whole = clipper.clip(losses, (x, y), 12).total
         for i in (2, 7, 9):
             alone = torch.arange(12) == i
-            assert norm_of(ghost.clip(losses, (x, y), 12, alone).total) <= bound
-            without = ghost.clip(losses, (x, y), 12, ~alone).total
+            assert norm_of(clipper.clip(losses, (x, y), 12, alone).total) <= bound
+            without = clipper.clip(losses, (x, y), 12, ~alone).total
             moved = {name: whole[name] - without[name] for name in whole}
             assert norm_of(moved) <= bound * (1 + 1e-4)
 
@@ -103,13 +103,13 @@ def test_no_example_moves_the_sum_by_more_than_the_bound(kind, name):
     extender = KINDS[kind](model, 3)
     extender.begin(2)
     reading = replace(VIEWS, change=extender.change)
-    ghost = Ghost(model, clipping=Clipping(max_norm=0.05))
-    admit(ghost, reading.losses, reading.trial(), 3)
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=0.05))
+    admit(clipper, reading.losses, reading.trial(), 3)
     everybody = list(range(6))
-    whole = ghost.clip(reading.losses, inputs(reading, everybody), 6).total
+    whole = clipper.clip(reading.losses, inputs(reading, everybody), 6).total
     for one in everybody:
         rest = [i for i in everybody if i != one]
-        without = ghost.clip(reading.losses, inputs(reading, rest), 5).total
+        without = clipper.clip(reading.losses, inputs(reading, rest), 5).total
         moved = norm_of({n: whole[n] - without[n] for n in whole})
         assert 0.025 < moved <= 0.05 * (1 + 1e-4)
 
@@ -118,9 +118,9 @@ def test_no_example_moves_the_sum_by_more_than_the_bound(kind, name):
 def test_a_step_of_dope_is_the_formula_and_padding_adds_nothing(padding):
     model, (plan, ledger, secret) = net(), book(max_norm=0.2)
     extender = Dope(public(model))
-    ghost = Ghost(model, clipping=Clipping(max_norm=0.2))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=0.2))
     reading = replace(PRIVATE, change=extender.change)
-    step = extended(private_step(ghost, reading, Paid(plan, ledger, secret)), model, extender)
+    step = extended(private_step(clipper, reading, Paid(plan, ledger, secret)), model, extender)
     batch = batch_of([1, 4, 5, 8, 11], step=3, padding=padding)
     numbers = step(batch)
     shift = public(model)(3)
@@ -136,9 +136,9 @@ def test_a_step_of_dope_is_the_formula_and_padding_adds_nothing(padding):
 
 def test_a_step_of_mirror_mixes_as_published():
     model, batch = net(), batch_of([1, 2, 3], step=4)
-    private_step(Ghost(model), PRIVATE, Paid(*book(noise=0.5)))(batch)
+    private_step(GradientClipper(model), PRIVATE, Paid(*book(noise=0.5)))(batch)
     noisy = gradients(model)
-    step = private_step(Ghost(model), PRIVATE, Paid(*book(noise=0.5)))
+    step = private_step(GradientClipper(model), PRIVATE, Paid(*book(noise=0.5)))
     extended(step, model, KINDS["mirror"](model, 1))(batch)
     beta, known = math.cos(math.pi * (4 / 5) / 20), public(model)(4)
     for name, part in gradients(model).items():
@@ -170,13 +170,13 @@ def test_each_view_has_the_gradient_of_its_own_weights(name):
                 total[n] += part / 3
         rows.append(total)
     norms = norms_of(rows)
-    ghost = Ghost(model, clipping=Clipping(max_norm=float(norms.median())))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=float(norms.median())))
     losses = replace(VIEWS, change=extender.change).losses
-    found = ghost.clip(losses, (x, y), 12)
+    found = clipper.clip(losses, (x, y), 12)
     torch.testing.assert_close(found.norms, norms, rtol=1e-6, atol=0)
     for n, wanted in weighted(rows, found.factors[0]).items():
         torch.testing.assert_close(found.total[n], wanted, rtol=1e-6, atol=1e-7)
-    still = Ghost(model).clip(VIEWS.losses, (x, y), 12).norms
+    still = GradientClipper(model).clip(VIEWS.losses, (x, y), 12).norms
     assert float((still / norms - 1).abs().max()) > 1e-3, "the weights were moved"
 
 
@@ -198,7 +198,7 @@ def test_noise_and_ledger_are_those_of_a_step_without_an_extender(kind):
         model, (plan, ledger, secret) = net(), book(noise=2.0)
         extender = KINDS[kind](model, 1)
         reading = replace(PRIVATE, change=extender.change) if way == "with" else PRIVATE
-        step = private_step(Ghost(model), reading, Paid(plan, ledger, secret))
+        step = private_step(GradientClipper(model), reading, Paid(plan, ledger, secret))
         step = extended(step, model, extender) if way == "with" else step
         for number, places in enumerate(([], [3, 5])):
             step(batch_of(places, step=number))
@@ -216,8 +216,8 @@ def test_a_norm_that_is_too_small_is_found_out_while_training(monkeypatch):
     model, (plan, ledger, secret) = net(), book(max_norm=0.01)
     extender = Dope(public(model))
     reading = replace(PRIVATE, change=extender.change)
-    ghost = Ghost(model, clipping=Clipping(max_norm=0.01))
-    step = private_step(ghost, reading, Paid(plan, ledger, secret))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=0.01))
+    step = private_step(clipper, reading, Paid(plan, ledger, secret))
     step = extended(step, model, extender)
     step(batch_of([1, 2, 3]))
     monkeypatch.setattr(gather, "contributions_due", lambda _: True)

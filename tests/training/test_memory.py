@@ -9,7 +9,7 @@ import torch
 from people import portraits
 from torch import nn
 
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.training import memory
 from sfumato.training.chunks import Cutting
 from sfumato.training.memory import Work, completes, fitting_batch, largest_that_fits, out_of_memory
@@ -116,7 +116,7 @@ def test_on_a_gpu_what_is_tried_is_what_is_run(monkeypatch):
     monkeypatch.setattr(memory, "peak_bytes", peak_bytes)
     monkeypatch.setattr(memory, "free_bytes", lambda _: 1500 * MB)
     work = Work(note("compiled"), note("eager"))
-    assert memory.measured_batch(Ghost(model), reading(), 1000, work) == 128
+    assert memory.measured_batch(GradientClipper(model), reading(), 1000, work) == 128
     assert tried == [("eager", 4), ("eager", 16), ("compiled", 128)]
 
 
@@ -124,13 +124,13 @@ def test_on_a_gpu_what_is_tried_is_what_is_run(monkeypatch):
 def test_room_is_wanted_for_chance_and_no_more(monkeypatch, expected, most):
     monkeypatch.setattr(memory, "LARGEST", {"cpu": 8192})
     monkeypatch.setattr(memory, "free_bytes", lambda _: 10**15)
-    ghost = Ghost(nn.Sequential(nn.Flatten(), nn.Linear(144, 3)))
+    clipper = GradientClipper(nn.Sequential(nn.Flatten(), nn.Linear(144, 3)))
     alone = Cutting(expected, expected**0.5)
-    assert fitting_batch(ghost, reading(), "auto", alone, World()) == most
+    assert fitting_batch(clipper, reading(), "auto", alone, World()) == most
     shared = replace(alone, processes=2)
     assert shared.longest == (most + 1) // 2
     for asked in ("auto", 8192):
-        found = fitting_batch(ghost, reading(), asked, shared, World())
+        found = fitting_batch(clipper, reading(), asked, shared, World())
         assert found == shared.length(shared.longest) <= shared.longest
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from sfumato.clipping.admit import one_at_a_time
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.commands import train
 from sfumato.data.dice import Dice
@@ -95,7 +95,9 @@ def test_what_is_clipped_is_all_that_a_person_adds():
     rows = one_at_a_time(model, reading.losses, (x, y))
     norms = torch.stack([sum(g.square().sum() for g in row.values()) for row in rows]).sqrt()
     bound = float(norms.median())
-    found = Ghost(model, clipping=Clipping(max_norm=bound)).clip(reading.losses, (x, y), 3)
+    found = GradientClipper(model, clipping=Clipping(max_norm=bound)).clip(
+        reading.losses, (x, y), 3
+    )
     torch.testing.assert_close(found.norms, norms, rtol=1e-4, atol=0)
     for name in rows[0]:
         wanted = sum(min(1, bound / n) * row[name] for n, row in zip(norms, rows, strict=True))
@@ -108,12 +110,12 @@ def test_changing_all_images_of_a_person_moves_the_sum_by_at_most_twice_the_boun
     changed[images.people == 4] = 255 - changed[images.people == 4]
     chunk = Chunk(torch.arange(12), torch.ones(12, dtype=torch.bool))
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
-    ghost = Ghost(model, clipping=Clipping(max_norm=0.05))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=0.05))
     sums = []
     for pixels in (images.pixels, changed):
         reading = reading_of(replace(images, pixels=pixels), most=50)
         inputs = reading.inputs(chunk, 0)
-        sums.append(ghost.clip(reading.losses, inputs, 12).total)
+        sums.append(clipper.clip(reading.losses, inputs, 12).total)
     moved = sum((sums[0][n] - sums[1][n]).square().sum() for n in sums[0]).sqrt()
     assert 0.01 < float(moved) <= 0.1
 

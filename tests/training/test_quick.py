@@ -9,7 +9,7 @@ from people import portraits
 from torch import nn
 from unchecked import unchecked
 
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.compiled import Compiled
 from sfumato.clipping.factors import Clipping
 from sfumato.models.wrn import StandardisedConv2d
@@ -35,7 +35,7 @@ def scene(device, dropout=0.0):
     ]  # fmt: skip
     model = nn.Sequential(*layers).to(device)
     reading = Reading(portraits(), torch.device(device), (0.5,), (0.5,), seed=3)
-    return model, Ghost(model, clipping=Clipping(max_norm=1e-2)), reading
+    return model, GradientClipper(model, clipping=Clipping(max_norm=1e-2)), reading
 
 
 def same(found, wanted):
@@ -47,14 +47,14 @@ def same(found, wanted):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_each_call_clips_what_it_is_given_with_the_parameters_there_are(device):
-    model, ghost, reading = scene(device)
-    clip = captured(ghost, ghost.clip, reading)
+    model, clipper, reading = scene(device)
+    clip = captured(clipper, clipper.clip, reading)
     mask = torch.tensor([True, True, False, True], device=device)
     for turn in range(WARM + 3):
         x, y = reading.trial(4)
         inputs = (x * (1 + turn), y)
         found = clip(reading.losses, inputs, 4, mask)
-        same(found, ghost.clip(reading.losses, inputs, 4, mask))
+        same(found, clipper.clip(reading.losses, inputs, 4, mask))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter *= 1.1
@@ -62,12 +62,15 @@ def test_each_call_clips_what_it_is_given_with_the_parameters_there_are(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_another_bound_is_not_that_of_a_capture(device):
-    _, ghost, reading = scene(device)
-    clip, mask = captured(ghost, ghost.clip, reading), torch.ones(4, dtype=torch.bool).to(device)
+    _, clipper, reading = scene(device)
+    clip, mask = (
+        captured(clipper, clipper.clip, reading),
+        torch.ones(4, dtype=torch.bool).to(device),
+    )
     for turn in range(3 * (WARM + 2)):
-        ghost.clipping = Clipping(max_norm=1e-2 * (1 + turn % 3))
+        clipper.clipping = Clipping(max_norm=1e-2 * (1 + turn % 3))
         found = clip(reading.losses, reading.trial(4), 4, mask)
-        same(found, ghost.clip(reading.losses, reading.trial(4), 4, mask))
+        same(found, clipper.clip(reading.losses, reading.trial(4), 4, mask))
 
 
 def test_captures_are_kept_apart_by_norm_bound_and_mode_where_there_is_no_gpu_too(monkeypatch):
@@ -79,10 +82,10 @@ def test_captures_are_kept_apart_by_norm_bound_and_mode_where_there_is_no_gpu_to
             return super().__call__(key, *given)
 
     monkeypatch.setattr(quick, "Captured", Remembered)
-    model, ghost, reading = scene("cpu")
-    clip, mask = captured(ghost, ghost.clip, reading), torch.ones(4, dtype=torch.bool)
+    model, clipper, reading = scene("cpu")
+    clip, mask = captured(clipper, clipper.clip, reading), torch.ones(4, dtype=torch.bool)
     for bound, mode in ((1e-2, True), (2e-2, True), (2e-2, False), (1e-2, True)):
-        ghost.clipping = Clipping(max_norm=bound)
+        clipper.clipping = Clipping(max_norm=bound)
         model.train(mode)
         clip(reading.losses, reading.trial(4), 4, mask)
     assert len(set(keys)) == 3
@@ -91,8 +94,11 @@ def test_captures_are_kept_apart_by_norm_bound_and_mode_where_there_is_no_gpu_to
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing(device):
-    _, ghost, reading = scene(device)
-    clip, mask = captured(ghost, ghost.clip, reading), torch.ones(4, dtype=torch.bool).to(device)
+    _, clipper, reading = scene(device)
+    clip, mask = (
+        captured(clipper, clipper.clip, reading),
+        torch.ones(4, dtype=torch.bool).to(device),
+    )
     for turn in range(WARM + 3):
         x, y = reading.trial(4)
         if turn % 2:
@@ -103,15 +109,18 @@ def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing(device):
         assert all(total.isfinite().all() for total in found.total.values())
         kept = mask if turn % 2 == 0 else torch.tensor([True, True, False, True]).to(device)
         calm = torch.where(x.isfinite(), x, 0.0)
-        wanted = ghost.clip(reading.losses, (calm, y), 4, kept)
+        wanted = clipper.clip(reading.losses, (calm, y), 4, kept)
         for name, total in wanted.total.items():
             torch.testing.assert_close(found.total[name], total, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_dropout_in_a_capture_follows_the_seed_of_torch(device):
-    _, ghost, reading = scene(device, dropout=0.5)
-    clip, mask = captured(ghost, ghost.clip, reading), torch.ones(4, dtype=torch.bool).to(device)
+    _, clipper, reading = scene(device, dropout=0.5)
+    clip, mask = (
+        captured(clipper, clipper.clip, reading),
+        torch.ones(4, dtype=torch.bool).to(device),
+    )
 
     def clipped(seed):
         torch.manual_seed(seed)
@@ -132,22 +141,25 @@ def test_what_is_compiled_is_captured_too():
     """Weights that are standardised come before the batch: graphs of theirs must not be kept."""
     _, _, reading = scene("cuda")
     layers = [StandardisedConv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(800, 3)]
-    ghost = Ghost(nn.Sequential(*layers).to("cuda"), clipping=Clipping(max_norm=1e-2))
-    clip, mask = captured(ghost, Compiled(ghost), reading), torch.ones(4, dtype=torch.bool).cuda()
+    clipper = GradientClipper(nn.Sequential(*layers).to("cuda"), clipping=Clipping(max_norm=1e-2))
+    clip, mask = (
+        captured(clipper, Compiled(clipper), reading),
+        torch.ones(4, dtype=torch.bool).cuda(),
+    )
     with warnings.catch_warnings(record=True) as heard:
         for turn in range(WARM + 3):
             x, y = reading.trial(4)
             inputs = (x * (1 + turn), y)
             with unchecked():  # checks of types are no code that a compiler reads
                 found = clip(reading.losses, inputs, 4, mask)
-            same(found, ghost.clip(reading.losses, inputs, 4, mask))
+            same(found, clipper.clip(reading.losses, inputs, 4, mask))
     assert not [one for one in heard if "cannot be captured" in str(one.message)]
 
 
 def test_without_care_such_an_example_shows():
-    _, ghost, reading = scene("cpu")
+    _, clipper, reading = scene("cpu")
     x, y = reading.trial(4)
     x[1] = torch.nan
-    found = ghost.clip(reading.losses, (x, y), 4, tell=nobody)
+    found = clipper.clip(reading.losses, (x, y), 4, tell=nobody)
     assert found.norms.isfinite().tolist() == [True, False, True, True]
     assert not all(total.isfinite().all() for total in found.total.values())

@@ -9,7 +9,7 @@ from people import portraits
 from torch import nn
 
 from sfumato.clipping.admit import admit
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.data.augment import Augmentation
 from sfumato.data.people import People
@@ -44,11 +44,11 @@ def test_who_joins_a_batch_moves_the_sum_by_no_more_than_the_bound(case):
     read = CASES[case]()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(400, 3))
-    ghost = Ghost(model, clipping=Clipping(max_norm=1e-2))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=1e-2))
 
     def total(units):
         chunk = Chunk(torch.tensor(units), torch.ones(len(units), dtype=torch.bool))
-        return ghost.clip(read.losses, read.inputs(chunk, step=5), len(units)).total
+        return clipper.clip(read.losses, read.inputs(chunk, step=5), len(units)).total
 
     everybody = list(range(12))
     with_them = total(everybody)
@@ -73,11 +73,11 @@ def test_a_step_releases_its_own_batch_and_nothing_of_the_ones_before():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(400, 3))
     model = model.to(memory_format=torch.channels_last)
-    ghost = Ghost(model, clipping=Clipping(max_norm=0.1))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=0.1))
     plan = Plan(noise_multiplier=0.0, expected_batch=12.0, steps=4, max_norm=0.1)
     secret = Secret.from_seed(0)
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
-    step = private_step(ghost, reading(), Paid(plan, Ledger(header), secret))
+    step = private_step(clipper, reading(), Paid(plan, Ledger(header), secret))
     for number, parts in enumerate([[[0, 1, 2], [5, 6]], [], [[7]], [[0, 1, 2], [5, 6]]]):
         chunks = tuple(
             Chunk(torch.tensor(part), torch.ones(len(part), dtype=torch.bool)) for part in parts
@@ -85,7 +85,7 @@ def test_a_step_releases_its_own_batch_and_nothing_of_the_ones_before():
         step(Batch(number, chunks))
         inputs = [reading().inputs(chunk, step=number) for chunk in chunks]
         for name, parameter in model.named_parameters():
-            sums = (ghost.clip(reading().losses, x, len(x[0])).total[name] for x in inputs)
+            sums = (clipper.clip(reading().losses, x, len(x[0])).total[name] for x in inputs)
             wanted = sum(sums, torch.zeros_like(parameter)) / 12
             torch.testing.assert_close(parameter.grad, wanted, rtol=1e-5, atol=1e-7)
             assert parameter.grad.stride() == parameter.stride(), "optimizers ask for that"
@@ -106,7 +106,7 @@ def test_an_example_that_is_not_finite_is_left_out_of_a_step_and_spoils_nothing(
     monkeypatch.setattr(gather, "contributions_due", lambda _: False)
     torch.manual_seed(0)
     read, model, told, careful = reading(), Odd(), [], []
-    ghost = Ghost(model, clipping=Clipping(max_norm=0.1))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=0.1))
     plan = Plan(noise_multiplier=0.0, expected_batch=5.0, steps=4, max_norm=0.1)
     secret = Secret.from_seed(0)
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
@@ -119,8 +119,8 @@ def test_an_example_that_is_not_finite_is_left_out_of_a_step_and_spoils_nothing(
         careful.append(len(given[-1]))
         return whole(*given)
 
-    step = private_step(ghost, read, Paid(plan, Ledger(header), secret), clip=clip)
-    whole, ghost.clip = ghost.clip, with_care
+    step = private_step(clipper, read, Paid(plan, Ledger(header), secret), clip=clip)
+    whole, clipper.clip = clipper.clip, with_care
     found = []
     for number, there in enumerate((True, False)):
         masks = (torch.tensor([True, there, True]), torch.tensor([True, True]))
@@ -147,12 +147,12 @@ def test_a_model_that_mixes_the_examples_of_larger_batches_is_refused_at_the_fir
             return self.last(x + x.roll(views, 0) if len(x) > 8 * views else x)
 
     read = reading(views=views)
-    ghost = Ghost(Turning(), clipping=Clipping(max_norm=0.1))
+    clipper = GradientClipper(Turning(), clipping=Clipping(max_norm=0.1))
     secret = Secret.draw()
     book = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
     plan = Plan(noise_multiplier=1.0, expected_batch=12.0, steps=4)
-    step = private_step(ghost, read, Paid(plan, book, secret))
-    admit(ghost, read.losses, read.trial(), 3)
+    step = private_step(clipper, read, Paid(plan, book, secret))
+    admit(clipper, read.losses, read.trial(), 3)
     with pytest.raises(PrivacyError, match="depends on"):
         step(Batch(0, (Chunk(torch.arange(12), torch.ones(12, dtype=torch.bool)),)))
     assert not book.events
@@ -161,7 +161,7 @@ def test_a_model_that_mixes_the_examples_of_larger_batches_is_refused_at_the_fir
 def test_a_gradient_that_is_kept_never_shows_the_exact_sums_of_a_later_step():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
-    ghost = Ghost(model, clipping=Clipping(max_norm=1.0))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=1.0))
     plan = Plan(noise_multiplier=1.0, expected_batch=12.0, steps=4)
     secret = Secret.draw()
     book = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
@@ -170,9 +170,9 @@ def test_a_gradient_that_is_kept_never_shows_the_exact_sums_of_a_later_step():
     def clip(*given, **how):
         if next(left, None) is None:
             raise MemoryError("the second part of the second batch")
-        return ghost.clip(*given, **how)
+        return clipper.clip(*given, **how)
 
-    step = private_step(ghost, reading(), Paid(plan, book, secret), clip=clip)
+    step = private_step(clipper, reading(), Paid(plan, book, secret), clip=clip)
     parts = tuple(Chunk(torch.tensor([n]), torch.ones(1, dtype=torch.bool)) for n in range(3))
     step(Batch(0, parts[:1]))
     kept = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -186,7 +186,7 @@ def test_a_gradient_that_is_kept_never_shows_the_exact_sums_of_a_later_step():
 
 def test_views_come_from_the_secret_and_not_from_a_seed_that_is_public():
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
-    ghost = Ghost(model, clipping=Clipping(max_norm=1.0))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=1.0))
     plan = Plan(noise_multiplier=0.0, expected_batch=12.0)
     batch = Batch(0, (Chunk(torch.arange(12), torch.ones(12, dtype=torch.bool)),))
 
@@ -194,7 +194,7 @@ def test_views_come_from_the_secret_and_not_from_a_seed_that_is_public():
         secret = Secret.from_seed(private)
         header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
         read = reading(augmentation=MOVING, seed=public)
-        private_step(ghost, read, Paid(plan, Ledger(header), secret))(batch)
+        private_step(clipper, read, Paid(plan, Ledger(header), secret))(batch)
         return model[1].weight.grad.clone()
 
     assert torch.equal(gradient(1, 1), gradient(2, 1))

@@ -13,7 +13,7 @@ from torchvision import models
 
 from sfumato.clipping import sums
 from sfumato.clipping.admit import check_contributions
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.errors import ConfigError, PrivacyError, SfumatoWarning
 from sfumato.models.average import new_average, new_half_life_average
@@ -205,27 +205,27 @@ def test_a_warm_up_leads_into_every_schedule():
 
 
 def test_auto_takes_what_fits_and_no_more_than_the_batch(monkeypatch):
-    ghost = Ghost(small_net())
-    each = memory.bytes_per_example(ghost, reading())
+    clipper = GradientClipper(small_net())
+    each = memory.bytes_per_example(clipper, reading())
     assert 12 * 12 * 4 < each < 100_000
     monkeypatch.setattr(memory, "free_bytes", lambda _: 40 * each)
     large, small = Cutting(1000.0, 32.0), Cutting(10.0, 3.0)
-    assert memory.fitting_batch(ghost, reading(), "auto", large, World()) == 32
-    assert memory.fitting_batch(ghost, reading(), "auto", small, World()) == 13
-    assert memory.fitting_batch(ghost, reading(), 64, large, World()) == 64
-    assert memory.fitting_batch(ghost, reading(), 64, replace(large, shapes=1), World()) == 64
+    assert memory.fitting_batch(clipper, reading(), "auto", large, World()) == 32
+    assert memory.fitting_batch(clipper, reading(), "auto", small, World()) == 13
+    assert memory.fitting_batch(clipper, reading(), 64, large, World()) == 64
+    assert memory.fitting_batch(clipper, reading(), 64, replace(large, shapes=1), World()) == 64
 
 
 def test_running_out_of_memory_says_what_fits(monkeypatch):
-    ghost = Ghost(small_net())
-    each = memory.bytes_per_example(ghost, reading())
+    clipper = GradientClipper(small_net())
+    each = memory.bytes_per_example(clipper, reading())
     monkeypatch.setattr(memory, "free_bytes", lambda _: 20 * each)
     advice = r"with 256 examples at once\. 16 fit.*--physical-batch"
-    with pytest.raises(ConfigError, match=advice), memory.advised(ghost, reading(), 256):
+    with pytest.raises(ConfigError, match=advice), memory.advised(clipper, reading(), 256):
         raise torch.OutOfMemoryError("CUDA out of memory")
     with (
         pytest.raises(RuntimeError, match="something else"),
-        memory.advised(ghost, reading(), 256),
+        memory.advised(clipper, reading(), 256),
     ):
         raise RuntimeError("something else")
 
@@ -233,8 +233,8 @@ def test_running_out_of_memory_says_what_fits(monkeypatch):
 def test_the_runtime_check_notices_a_norm_that_is_too_small(monkeypatch):
     read = reading()
     inputs = read.trial(4)
-    ghost = Ghost(small_net(), clipping=Clipping(max_norm=1e-3))
-    check_contributions(ghost, lambda mask: ghost.clip(read.losses, inputs, 4, mask), 4)
+    clipper = GradientClipper(small_net(), clipping=Clipping(max_norm=1e-3))
+    check_contributions(clipper, lambda mask: clipper.clip(read.losses, inputs, 4, mask), 4)
     right = sums._measure
 
     def too_small(*args):
@@ -243,7 +243,7 @@ def test_the_runtime_check_notices_a_norm_that_is_too_small(monkeypatch):
 
     monkeypatch.setattr(sums, "_measure", too_small)
     with pytest.raises(PrivacyError, match=r"beyond the bound 0\.001"):
-        check_contributions(ghost, lambda mask: ghost.clip(read.losses, inputs, 4, mask), 4)
+        check_contributions(clipper, lambda mask: clipper.clip(read.losses, inputs, 4, mask), 4)
 
 
 def test_a_name_that_is_the_beginning_of_a_model_is_understood_as_such():

@@ -10,7 +10,7 @@ from oracle import norm_of
 from teachers import PUBLIC
 from torch import nn
 
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.data.augment import Augmentation
 from sfumato.data.dice import seed_of
 from sfumato.privacy.sampling import Batch
@@ -138,7 +138,9 @@ def test_a_direction_has_the_length_asked_for_or_none(size):
 
 def test_a_private_step_goes_uphill_along_the_gradient_before():
     model, rho = net(), 0.5
-    plain, other = (private_step(Ghost(model), PRIVATE, Paid(*book(noise=0.1))) for _ in range(2))
+    plain, other = (
+        private_step(GradientClipper(model), PRIVATE, Paid(*book(noise=0.1))) for _ in range(2)
+    )
     last = LastGradient(model)
     step = step_uphill(other, model, last, rho)
     before = weights(model)

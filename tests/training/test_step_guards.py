@@ -10,7 +10,7 @@ from people import portraits
 from torch import nn
 
 from sfumato.clipping.buffers import Buffers
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.errors import UnsupportedLayer
 from sfumato.privacy.budget import Plan
@@ -42,9 +42,9 @@ def batch(step, *parts):
 def step_of(model, plan=PLAN, read=None, world=None):
     secret = Secret.from_seed(0)
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
-    ghost = Ghost(model, clipping=Clipping(max_norm=plan.max_norm))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=plan.max_norm))
     paid = Paid(plan, Ledger(header), secret)
-    return private_step(ghost, read or reading(), paid, world=world)
+    return private_step(clipper, read or reading(), paid, world=world)
 
 
 def test_each_step_clips_to_the_norm_bound_that_its_schedule_has_then():
@@ -102,8 +102,8 @@ def test_a_step_whose_passes_write_to_a_buffer_is_refused_and_not_charged():
     secret = Secret.draw()
     ledger = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
     plan = replace(PLAN, noise_multiplier=1.0)
-    ghost = Ghost(model, clipping=Clipping(max_norm=0.1))
-    step = private_step(ghost, reading(), Paid(plan, ledger, secret))
+    clipper = GradientClipper(model, clipping=Clipping(max_norm=0.1))
+    step = private_step(clipper, reading(), Paid(plan, ledger, secret))
     step(batch(0, [0, 1, 2]))
     model.after = 0
     for parameter in model.parameters():

@@ -6,7 +6,7 @@ from interpreted import interpret_kernels
 from people import portraits
 from torch import nn
 
-from sfumato.clipping.clip import Ghost
+from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.commands.train import Config
 from sfumato.errors import PrivacyError
@@ -32,13 +32,13 @@ def scene(device="cpu"):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(400, 3)).to(device)
     reading = Reading(portraits(), torch.device(device), (0.5,), (0.5,), seed=3)
-    return model, Ghost(model, clipping=Clipping(max_norm=2.0)), reading
+    return model, GradientClipper(model, clipping=Clipping(max_norm=2.0)), reading
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_tally_is_that_of_all_chunks_captured_or_not(device):
-    _, ghost, reading = scene(device)
-    clip, tally = captured(ghost, ghost.clip, reading), Tally(torch.device(device))
+    _, clipper, reading = scene(device)
+    clip, tally = captured(clipper, clipper.clip, reading), Tally(torch.device(device))
     mask = torch.tensor([True, True, False, True], device=device)
     for turn in range(WARM + 3):
         tally.begin()
@@ -46,7 +46,7 @@ def test_a_tally_is_that_of_all_chunks_captured_or_not(device):
         for part in range(1 + turn % 3):
             x, y = reading.trial(4)
             inputs = (x * (1 + turn + part), y)
-            found = ghost.clip(reading.losses, inputs, 4, mask)
+            found = clipper.clip(reading.losses, inputs, 4, mask)
             clip(reading.losses, inputs, 4, mask, tell=tally)
             clipped = int((found.factors[0] < 1)[mask].sum())
             wanted += torch.tensor([float(found.losses[mask].sum()), clipped, 3, 0, 1])
@@ -57,24 +57,24 @@ def test_a_tally_is_that_of_all_chunks_captured_or_not(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_examples_that_are_not_finite_are_counted_even_where_they_do_not_count(device):
-    _, ghost, reading = scene(device)
+    _, clipper, reading = scene(device)
     tally = Tally(torch.device(device))
     for there in (True, False):
         x, y = reading.trial(4)
         x[1] = torch.nan
         tally.begin()
         mask = torch.tensor([True, there, True, True], device=device)
-        ghost.clip(reading.losses, (x, y), 4, mask, tell=tally)
+        clipper.clip(reading.losses, (x, y), 4, mask, tell=tally)
         numbers = tally.read(1, World())
         assert (numbers[BROKEN], numbers[EXAMPLES], numbers[CHUNKS]) == (1, 3 + there, 1)
         assert torch.tensor(numbers[LOSS]).isfinite() == (not there)
 
 
 def test_a_chunk_that_nobody_told_of_is_noticed():
-    _, ghost, reading = scene()
+    _, clipper, reading = scene()
     tally = Tally(torch.device("cpu"))
     assert tally.read(0, World()) == [0.0] * 5
-    ghost.clip(reading.losses, reading.trial(4), 4, tell=tally)
+    clipper.clip(reading.losses, reading.trial(4), 4, tell=tally)
     with pytest.raises(AssertionError, match="not told of"):
         tally.read(2, World())
 
@@ -103,8 +103,8 @@ def test_to_check_contributions_changes_nothing_of_the_step(monkeypatch):
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     for checked in (False, True):
         monkeypatch.setattr(gather, "contributions_due", lambda _, checked=checked: checked)
-        ghost = Ghost(model, clipping=Clipping(max_norm=2.0))
-        step = private_step(ghost, reading, Paid(plan, Ledger(header), secret))
+        clipper = GradientClipper(model, clipping=Clipping(max_norm=2.0))
+        step = private_step(clipper, reading, Paid(plan, Ledger(header), secret))
         numbers = step(batch(0, [0, 1, 2], [3, 4]))
         found.append((numbers, [p.grad.clone() for p in model.parameters()]))
     (one, gradients), (other, again) = found
@@ -114,14 +114,14 @@ def test_to_check_contributions_changes_nothing_of_the_step(monkeypatch):
 
 @pytest.mark.usefixtures("kernels")
 def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeated():
-    model, ghost, reading = scene()
+    model, clipper, reading = scene()
     plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=9, max_norm=2.0)
     secret, written = Secret.draw(), []
     header = Header(data="d", delta=1e-5, secret=secret.commitment)
     batches = [batch(0, [0, 1], [2]), batch(1), batch(2, [5, 6, 7])]
 
     def gradients(ledger):
-        step = private_step(ghost, reading, Paid(plan, ledger, secret))
+        step = private_step(clipper, reading, Paid(plan, ledger, secret))
         for each in batches:
             step(each)
             yield [None if p.grad is None else p.grad.clone() for p in model.parameters()]
@@ -141,7 +141,7 @@ def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeate
 @pytest.mark.usefixtures("kernels")
 def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(gather, "contributions_due", lambda _: False)
-    model, ghost, reading = scene()
+    model, clipper, reading = scene()
     plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=4, max_norm=2.0)
     secret = Secret.draw()
     header = Header(data="d", delta=1e-5, secret=secret.commitment)
@@ -149,7 +149,7 @@ def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path, monkey
 
     def train(run, *, spoilt):
         def clip(*given, tell):
-            found = ghost.clip(*given, tell=tell)
+            found = clipper.clip(*given, tell=tell)
             if len(taken) == spoilt:  # a sum that overflows, of norms that are fine
                 found.total["3.bias"][0] = torch.inf
             taken.append(found)
@@ -160,7 +160,7 @@ def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path, monkey
         learner = Learner(model, optimizer, make_schedule(optimizer, "constant", 4))
         learner.load(run.load_checkpoint())
         ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
-        step = private_step(ghost, reading, Paid(plan, ledger, secret), clip=clip)
+        step = private_step(clipper, reading, Paid(plan, ledger, secret), clip=clip)
         fit(
             learner, batches[learner.step :], step, run, before_saving=ledger.settle,
             checkpoint_seconds=0.0,

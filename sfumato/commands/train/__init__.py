@@ -156,15 +156,15 @@ def learn(
         tell_going_on(paid, learner.step, run)
     if canaries is not None:
         note_start(canaries, learner, reading, run)
-    step, ghost, reading, work = make_step(
+    step, clipper, reading, work = make_step(
         config, learner, reading, paid, world=world, public=public,
         say=run.log if run else lambda _: None,
     )  # fmt: skip
     if canaries is not None and canaries.kind == "gradient":
-        step = watched(step, ghost.model, plan, canaries, observe(canaries, plan, run))
+        step = watched(step, clipper.model, plan, canaries, observe(canaries, plan, run))
     cutting = Cutting.of(plan, processes=world.size, device=reading.device, compiled=config.compile)
     asked = config.physical_batch_size
-    size = fitting_batch(ghost, reading, asked, cutting, world, work)
+    size = fitting_batch(clipper, reading, asked, cutting, world, work)
     if run is not None and size != asked:
         run.log(f"{size} examples are taken at once")
     batches = poisson_batches(
@@ -182,7 +182,7 @@ def learn(
         if run is not None:
             look(done)
 
-    with advised(ghost, reading, size, work):
+    with advised(clipper, reading, size, work):
         fit(
             learner, batches, step, run, world=world, before_saving=ledger.settle,
             diverged=partial(has_diverged, learner.model, on_noise), tell=tell_and_look,
@@ -191,13 +191,13 @@ def learn(
 
 def explain_layers(config: Config, learner: "Learner", reading: "Reading") -> str:
     """The table of layers: method, work, memory, share, and the predicted cost."""
-    from sfumato.clipping.clip import Ghost
+    from sfumato.clipping.clip import GradientClipper
     from sfumato.clipping.layout import explain_layout
 
     mode = "ghost_mixed" if config.mode == "non-private" else config.mode
-    ghost = Ghost(learner.model, mode)
-    ghost.clip(reading.losses, reading.trial(), 3)
-    (parts,) = ghost.layouts.values()
+    clipper = GradientClipper(learner.model, mode)
+    clipper.clip(reading.losses, reading.trial(), 3)
+    (parts,) = clipper.layouts.values()
     return explain_layout(parts, learner.model)
 
 

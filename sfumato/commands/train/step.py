@@ -9,7 +9,7 @@ from sfumato.commands.train.settings import Config
 from sfumato.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sfumato.clipping.clip import Ghost
+    from sfumato.clipping.clip import GradientClipper
     from sfumato.data.images import Images
     from sfumato.privacy.budget import Plan
     from sfumato.training.extend import Extender
@@ -24,7 +24,7 @@ class Made(NamedTuple):
     """A step, and what it is made of."""
 
     step: "Step"
-    ghost: "Ghost"
+    clipper: "GradientClipper"
     reading: "Reading"
     work: "Work"
     """What it does with each chunk, by which memory is measured."""
@@ -58,7 +58,7 @@ def make_step(
     say: Callable[[str], None],
 ) -> Made:
     """The step of the settings, for a model that has been tested on noise where that matters."""
-    from sfumato.clipping.clip import Ghost
+    from sfumato.clipping.clip import GradientClipper
     from sfumato.clipping.factors import Clipping
     from sfumato.training.extend import extended
     from sfumato.training.features import with_features
@@ -71,44 +71,44 @@ def make_step(
         max_norm=config.max_grad_norm, style=config.clip, per_layer=config.per_layer
     )
     mode = "ghost_mixed" if config.mode == "non-private" else config.mode
-    ghost = Ghost(learner.model, mode, clipping)
+    clipper = GradientClipper(learner.model, mode, clipping)
     if config.mode == "non-private":
         once = replace(paid.plan, steps=1)
         paid.ledger.charge(once.event("train", 0, data=reading.images.name))
         step = step_without_promise(config, learner, reading, world)
-        return Made(step, ghost, reading, Work.plain(learner.model))
+        return Made(step, clipper, reading, Work.plain(learner.model))
     extender = new_extender(config, learner, reading, paid.plan, world, public)
-    with advised(ghost, reading, 3):
-        try_on_noise(ghost, reading, say)
+    with advised(clipper, reading, 3):
+        try_on_noise(clipper, reading, say)
         # Only of a model that has passed: a body that mixes examples has no features of one.
         model, reading = with_features(learner.model, reading, say)
         if extender is not None:
             extender.begin(learner.step)
             reading = replace(reading, change=extender.change)
         if model is not learner.model or extender is not None:
-            ghost = replace(ghost, model=model, layouts={})
-            try_on_noise(ghost, reading)
+            clipper = replace(clipper, model=model, layouts={})
+            try_on_noise(clipper, reading)
         if config.canaries and config.canary_kind == "gradient":
-            ghost, reading = admit_canaries(ghost, reading, config.canaries)
-    clip = quick_clip(ghost, reading, compiled=config.compile)
-    step = private_step(ghost, reading, paid, world=world, clip=clip)
+            clipper, reading = admit_canaries(clipper, reading, config.canaries)
+    clip = quick_clip(clipper, reading, compiled=config.compile)
+    step = private_step(clipper, reading, paid, world=world, clip=clip)
     if extender is not None:
         step = extended(step, model, extender)
     if learner.last is not None:
         step = step_uphill(step, model, learner.last, config.sharpness)
-    return Made(step, ghost, reading, Work(clip, ghost.clip, captures(ghost, reading)))
+    return Made(step, clipper, reading, Work(clip, clipper.clip, captures(clipper, reading)))
 
 
 def admit_canaries(
-    ghost: "Ghost", reading: "Reading", count: int
-) -> "tuple[Ghost, Reading]":  # fmt: skip
+    clipper: "GradientClipper", reading: "Reading", count: int
+) -> "tuple[GradientClipper, Reading]":  # fmt: skip
     """The same with gradient canaries, tested once more."""
     from sfumato.training.canaries import reading_canaries, with_coordinates
 
-    ghost = replace(ghost, model=with_coordinates(ghost.model, count), layouts={})
+    clipper = replace(clipper, model=with_coordinates(clipper.model, count), layouts={})
     reading = reading_canaries(reading, count)
-    try_on_noise(ghost, reading)
-    return ghost, reading
+    try_on_noise(clipper, reading)
+    return clipper, reading
 
 
 def step_without_promise(
@@ -145,7 +145,7 @@ def new_extender(
 
 
 def try_on_noise(
-    ghost: "Ghost", reading: "Reading", say: Callable[[str], None] = lambda _: None
+    clipper: "GradientClipper", reading: "Reading", say: Callable[[str], None] = lambda _: None
 ) -> None:
     """Refuse the model unless its per-example gradients are those of autograd."""
     import torch
@@ -154,4 +154,4 @@ def try_on_noise(
 
     say("testing on noise that the model's per-example gradients are those of autograd")
     exact = replace(reading, precision=torch.float32)
-    admit(ghost, reading.losses, reading.trial(), 3, exact.losses)
+    admit(clipper, reading.losses, reading.trial(), 3, exact.losses)
