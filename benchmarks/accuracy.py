@@ -19,19 +19,19 @@ from sfumato.commands import train
 from sfumato.data.images import Images
 from sfumato.data.load import load_splits
 from sfumato.runs import open_run
+from sfumato.training.process_group import ProcessGroup
 from sfumato.training.setup import pick_device
 from sfumato.training.steps import accuracy
-from sfumato.training.world import World
 
 
 def measure(config: train.Config, images: Images, test: Images, out: Path) -> dict[str, Any]:
     """Train as the command line does, on images that are loaded already."""
-    started, world = time.monotonic(), World()
+    started, processes = time.monotonic(), ProcessGroup()
     with open_run(config, verb="train", out=out, say=print) as run:
         learner, reading = train.prepare(config, images, pick_device(config.device))
         if not run.finished:
-            mechanism = train.open_ledger(config, reading, run, world)
-            train.learn(config, learner, reading, mechanism, run, world)
+            mechanism = train.open_ledger(config, reading, run, processes)
+            train.learn(config, learner, reading, mechanism, run, processes)
             tested = replace(reading, images=test)
             train.conclude(config, learner, tested, mechanism, run)
             if learner.average is not None:

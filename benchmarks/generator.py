@@ -21,8 +21,8 @@ from sfumato.diffusion.album import Album
 from sfumato.diffusion.diffusion import Diffusion
 from sfumato.diffusion.generator import new_denoiser, new_painter, new_turn
 from sfumato.diffusion.sample import draw_images
+from sfumato.training.process_group import ProcessGroup
 from sfumato.training.setup import quick_precision
-from sfumato.training.world import World
 
 ROUNDS, EACH = 5, 20
 """Rounds, and steps in each."""
@@ -52,7 +52,7 @@ def measure(width: int, way: str, words: argparse.Namespace) -> str:
     if way == "compiled":
         painter.denoiser.compile()
     precision = quick_precision(device)
-    turn = new_turn(painter, album, settings, precision, World())
+    turn = new_turn(painter, album, settings, precision, ProcessGroup())
 
     def steps() -> None:
         for step in range(words.steps):

@@ -28,9 +28,9 @@ from sfumato.privacy.flat import Layout
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.secret import Secret
+from sfumato.training.process_group import ProcessGroup
 from sfumato.training.replay import Replay
 from sfumato.training.tally import BROKEN, Tally
-from sfumato.training.world import World
 
 Step = Callable[[], object]
 Inputs = tuple[Tensor, Tensor]
@@ -127,7 +127,7 @@ def private_step(
         tally.begin()
         for _ in range(chunks):
             total.add(one())
-        if tally.read(chunks, World())[BROKEN]:
+        if tally.read(chunks, ProcessGroup())[BROKEN]:
             raise ArithmeticError("gradients of noise are not finite")
         noisy = privatize(total, plan, ledger, secret, step=next(numbers), stage="train")
         return [noisy[name] for name in named]

@@ -28,11 +28,11 @@ from sfumato.models.average import new_half_life_average
 from sfumato.models.unet import UNet
 from sfumato.runs import Run
 from sfumato.training.loop import whole_steps
+from sfumato.training.process_group import ProcessGroup
 from sfumato.training.progress import progress, stale
 from sfumato.training.replay import Replay
 from sfumato.training.resume import load_optimizer
 from sfumato.training.setup import placed
-from sfumato.training.world import World
 
 AT_ONCE = 64
 """Images of a batch that a CPU takes at once: all of a large one would not fit its memory."""
@@ -114,7 +114,7 @@ def new_painter(denoiser: Denoiser, settings: Diffusion, device: torch.device) -
 def train_painter(
     painter: Painter, album: Album, settings: Diffusion, run: Run | None, *, seed: int = 0,
     precision: torch.dtype = torch.float32, show: Callable[[int, Tensor], None] = lambda *_: None,
-    world: World | None = None, compiled: bool = False,
+    processes: ProcessGroup | None = None, compiled: bool = False,
 ) -> Denoiser:  # fmt: skip
     """Train until held-out images are denoised no better; the average of weights at its best.
 
@@ -125,22 +125,22 @@ def train_painter(
     processes. Of several the leader alone has a run and looks, and the weights at their best are
     its own.
     """
-    world = World() if world is None else world
-    if settings.gen_batch < world.size:
+    processes = ProcessGroup() if processes is None else processes
+    if settings.gen_batch < processes.size:
         raise ConfigError(f"--gen-batch {settings.gen_batch} is no image for some processes.")
     start = painter.denoiser.state_dict()  # a network that was brought may be made by chance
-    world.hand_round({name: part for name, part in start.items() if part.is_floating_point()})
-    painter.load(world.agree(run and run.load_checkpoint()))
+    processes.broadcast({name: part for name, part in start.items() if part.is_floating_point()})
+    painter.load(processes.agree(run and run.load_checkpoint()))
     if compiled:
         painter.denoiser.compile()
-    turn = new_turn(painter, album, settings, precision, world)
+    turn = new_turn(painter, album, settings, precision, processes)
     every = math.ceil(settings.steps / settings.gen_looks)
     tell = tell_progress(painter, settings, run)
     saved = time.monotonic()
     with whole_steps() as interrupted:
         while painter.step < settings.steps and not stale(painter.scores, settings.gen_patience):
             set_rate(painter.optimizer, settings.rate(painter.step))
-            dice = (seed, painter.step, *([world.rank] if world.size > 1 else []))
+            dice = (seed, painter.step, *([processes.rank] if processes.size > 1 else []))
             torch.manual_seed(seed_of(*dice))  # for dropout, which has no dice
             with advised(settings):
                 turn(*dice)
@@ -148,8 +148,8 @@ def train_painter(
             painter.step += 1
             due = not painter.step % every or painter.step == settings.steps
             if due:
-                look_at(painter, album, settings, run, precision, show, world)
-            cut = world.any(interrupted())
+                look_at(painter, album, settings, run, precision, show, processes)
+            cut = processes.any(interrupted())
             late = time.monotonic() - saved > CHECKPOINT_SECONDS
             if run is not None and (due or cut or late):
                 run.save_checkpoint(painter.state())  # last: what is written after it is forgotten
@@ -186,13 +186,13 @@ def tell_progress(
 
 def look_at(
     painter: Painter, album: Album, settings: Diffusion, run: Run | None, precision: torch.dtype,
-    show: Callable[[int, Tensor], None], world: World,
+    show: Callable[[int, Tensor], None], processes: ProcessGroup,
 ) -> None:  # fmt: skip
     """Look at the average, remember it if it was never better, and let the leader tell."""
     found, samples = None, None
-    if world.leads:
+    if processes.leads:
         found, samples = look(painter.average.module, album, precision)
-    found = world.agree(found)
+    found = processes.agree(found)
     if not math.isfinite(found["held_out_loss"]):
         raise SfumatoError("the generator diverged. Lower --gen-lr, with another --out.")
     seen = painter.step * settings.gen_batch
@@ -242,7 +242,11 @@ def tell_end(painter: Painter, settings: Diffusion, run: Run) -> None:
 
 
 def new_turn(
-    painter: Painter, album: Album, settings: Diffusion, precision: torch.dtype, world: World
+    painter: Painter,
+    album: Album,
+    settings: Diffusion,
+    precision: torch.dtype,
+    processes: ProcessGroup,
 ) -> Callable[..., None]:
     """One step of Adam on the loss of a batch, whose chance is a function of numbers.
 
@@ -252,7 +256,7 @@ def new_turn(
     device, step = album.pixels.device, painter.optimizer.step
 
     def gradient(dice: torch.Generator) -> None:
-        learn(painter, album, settings, precision, dice, world)
+        learn(painter, album, settings, precision, dice, processes)
 
     def advance(_: torch.Generator) -> None:
         step()
@@ -261,14 +265,14 @@ def new_turn(
         gradient(dice)
         step()
 
-    if world.size == 1:
+    if processes.size == 1:
         return Replay(both, device)
     first, second = Replay(gradient, device), Replay(advance, device)
 
     def turn(*seed: int) -> None:
         first(*seed)
         found = {name: weight.grad for name, weight in painter.denoiser.named_parameters()}
-        world.add_up({name: grad for name, grad in found.items() if grad is not None})
+        processes.all_reduce({name: grad for name, grad in found.items() if grad is not None})
         second(*seed)
 
     return turn
@@ -276,11 +280,11 @@ def new_turn(
 
 def learn(
     painter: Painter, album: Album, settings: Diffusion, precision: torch.dtype,
-    dice: torch.Generator, world: World,
+    dice: torch.Generator, processes: ProcessGroup,
 ) -> None:  # fmt: skip
     """Leave the gradient of the mean loss of a batch: what this process's part adds to it."""
     device = album.pixels.device
-    count = len(range(settings.gen_batch)[world.rank :: world.size])
+    count = len(range(settings.gen_batch)[processes.rank :: processes.size])
     where = torch.randint(len(album.pixels), (count,), generator=dice, device=device)
     images = album.pixels[where].float() / 127.5 - 1
     conditions = None

@@ -14,8 +14,8 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from sfumato.files import atomic
+from sfumato.training.process_group import ProcessGroup
 from sfumato.training.progress import progress
-from sfumato.training.world import World
 
 Draw = Callable[[int, int], UInt8[Tensor, "n c h w"]]
 """The images from one number to another."""
@@ -45,24 +45,27 @@ class Pieces:
     count: int
     size: int
 
-    def draw(self, draw: Draw, world: World, say: Callable[[str], None]) -> None:
+    def draw(self, draw: Draw, processes: ProcessGroup, say: Callable[[str], None]) -> None:
         """Draw whatever is not there yet: each process a piece at a time, for the leader to write.
 
         A command that is cut has lost one piece of each process at most.
         """
-        missing = world.agree([start for start in self._starts if not self._path(start).exists()]
-                              if self.folder else None)  # fmt: skip
+        missing = processes.agree(
+            [start for start in self._starts if not self._path(start).exists()]
+            if self.folder
+            else None
+        )
         there = self.count - sum(self._length(start) for start in missing)
         if missing and there:
             say(f"going on after {there} images")
         tell = progress(self.count, there, None, say, unit="images", counted="image")
-        for first in range(0, len(missing), world.size):
-            turn = missing[first : first + world.size]
+        for first in range(0, len(missing), processes.size):
+            turn = missing[first : first + processes.size]
             # Processes that have nothing left to draw repeat a piece: all meet at each turn.
-            start = turn[world.rank % len(turn)]
+            start = turn[processes.rank % len(turn)]
             begin = self._window(start)
             drawn = draw(begin, begin + min(self.size, self.count))
-            for start, pixels in zip(turn, world.collect(drawn), strict=False):
+            for start, pixels in zip(turn, processes.collect(drawn), strict=False):
                 with atomic(self._path(start)) as file:
                     np.save(file, pixels[start - self._window(start) :].numpy())
             new = sum(map(self._length, turn))

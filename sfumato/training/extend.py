@@ -21,10 +21,10 @@ from torch.func import functional_call
 
 from sfumato.data.dice import seed_of
 from sfumato.privacy.sampling import Batch, Chunk
+from sfumato.training.process_group import ProcessGroup
 from sfumato.training.reading import Losses, Reading
 from sfumato.training.sharp import learning, of_length
 from sfumato.training.steps import Step
-from sfumato.training.world import World
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PublicGradient:
     """How the model reads them: images, one by one, in one view each."""
     batch_size: int = 64
     seed: int = 0
-    world: World = field(default_factory=World)
+    processes: ProcessGroup = field(default_factory=ProcessGroup)
 
     def __post_init__(self) -> None:
         self.reading.images.require_public("a public gradient")
@@ -45,7 +45,7 @@ class PublicGradient:
         """By name, zero where nothing was reached.
 
         Which images, views and dropout make it up depends on the seed, the step and the turn. All
-        processes of a world are given the leader's.
+        processes are given the leader's.
         """
         dice = seed_of(self.seed, step, turn)
         size = len(self.reading)
@@ -59,7 +59,7 @@ class PublicGradient:
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         pairs = zip(named.items(), found, strict=True)
         gradient = {n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs}
-        self.world.hand_round(gradient)
+        self.processes.broadcast(gradient)
         return gradient
 
 

@@ -19,10 +19,10 @@ from sfumato.clipping.mixing import check_mixing, is_due
 from sfumato.privacy.flat import Layout, Sums
 from sfumato.privacy.sampling import Batch
 from sfumato.privacy.secret import Secret
+from sfumato.training.process_group import ProcessGroup
 from sfumato.training.quick import Clip
 from sfumato.training.reading import Reading
 from sfumato.training.tally import Tally
-from sfumato.training.world import World
 from sfumato.transfer import to_device
 
 
@@ -37,7 +37,7 @@ class Gather:
     secret: Secret
     scope: tuple[str, ...]
     """`secret.scope` of the ledger: what is drawn is drawn for it alone."""
-    world: World
+    processes: ProcessGroup
     turns: Iterator[int] = field(default_factory=count)
     """Batches so far of which this process had a share."""
 
@@ -68,7 +68,7 @@ class Gather:
                 torch.manual_seed(seed)
             # It gets no name: it is as large as the sums, and memory is short where noise is added.
             total.add(self.clip(*given, tell=self._tally).total)
-        self.world.add_up({**total, "": self._tally.numbers})
+        self.processes.all_reduce({**total, "": self._tally.numbers})
         return total
 
     def with_care(self, batch: Batch) -> Sums:
@@ -76,12 +76,12 @@ class Gather:
         total = self._nothing()
         for _, given in self._chunks(batch):
             total.add(self.clipper.clip(*given).total)
-        self.world.add_up(total)
+        self.processes.all_reduce(total)
         return total
 
     def numbers(self, batch: Batch) -> list[float]:
         """The tally of the batch, which was gathered last."""
-        return self._tally.read(len(batch.chunks), self.world)
+        return self._tally.read(len(batch.chunks), self.processes)
 
     def _nothing(self) -> Sums:
         # Not where the last sums were: what was released lies there, and whoever kept a gradient
@@ -90,7 +90,7 @@ class Gather:
 
     def _chunks(self, batch: Batch) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """What to clip of each of this process's chunks, with torch's seed set, and that seed."""
-        for place, chunk in self.world.share(batch.chunks):
+        for place, chunk in self.processes.share(batch.chunks):
             inputs = self.reading.inputs(chunk, batch.step)
             seed = self.secret.seed(("dropout", *self.scope, "train", batch.step, place))
             torch.manual_seed(seed)

@@ -21,10 +21,10 @@ from torch.optim.swa_utils import AveragedModel
 from sfumato.errors import ConfigError
 from sfumato.privacy.sampling import Batch
 from sfumato.runs import Run
+from sfumato.training.process_group import ProcessGroup
 from sfumato.training.resume import load_optimizer
 from sfumato.training.sharp import LastGradient
 from sfumato.training.steps import Step
-from sfumato.training.world import World
 
 LOOK_EVERY = 5
 """Steps between two looks at whether training has diverged."""
@@ -110,7 +110,7 @@ def fit(
     step: Step,
     run: Run | None,
     *,
-    world: World | None = None,
+    processes: ProcessGroup | None = None,
     checkpoint_seconds: float = 30.0,
     before_saving: Callable[[], None] = lambda: None,
     diverged: Callable[[], bool] = lambda: False,
@@ -124,11 +124,13 @@ def fit(
     then the checkpoint before stays. Every few steps `diverged` says whether going on is of use; it
     must not look at private data. If not, no further batch is drawn, or paid for.
     """
-    world = World() if world is None else world
+    processes = ProcessGroup() if processes is None else processes
     saved = last = time.monotonic()
     pause = min(1.0, checkpoint_seconds)  # the first ones come early, for what a crash would lose
     with whole_steps() as interrupted, _kept(learner, run, before_saving):
-        _refuse_diverged(learner, diverged, world)  # before: a repeated command pays for nothing
+        _refuse_diverged(
+            learner, diverged, processes
+        )  # before: a repeated command pays for nothing
         for batch in batches:
             numbers = step(batch)
             rate = learner.optimizer.param_groups[0]["lr"]
@@ -142,17 +144,19 @@ def fit(
                     before_saving()
                     run.save_checkpoint(learner.state())
                     saved, pause = time.monotonic(), min(2 * pause, checkpoint_seconds)
-            if world.any(interrupted()):
+            if processes.any(interrupted()):
                 raise KeyboardInterrupt
             tell(learner.step, numbers)
             if learner.step % LOOK_EVERY == 0:
-                _refuse_diverged(learner, diverged, world)
+                _refuse_diverged(learner, diverged, processes)
             last = time.monotonic()
 
 
-def _refuse_diverged(learner: Learner, diverged: Callable[[], bool], world: World) -> None:
+def _refuse_diverged(
+    learner: Learner, diverged: Callable[[], bool], processes: ProcessGroup
+) -> None:
     """Stop a training that no longer learns anything, before it pays for another step."""
-    if world.any(diverged()):
+    if processes.any(diverged()):
         raise ConfigError(
             f"training has diverged: after {learner.step} steps the model's answers are not finite "
             "any more, even to noise. It stops here, and the remaining steps are not paid for. "

@@ -18,8 +18,8 @@ from sfumato.clipping.clip import GradientClipper
 from sfumato.data.room import free_memory
 from sfumato.errors import ConfigError
 from sfumato.training.chunks import Cutting
+from sfumato.training.process_group import ProcessGroup
 from sfumato.training.reading import Reading
-from sfumato.training.world import World
 
 LARGEST = {"cpu": 256, "cuda": 4096}
 """Beyond this many rows a step is not faster."""
@@ -56,14 +56,18 @@ class Work(NamedTuple):
 
 
 def fitting_batch(
-    clipper: GradientClipper, reading: Reading, asked: int | str, cutting: Cutting, world: World,
+    clipper: GradientClipper,
+    reading: Reading,
+    asked: int | str,
+    cutting: Cutting,
+    processes: ProcessGroup,
     work: Work | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """The physical batch size: what wastes least of as many as asked for, or with "auto" as fit."""
     if isinstance(asked, int):
         return cutting.length(asked)
     found = largest_batch(clipper, reading, cutting.longest, work, cutting.length)
-    return world.agree(found)
+    return processes.agree(found)
 
 
 def largest_batch(

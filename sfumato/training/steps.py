@@ -28,10 +28,10 @@ from sfumato.privacy.sampling import Batch
 from sfumato.privacy.seal import tag_of
 from sfumato.privacy.secret import Secret
 from sfumato.training.gather import Gather
+from sfumato.training.process_group import ProcessGroup
 from sfumato.training.reading import Reading
 from sfumato.training.replay import Captured
 from sfumato.training.tally import BROKEN, Tally, averages_of
-from sfumato.training.world import World
 from sfumato.transfer import to_device
 
 Step = Callable[[Batch], dict[str, float]]
@@ -53,13 +53,13 @@ def private_step(
     reading: Reading,
     paid: Paid,
     *,
-    world: World | None = None,
+    processes: ProcessGroup | None = None,
     clip: Callable[..., Clipped] | None = None,
 ) -> Step:
     """A step that leaves the noisy mean of clipped gradients on every parameter.
 
     Guarantee: what it leaves is `privatize` of a sum over the Poisson batch of vectors of norm at
-    most the plan's norm bound; the ledger has its line before it is left. In a world of several
+    most the plan's norm bound; the ledger has its line before it is left. With several
     processes each adds its share of the batch, and noise enters once. No buffer of the model is
     written to by the batch: that is an error, at the latest in the plan's last step.
 
@@ -67,7 +67,7 @@ def private_step(
     step, and rarely after it, two examples are added alone: a contribution beyond the bound is an
     error.
     """
-    world = World() if world is None else world
+    processes = ProcessGroup() if processes is None else processes
     plan, ledger, secret = paid.plan, paid.ledger, paid.secret
     scope = secret.scope(ledger.header.id)
     # Views belong to the place of an image in the data, and dropout to its place in a batch. Both
@@ -79,7 +79,7 @@ def private_step(
         clip=clip or clipper.clip,
         secret=secret,
         scope=scope,
-        world=world,
+        processes=processes,
     )
 
     buffers = Buffers(clipper.model)
@@ -100,14 +100,14 @@ def private_step(
             total = gather.with_care(batch)
         # What replays write moves no version: before the weights are done, values are looked at.
         buffers.check(values=is_last)
-        if world.agree(world.leads and is_lost(total, ledger, secret, batch.step)):
+        if processes.agree(processes.leads and is_lost(total, ledger, secret, batch.step)):
             for parameter in clipper.parameters.values():
                 parameter.grad = None
             return {**averages_of(numbers), LEFT_OUT: 1.0}
-        noisy = gather.layout.zeros() if not world.leads else privatize(
+        noisy = gather.layout.zeros() if not processes.leads else privatize(
             total, plan, ledger, secret, step=batch.step, stage="train"
         )  # fmt: skip
-        world.hand_round(noisy)
+        processes.broadcast(noisy)
         for name, parameter in clipper.parameters.items():
             parameter.grad = noisy[name]
         return averages_of(numbers)
@@ -129,14 +129,18 @@ def is_lost(total: Mapping[str, Tensor], ledger: Ledger, secret: Secret, step: i
 
 
 def plain_step(
-    model: nn.Module, reading: Reading, *, world: World | None = None, compiled: bool = False
+    model: nn.Module,
+    reading: Reading,
+    *,
+    processes: ProcessGroup | None = None,
+    compiled: bool = False,
 ) -> Step:
     """A step that leaves the ordinary mean gradient: no clipping, no noise, no promise.
 
     On a GPU passes of one shape are captured and replayed, as those of the private way are, with
     the same GroupNorm.
     """
-    world = World() if world is None else world
+    processes = ProcessGroup() if processes is None else processes
     # Sizes are few, and each is worth a program of its own.
     answer: Any = torch.compile(model, dynamic=False) if compiled else model
     quick = reading.device.type == "cuda" and not compiled and has_group_norm(model)
@@ -158,7 +162,7 @@ def plain_step(
     def step(batch: Batch) -> dict[str, float]:
         total = layout.zeros()
         tally.begin()
-        for place, chunk in world.share(batch.chunks):
+        for place, chunk in processes.share(batch.chunks):
             inputs = reading.inputs(chunk, batch.step)
             mask = to_device(chunk.mask, reading.device)
             torch.manual_seed(seed_of(reading.seed, batch.step, place))
@@ -166,13 +170,13 @@ def plain_step(
                 total.add(captured(model.training, mask, *inputs))
             else:  # it may change from step to step
                 total.add(work(mask, *inputs))
-        world.add_up({**total, "": tally.numbers})
+        processes.all_reduce({**total, "": tally.numbers})
         size = max(1, len(batch.indices))
         for flat in total.flats:
             flat /= size
         for name, parameter in named.items():
             parameter.grad = total[name]
-        return averages_of(tally.read(len(batch.chunks), world))
+        return averages_of(tally.read(len(batch.chunks), processes))
 
     return step
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sfumato.training.world import World
+from sfumato.training.process_group import ProcessGroup
 
 LOSS, CLIPPED, EXAMPLES, BROKEN, CHUNKS = range(5)
 """Sums of losses; numbers of examples that were clipped, that count, that are not finite; chunks.
@@ -52,12 +52,12 @@ class Tally:
         if self._arrived is not None:
             self._arrived.record(torch.cuda.current_stream(self.numbers.device))
 
-    def read(self, chunks: int, world: World) -> list[float]:
+    def read(self, chunks: int, processes: ProcessGroup) -> list[float]:
         """What was told of so many chunks. It waits for the norms of the last, not for its sums.
 
         Of several processes, what they have added up.
         """
-        if world.size > 1:
+        if processes.size > 1:
             return self.numbers.tolist()
         if self._arrived is not None and chunks:
             self._arrived.synchronize()

@@ -25,7 +25,7 @@ from sfumato.files import read_json
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.runs import open_run
 from sfumato.training.canaries import Canaries, Observations, draw_canaries, with_coordinates
-from sfumato.training.world import World
+from sfumato.training.process_group import ProcessGroup
 
 
 @pytest.fixture(autouse=True)
@@ -119,13 +119,13 @@ def take_part(rank, out, coins, changes):
     torch.set_num_threads(1)
     meeting = f"file://{out.parent / 'meeting'}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
-    config, world = replace(SMALL, **changes), World(rank, 2)
-    if not world.leads:
-        train.run_on(config, *digits(), None, world)
+    config, processes = replace(SMALL, **changes), ProcessGroup(rank, 2)
+    if not processes.leads:
+        train.run_on(config, *digits(), None, processes)
         return
     with open_run(config, verb="train", out=out) as run:
         run.write_json("private/canaries.json", coins)
-        train.run_on(config, *digits(), run, world)
+        train.run_on(config, *digits(), run, processes)
 
 
 def test_two_processes_see_of_canaries_what_one_does(tmp_path):

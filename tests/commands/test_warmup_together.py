@@ -21,8 +21,8 @@ from sfumato.diffusion.album import look
 from sfumato.errors import ConfigError
 from sfumato.files import read_lines
 from sfumato.runs import open_run
+from sfumato.training.process_group import ProcessGroup, leave_processes
 from sfumato.training.replay import WARM
-from sfumato.training.world import World, leave_world
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def by_hand(settings, folder):
             seed = seed_of(settings.seed, step, rank)
             torch.manual_seed(seed)
             dice = torch.Generator().manual_seed(seed)
-            generator.learn(painter, album, diffusion, torch.float32, dice, World(rank, 2))
+            generator.learn(painter, album, diffusion, torch.float32, dice, ProcessGroup(rank, 2))
             parts.append([weight.grad.clone() for weight in weights])
         for weight, *pair in zip(weights, *parts, strict=True):
             weight.grad = sum(pair)
@@ -100,7 +100,7 @@ def test_the_parts_of_a_batch_weigh_as_one(settings, tmp_path, monkeypatch, size
     total = 0
     for rank in range(size):
         dice = torch.Generator().manual_seed(rank)
-        generator.learn(painter, album, diffusion, torch.float32, dice, World(rank, size))
+        generator.learn(painter, album, diffusion, torch.float32, dice, ProcessGroup(rank, size))
         total += next(painter.denoiser.parameters()).grad
     torch.testing.assert_close(total, torch.ones_like(total))
 
@@ -171,7 +171,7 @@ def test_a_step_in_two_recordings_is_the_step(settings, tmp_path, device):
     settings = replace(settings, device=device)
     with open_run(settings, verb="warmup", out=tmp_path / "run") as run:
         scene = set_scene(settings, run)
-    album, world = warmup_generator.album_of(scene), World(0, 2)
+    album, processes = warmup_generator.album_of(scene), ProcessGroup(0, 2)
     ours, theirs = (
         generator.new_painter(
             warmup_generator.make_denoiser(scene).eval(), settings.diffusion, scene.device
@@ -181,13 +181,13 @@ def test_a_step_in_two_recordings_is_the_step(settings, tmp_path, device):
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
-        turn = generator.new_turn(ours, album, settings.diffusion, torch.float32, world)
+        turn = generator.new_turn(ours, album, settings.diffusion, torch.float32, processes)
         for step in range(WARM + 4):
             turn(5, step)
             dice = torch.Generator(scene.device).manual_seed(seed_of(5, step))
-            generator.learn(theirs, album, settings.diffusion, torch.float32, dice, world)
+            generator.learn(theirs, album, settings.diffusion, torch.float32, dice, processes)
             theirs.optimizer.step()
     finally:
-        leave_world()
+        leave_processes()
     for name, value in theirs.denoiser.state_dict().items():
         torch.testing.assert_close(ours.denoiser.state_dict()[name], value, rtol=1e-3, atol=1e-4)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sfumato.data.arrays import load_npz, read_note, save_npz_pieces
 from sfumato.diffusion.pieces import Pieces, image_seeds
-from sfumato.training.world import World
+from sfumato.training.process_group import ProcessGroup
 
 
 def numbered(first, last):
@@ -25,7 +25,7 @@ def silent(_):
 def test_pieces_are_all_images_in_their_order(tmp_path):
     pieces = Pieces(tmp_path, 11, 4)
     told = []
-    pieces.draw(numbered, World(), told.append)
+    pieces.draw(numbered, ProcessGroup(), told.append)
     assert [len(piece) for piece in pieces] == [4, 4, 3]
     assert torch.cat(list(pieces))[:, 0, 0, 0].tolist() == list(range(11))
     assert pieces.first(6)[:, 0, 0, 0].tolist() == list(range(6))
@@ -37,10 +37,10 @@ def test_pieces_are_all_images_in_their_order(tmp_path):
 
 def test_a_piece_that_is_there_is_not_drawn_again(tmp_path):
     pieces = Pieces(tmp_path, 11, 4)
-    pieces.draw(numbered, World(), silent)
+    pieces.draw(numbered, ProcessGroup(), silent)
     (tmp_path / "piece-0000004-0000008.npy").unlink()
     asked, told = [], []
-    pieces.draw(lambda *ends: asked.append(ends) or numbered(*ends), World(), told.append)
+    pieces.draw(lambda *ends: asked.append(ends) or numbered(*ends), ProcessGroup(), told.append)
     assert asked == [(4, 8)]
     assert told == ["going on after 7 images", "11 images drawn"]
 
@@ -49,7 +49,7 @@ def test_all_pieces_are_drawn_in_one_shape_and_other_sizes_do_not_mix(tmp_path):
     asked = []
     for size in (5, 4):
         Pieces(tmp_path, 11, size).draw(
-            lambda *ends: asked.append(ends) or numbered(*ends), World(), silent
+            lambda *ends: asked.append(ends) or numbered(*ends), ProcessGroup(), silent
         )
     assert asked == [(0, 5), (5, 10), (6, 11), (0, 4), (4, 8), (7, 11)]
     for size in (5, 4):
@@ -60,7 +60,7 @@ def test_all_pieces_are_drawn_in_one_shape_and_other_sizes_do_not_mix(tmp_path):
 
 
 @dataclass(frozen=True)
-class Stand(World):
+class Stand(ProcessGroup):
     """One of several processes, when the leader is the last to have its turn."""
 
     missing: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ class Stand(World):
 def test_several_processes_make_the_files_of_one(tmp_path):
     for name in ("one", "three"):
         (tmp_path / name).mkdir()
-    Pieces(tmp_path / "one", 14, 4).draw(numbered, World(), silent)
+    Pieces(tmp_path / "one", 14, 4).draw(numbered, ProcessGroup(), silent)
     handed = {}
     for rank in (1, 2, 0):
         place = None if rank else tmp_path / "three"

@@ -10,7 +10,7 @@ from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import poisson_batches
 from sfumato.privacy.secret import Secret
 from sfumato.training.chunks import DEAR, Cutting
-from sfumato.training.world import World
+from sfumato.training.process_group import ProcessGroup
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -51,7 +51,10 @@ def test_rows_are_those_of_the_busiest_process(processes, compiled):
     cutting = Cutting.of(plan, processes=processes, device=CPU, compiled=compiled)
     length = cutting.length(256)
     shares = [
-        max(sum(n for _, n in World(rank, processes).share(chunks)) for rank in range(processes))
+        max(
+            sum(n for _, n in ProcessGroup(rank, processes).share(chunks))
+            for rank in range(processes)
+        )
         for chunks in cut(plan, length, cutting.round_to(length))
     ]
     assert sum(shares) / len(shares) == pytest.approx(cutting.rows(length), rel=0.03)

@@ -13,8 +13,8 @@ from sfumato.clipping.clip import GradientClipper
 from sfumato.training import memory
 from sfumato.training.chunks import Cutting
 from sfumato.training.memory import Work, completes, fitting_batch, largest_that_fits, out_of_memory
+from sfumato.training.process_group import ProcessGroup
 from sfumato.training.reading import Reading
-from sfumato.training.world import World
 
 MB = 2**20
 
@@ -126,11 +126,11 @@ def test_room_is_wanted_for_chance_and_no_more(monkeypatch, expected, most):
     monkeypatch.setattr(memory, "free_bytes", lambda _: 10**15)
     clipper = GradientClipper(nn.Sequential(nn.Flatten(), nn.Linear(144, 3)))
     alone = Cutting(expected, expected**0.5)
-    assert fitting_batch(clipper, reading(), "auto", alone, World()) == most
+    assert fitting_batch(clipper, reading(), "auto", alone, ProcessGroup()) == most
     shared = replace(alone, processes=2)
     assert shared.longest == (most + 1) // 2
     for asked in ("auto", 8192):
-        found = fitting_batch(clipper, reading(), asked, shared, World())
+        found = fitting_batch(clipper, reading(), asked, shared, ProcessGroup())
         assert found == shared.length(shared.longest) <= shared.longest
 
 

@@ -21,9 +21,9 @@ from sfumato.models.wrn import tanh_cnn
 from sfumato.models.zoo import build_model, head_parameters, pixel_statistics
 from sfumato.training import memory
 from sfumato.training.chunks import Cutting
+from sfumato.training.process_group import ProcessGroup
 from sfumato.training.reading import Reading
 from sfumato.training.setup import choose_parameters, make_optimizer, make_schedule, pick_device
-from sfumato.training.world import World
 
 
 @pytest.mark.parametrize("wrapping", ["state_dict", "model_state_dict", "model"])
@@ -210,10 +210,12 @@ def test_auto_takes_what_fits_and_no_more_than_the_batch(monkeypatch):
     assert 12 * 12 * 4 < each < 100_000
     monkeypatch.setattr(memory, "free_bytes", lambda _: 40 * each)
     large, small = Cutting(1000.0, 32.0), Cutting(10.0, 3.0)
-    assert memory.fitting_batch(clipper, reading(), "auto", large, World()) == 32
-    assert memory.fitting_batch(clipper, reading(), "auto", small, World()) == 13
-    assert memory.fitting_batch(clipper, reading(), 64, large, World()) == 64
-    assert memory.fitting_batch(clipper, reading(), 64, replace(large, shapes=1), World()) == 64
+    assert memory.fitting_batch(clipper, reading(), "auto", large, ProcessGroup()) == 32
+    assert memory.fitting_batch(clipper, reading(), "auto", small, ProcessGroup()) == 13
+    assert memory.fitting_batch(clipper, reading(), 64, large, ProcessGroup()) == 64
+    assert (
+        memory.fitting_batch(clipper, reading(), 64, replace(large, shapes=1), ProcessGroup()) == 64
+    )
 
 
 def test_running_out_of_memory_says_what_fits(monkeypatch):

@@ -18,9 +18,9 @@ from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import Secret
 from sfumato.training import gather
+from sfumato.training.process_group import ProcessGroup
 from sfumato.training.reading import Reading
 from sfumato.training.steps import Paid, private_step
-from sfumato.training.world import World
 
 PLAN = Plan(noise_multiplier=0.0, expected_batch=4.0, steps=9, max_norm=0.1)
 
@@ -39,12 +39,12 @@ def batch(step, *parts):
     return Batch(step, tuple(map(Chunk, map(torch.tensor, parts), every)))
 
 
-def step_of(model, plan=PLAN, read=None, world=None):
+def step_of(model, plan=PLAN, read=None, processes=None):
     secret = Secret.from_seed(0)
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=plan.max_norm))
     paid = Paid(plan, Ledger(header), secret)
-    return private_step(clipper, read or reading(), paid, world=world)
+    return private_step(clipper, read or reading(), paid, processes=processes)
 
 
 def test_each_step_clips_to_the_norm_bound_that_its_schedule_has_then():
@@ -145,18 +145,18 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Thread(World):
+class Thread(ProcessGroup):
     """A world whose processes are threads."""
 
     size: int = 2
     meeting: Meeting = field(default_factory=Meeting)
 
-    def add_up(self, tensors):
+    def all_reduce(self, tensors):
         both = self.meeting.exchange(self.rank, {n: t.clone() for n, t in tensors.items()})
         for name, tensor in tensors.items():
             tensor.copy_(both[0][name] + both[1][name])
 
-    def hand_round(self, tensors):
+    def broadcast(self, tensors):
         first, _ = self.meeting.exchange(self.rank, {n: t.clone() for n, t in tensors.items()})
         for name, tensor in tensors.items():
             tensor.copy_(first[name])
@@ -187,7 +187,7 @@ def test_when_one_process_meets_a_broken_example_all_sum_again_and_together():
 
     def process(rank):
         try:
-            step_of(models[rank], read=read, world=Thread(rank, meeting=meeting))(drawn)
+            step_of(models[rank], read=read, processes=Thread(rank, meeting=meeting))(drawn)
             found[rank] = {name: p.grad for name, p in models[rank].named_parameters()}
         except Exception as problem:
             meeting.barrier.abort()

@@ -17,13 +17,13 @@ from sfumato.privacy.secret import Secret
 from sfumato.runs import open_run
 from sfumato.training import gather
 from sfumato.training.loop import Learner, fit
+from sfumato.training.process_group import ProcessGroup
 from sfumato.training.quick import captured
 from sfumato.training.reading import Reading
 from sfumato.training.replay import WARM
 from sfumato.training.setup import make_schedule
 from sfumato.training.steps import Paid, private_step
 from sfumato.training.tally import BROKEN, CHUNKS, CLIPPED, EXAMPLES, LOSS, Tally, averages_of
-from sfumato.training.world import World
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -50,7 +50,7 @@ def test_a_tally_is_that_of_all_chunks_captured_or_not(device):
             clip(reading.losses, inputs, 4, mask, tell=tally)
             clipped = int((found.factors[0] < 1)[mask].sum())
             wanted += torch.tensor([float(found.losses[mask].sum()), clipped, 3, 0, 1])
-        numbers = tally.read(1 + turn % 3, World())
+        numbers = tally.read(1 + turn % 3, ProcessGroup())
         assert numbers == pytest.approx(wanted.tolist(), rel=1e-4)
     assert wanted[CLIPPED] > 0
 
@@ -65,7 +65,7 @@ def test_examples_that_are_not_finite_are_counted_even_where_they_do_not_count(d
         tally.begin()
         mask = torch.tensor([True, there, True, True], device=device)
         clipper.clip(reading.losses, (x, y), 4, mask, tell=tally)
-        numbers = tally.read(1, World())
+        numbers = tally.read(1, ProcessGroup())
         assert (numbers[BROKEN], numbers[EXAMPLES], numbers[CHUNKS]) == (1, 3 + there, 1)
         assert torch.tensor(numbers[LOSS]).isfinite() == (not there)
 
@@ -73,10 +73,10 @@ def test_examples_that_are_not_finite_are_counted_even_where_they_do_not_count(d
 def test_a_chunk_that_nobody_told_of_is_noticed():
     _, clipper, reading = scene()
     tally = Tally(torch.device("cpu"))
-    assert tally.read(0, World()) == [0.0] * 5
+    assert tally.read(0, ProcessGroup()) == [0.0] * 5
     clipper.clip(reading.losses, reading.trial(4), 4, tell=tally)
     with pytest.raises(AssertionError, match="not told of"):
-        tally.read(2, World())
+        tally.read(2, ProcessGroup())
 
 
 def test_an_empty_batch_has_averages_too():

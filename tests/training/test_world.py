@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
-from sfumato.training.world import World
+from sfumato.training.process_group import ProcessGroup
 
 FLAGS = [
     "train", "--epsilon", "3", "--batch-size", "300", "--steps", "5", "--physical-batch-size",
@@ -63,6 +63,6 @@ def test_two_processes_draw_one_secret(tmp_path):
 
 
 def test_shares_are_all_of_the_batch_and_overlap_nowhere():
-    shares = [World(rank, 3).share("abcdefgh") for rank in range(3)]
+    shares = [ProcessGroup(rank, 3).share("abcdefgh") for rank in range(3)]
     assert sorted(place for share in shares for place, _ in share) == list(range(8))
-    assert World().share("ab") == [(0, "a"), (1, "b")]
+    assert ProcessGroup().share("ab") == [(0, "a"), (1, "b")]

@@ -169,9 +169,9 @@ def open_book(scene: Scene) -> "tuple[Ledger, Secret]":
     """The ledger of everything, with the teacher's lines in it."""
     from sfumato.files import read_lines
     from sfumato.privacy.ledger import Ledger
-    from sfumato.training.world import World
+    from sfumato.training.process_group import ProcessGroup
 
-    secret = draw_secret(scene.config, scene.run, World())
+    secret = draw_secret(scene.config, scene.run, ProcessGroup())
     header = header_of(scene.config, scene.private, scene.delta, secret)
     ledger = Ledger.resume(scene.run.ledger_records(), header, scene.run.write_ledger)
     path = scene.run.stage("teacher").path / "ledger.jsonl"

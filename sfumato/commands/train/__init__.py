@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.training.canaries import Canaries
     from sfumato.training.loop import Learner
+    from sfumato.training.process_group import ProcessGroup
     from sfumato.training.reading import Reading
     from sfumato.training.steps import Paid
-    from sfumato.training.world import World
 
 
 def needs_run(config: Config) -> bool:
@@ -42,13 +42,13 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     from sfumato.commands.origin import note_start, require_covered, tell_origin
     from sfumato.commands.train.step import load_public
     from sfumato.data.load import load_splits
+    from sfumato.training.process_group import join_processes, leave_processes
     from sfumato.training.setup import pick_device
-    from sfumato.training.world import join_world, leave_world
 
     device = pick_device(config.device)
-    world = join_world(device)
+    processes = join_processes(device)
     try:
-        if world.agree(run is not None and run.finished):
+        if processes.agree(run is not None and run.finished):
             return {} if run is None else run.summary
         require_covered(config)
         train, test = load_splits(config.data, people=config.people, **config.loading)
@@ -58,17 +58,17 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         public = load_public(config, train, test)
         if config.explain:
             return {"explanation": explain_layers(config, *prepare(config, train, device))}
-        summary = run_on(config, train, test, run, world, public=public)
+        summary = run_on(config, train, test, run, processes, public=public)
         if run is not None:
             tell_accuracy(run)
         return summary
     finally:
-        leave_world()
+        leave_processes()
 
 
 def run_on(
     config: Config, train: "Images", test: "Images", run: Run | None,
-    world: "World | None" = None, public: "Images | None" = None, declared: str = "",
+    processes: "ProcessGroup | None" = None, public: "Images | None" = None, declared: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """The same with images that are loaded already: what a recipe of several stages calls.
 
@@ -77,22 +77,22 @@ def run_on(
     from sfumato.commands.origin import book_of_weights
     from sfumato.commands.train.canaries import find_canaries, note_end
     from sfumato.data.known import require_same_data
+    from sfumato.training.process_group import ProcessGroup, leave_processes
     from sfumato.training.setup import pick_device
-    from sfumato.training.world import World, leave_world
 
-    world = World() if world is None else world
+    processes = ProcessGroup() if processes is None else processes
     if run is not None and run.finished:
         return run.summary
-    world.ask(lambda: require_same_data(train, run))
+    processes.ask(lambda: require_same_data(train, run))
     before = book_of_weights(config, train)
-    canaries = find_canaries(config, train, run, world)
+    canaries = find_canaries(config, train, run, processes)
     train = train if canaries is None else canaries.place_in(train)
     say = run.log if run else lambda _: None
     learner, reading = prepare(config, train, pick_device(config.device), say)
-    paid = open_ledger(config, reading, run, world, declared, before)
-    learn(config, learner, reading, paid, run, world, public=public, canaries=canaries)
-    world.any(False)  # all leave at once: who is left behind while the leader scores would fail
-    leave_world()
+    paid = open_ledger(config, reading, run, processes, declared, before)
+    learn(config, learner, reading, paid, run, processes, public=public, canaries=canaries)
+    processes.any(False)  # all leave at once: who is left behind while the leader scores would fail
+    leave_processes()
     if run is None:
         return {}
     if canaries is not None:
@@ -128,7 +128,7 @@ def learn(
     reading: "Reading",
     paid: "Paid",
     run: Run | None,
-    world: "World",
+    processes: "ProcessGroup",
     *,
     public: "Images | None" = None,
     canaries: "Canaries | None" = None,
@@ -151,26 +151,34 @@ def learn(
 
     plan, ledger = paid.plan, paid.ledger
     on_noise = partial(reading.losses, learner.model, *reading.trial())
-    learner.load(world.agree(run and run.load_checkpoint()))
+    learner.load(processes.agree(run and run.load_checkpoint()))
     if run is not None:
         tell_going_on(paid, learner.step, run)
     if canaries is not None:
         note_start(canaries, learner, reading, run)
     step, clipper, reading, work = make_step(
-        config, learner, reading, paid, world=world, public=public,
+        config, learner, reading, paid, processes=processes, public=public,
         say=run.log if run else lambda _: None,
     )  # fmt: skip
     if canaries is not None and canaries.kind == "gradient":
         step = watched(step, clipper.model, plan, canaries, observe(canaries, plan, run))
-    cutting = Cutting.of(plan, processes=world.size, device=reading.device, compiled=config.compile)
+    cutting = Cutting.of(
+        plan, processes=processes.size, device=reading.device, compiled=config.compile
+    )
     asked = config.physical_batch_size
-    size = fitting_batch(clipper, reading, asked, cutting, world, work)
+    size = fitting_batch(clipper, reading, asked, cutting, processes, work)
     if run is not None and size != asked:
         run.log(f"{size} examples are taken at once")
     batches = poisson_batches(
-        plan, len(reading), ledger, paid.secret, stage="train", start=learner.step,
-        chunk_size=size, round_to=cutting.round_to(size),
-    )  # fmt: skip
+        plan,
+        len(reading),
+        ledger,
+        paid.secret,
+        stage="train",
+        start=learner.step,
+        chunk_size=size,
+        round_to=cutting.round_to(size),
+    )
     if canaries is not None:
         batches = canaries.keep_out(batches)
     tell = progress(
@@ -184,7 +192,7 @@ def learn(
 
     with advised(clipper, reading, size, work):
         fit(
-            learner, batches, step, run, world=world, before_saving=ledger.settle,
+            learner, batches, step, run, processes=processes, before_saving=ledger.settle,
             diverged=partial(has_diverged, learner.model, on_noise), tell=tell_and_look,
         )  # fmt: skip
 

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from sfumato.privacy.budget import Plan
     from sfumato.training.canaries import Canaries, Observations
     from sfumato.training.loop import Learner
+    from sfumato.training.process_group import ProcessGroup
     from sfumato.training.reading import Reading
-    from sfumato.training.world import World
 
 
 def find_canaries(
-    config: Config, images: "Images", run: Run | None, world: "World"
+    config: Config, images: "Images", run: Run | None, processes: "ProcessGroup"
 ) -> "Canaries | None":
     """The canaries of the settings: drawn once, and after a cut those that were drawn.
 
@@ -56,7 +56,7 @@ def find_canaries(
             run.write_json("private/canaries.json", chosen)
         return read_canaries(run.path)
 
-    return world.ask(drawn)
+    return processes.ask(drawn)
 
 
 def read_canaries(path: Path) -> "Canaries":

@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from sfumato.privacy.budget import Plan
     from sfumato.privacy.ledger import Header, Ledger
     from sfumato.privacy.secret import Secret
+    from sfumato.training.process_group import ProcessGroup
     from sfumato.training.reading import Reading
     from sfumato.training.steps import Paid
-    from sfumato.training.world import World
 
 
 def open_ledger(
-    config: Config, reading: "Reading", run: Run | None, world: "World", declared: str = "",
+    config: Config,
+    reading: "Reading",
+    run: Run | None,
+    processes: "ProcessGroup",
+    declared: str = "",
     before: "Ledger | None" = None,
-) -> "Paid":  # fmt: skip
+) -> "Paid":
     """The plan that keeps the budget, the run's secret, and the ledger that will show it.
 
     `declared` names images that were declared public before: the ledger says so. `before` is what
@@ -31,7 +35,7 @@ def open_ledger(
     from sfumato.privacy.ledger import Ledger
     from sfumato.training.steps import Paid
 
-    secret, size = draw_secret(config, run, world), len(reading)
+    secret, size = draw_secret(config, run, processes), len(reading)
     plan, delta = plan_for(config, size, before)
     header, given = header_of(config, reading.images, delta, secret, declared), []
     if config.weights is not None and before is None:
@@ -40,7 +44,7 @@ def open_ledger(
         given.append(f"the published weights of {config.model}")
     header = replace(header, public=", and ".join([header.public, *given]))
     if run is None:
-        return Paid(plan, Ledger(world.agree(None)), secret)
+        return Paid(plan, Ledger(processes.agree(None)), secret)
     run.write_json("plan.json", plan)
     things = "images" if config.unit == "example" else "people"
     # Canaries of other kinds are images of the data.
@@ -54,17 +58,17 @@ def open_ledger(
     if before is not None:
         run.log(f"{config.weights} has learnt the same data: what that cost is in the ledger too")
         ledger.inherit(before)
-    world.agree(ledger.header)
+    processes.agree(ledger.header)
     return Paid(plan, ledger, secret)
 
 
-def draw_secret(config: Config, run: Run | None, world: "World") -> "Secret":
+def draw_secret(config: Config, run: Run | None, processes: "ProcessGroup") -> "Secret":
     """The run's randomness, which all processes share."""
     from sfumato.privacy.secret import Secret
 
     if config.noise_seed is not None:
         return Secret.from_seed(config.noise_seed)
-    return Secret(world.agree(run and run.secret(lambda: Secret.draw().key)))
+    return Secret(processes.agree(run and run.secret(lambda: Secret.draw().key)))
 
 
 def plan_for(config: Config, size: int, before: "Ledger | None" = None) -> "tuple[Plan, float]":

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from sfumato.training.extend import Extender
     from sfumato.training.loop import Learner
     from sfumato.training.memory import Work
+    from sfumato.training.process_group import ProcessGroup
     from sfumato.training.reading import Reading
     from sfumato.training.steps import Paid, Step
-    from sfumato.training.world import World
 
 
 class Made(NamedTuple):
@@ -53,7 +53,7 @@ def make_step(
     reading: "Reading",
     paid: "Paid",
     *,
-    world: "World",
+    processes: "ProcessGroup",
     public: "Images | None",
     say: Callable[[str], None],
 ) -> Made:
@@ -75,9 +75,9 @@ def make_step(
     if config.mode == "non-private":
         once = replace(paid.plan, steps=1)
         paid.ledger.charge(once.event("train", 0, data=reading.images.name))
-        step = step_without_promise(config, learner, reading, world)
+        step = step_without_promise(config, learner, reading, processes)
         return Made(step, clipper, reading, Work.plain(learner.model))
-    extender = new_extender(config, learner, reading, paid.plan, world, public)
+    extender = new_extender(config, learner, reading, paid.plan, processes, public)
     with advised(clipper, reading, 3):
         try_on_noise(clipper, reading, say)
         # Only of a model that has passed: a body that mixes examples has no features of one.
@@ -91,7 +91,7 @@ def make_step(
         if config.canaries and config.canary_kind == "gradient":
             clipper, reading = admit_canaries(clipper, reading, config.canaries)
     clip = quick_clip(clipper, reading, compiled=config.compile)
-    step = private_step(clipper, reading, paid, world=world, clip=clip)
+    step = private_step(clipper, reading, paid, processes=processes, clip=clip)
     if extender is not None:
         step = extended(step, model, extender)
     if learner.last is not None:
@@ -112,18 +112,18 @@ def admit_canaries(
 
 
 def step_without_promise(
-    config: Config, learner: "Learner", reading: "Reading", world: "World"
+    config: Config, learner: "Learner", reading: "Reading", processes: "ProcessGroup"
 ) -> "Step":
     """A step that promises nothing."""
     from sfumato.training.sharp import sharp_step
     from sfumato.training.steps import plain_step
 
     kind = partial(sharp_step, rho=config.sharpness) if config.sharpness else plain_step
-    return kind(learner.model, reading, world=world, compiled=config.compile)
+    return kind(learner.model, reading, processes=processes, compiled=config.compile)
 
 
 def new_extender(
-    config: Config, learner: "Learner", reading: "Reading", plan: "Plan", world: "World",
+    config: Config, learner: "Learner", reading: "Reading", plan: "Plan", processes: "ProcessGroup",
     public: "Images | None",
 ) -> "Extender | None":  # fmt: skip
     """What public images are used for, if they are."""
@@ -136,7 +136,9 @@ def new_extender(
     alone = replace(
         reading, images=public.to(reading.device), views=1, people=None, seed=config.seed
     )
-    gradient = PublicGradient(learner.model, alone, config.public_batch_size, config.seed, world)
+    gradient = PublicGradient(
+        learner.model, alone, config.public_batch_size, config.seed, processes
+    )
     if config.extender == "dope":
         return Dope(gradient)
     if config.extender == "mirror":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sfumato.data.images import Images
     from sfumato.diffusion.stored import Stored
-    from sfumato.training.world import World
+    from sfumato.training.process_group import ProcessGroup
 
 HEEDED = ("number", "solver", "sample_steps", "guide_weight", "seed")
 """Settings that say what is drawn; the weights do too."""
@@ -42,26 +42,26 @@ def write_file(config: Config, out: Path | None, say: Callable[[str], None]) -> 
     Guarantee: the file is there whole, or not at all, and no other is replaced. What was drawn
     before the command was cut lies beside it meanwhile and is not drawn again.
     """
+    from sfumato.training.process_group import join_processes, leave_processes
     from sfumato.training.setup import pick_device
-    from sfumato.training.world import join_world, leave_world
 
     out = require_file(out)
     require_meaning(config)
     device = pick_device(config.device)
-    world = join_world(device)
+    processes = join_processes(device)
     try:
         assert config.run is not None
-        stored, summary = world.ask(partial(open_generator, config.run, config))
-        if not world.ask(partial(is_drawn, out, summary)):
-            draw_file(stored, config, out, summary, device, world, say)
-        elif world.leads:
+        stored, summary = processes.ask(partial(open_generator, config.run, config))
+        if not processes.ask(partial(is_drawn, out, summary)):
+            draw_file(stored, config, out, summary, device, processes, say)
+        elif processes.leads:
             say(f"{out} is drawn already.")
             shutil.rmtree(parts_of(out), ignore_errors=True)  # of a command killed at its very end
-        if world.leads:
+        if processes.leads:
             watch_file(out, config.run, stored, say)
-        world.any(False)  # all leave at once
+        processes.any(False)  # all leave at once
     finally:
-        leave_world()
+        leave_processes()
     return {**summary, "file": str(out)}
 
 
@@ -161,7 +161,7 @@ def require_same(place: Path, before: Any, after: Any) -> None:
 
 def draw_file(
     stored: "Stored", config: Config, out: Path, summary: Mapping[str, Any],
-    device: "torch.device", world: "World", say: Callable[[str], None],
+    device: "torch.device", processes: "ProcessGroup", say: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Draw in pieces beside the file, then write it from them."""
     import torch
@@ -171,22 +171,22 @@ def draw_file(
     from sfumato.diffusion.pieces import Pieces, piece_size
 
     parts = parts_of(out)
-    held = world.ask(partial(begin, parts, out, summary["made"]))
+    held = processes.ask(partial(begin, parts, out, summary["made"]))
     try:
         draw, classes = drawing(stored, config, device), stored.blueprint.classes
         splits, size = {}, piece_size(device)
         for split, count, apart in (("train", config.number, 0), ("test", tests(config), APART)):
-            pieces = Pieces(parts / split if world.leads else None, count, size)
-            pieces.draw(partial(draw, apart=apart), world, say)
+            pieces = Pieces(parts / split if processes.leads else None, count, size)
+            pieces.draw(partial(draw, apart=apart), processes, say)
             splits[split] = (torch.arange(count) % len(classes), pieces)
-        if world.leads:
+        if processes.leads:
             note = {name: value for name, value in summary.items() if name != "run"}
             save_npz_pieces(
                 out, splits, classes=classes, shape=stored.blueprint.shape, note=dumps(note)
             )
             shutil.rmtree(parts)
     finally:
-        if world.leads:
+        if processes.leads:
             os.close(held)
 
 

@@ -69,10 +69,16 @@ def generator(scene: Scene, stage: Run | None) -> None:
     settings, album = scene.config.diffusion, album_of(scene)
     painter = new_painter(make_denoiser(scene), settings, scene.device)
     made = train_painter(
-        painter, album, settings, stage, seed=scene.config.seed, precision=scene.precision,
-        show=lambda seen, samples: show_samples(scene, stage, seen, samples), world=scene.world,
+        painter,
+        album,
+        settings,
+        stage,
+        seed=scene.config.seed,
+        precision=scene.precision,
+        show=lambda seen, samples: show_samples(scene, stage, seen, samples),
+        processes=scene.processes,
         compiled=scene.config.compile,
-    )  # fmt: skip
+    )
     if stage is not None:
         stage.save_tensors("model.safetensors", made.state_dict())
         blueprint_of(scene).keep(stage)
@@ -108,7 +114,7 @@ def guide(scene: Scene, stage: Run) -> None:
     from sfumato.diffusion.guide import discriminator_step
     from sfumato.diffusion.pieces import Pieces, piece_size
     from sfumato.training.plain import train_plainly
-    from sfumato.training.world import World
+    from sfumato.training.process_group import ProcessGroup
 
     config = scene.config
     if not config.guide_weight:
@@ -116,7 +122,7 @@ def guide(scene: Scene, stage: Run) -> None:
         return
     _, real = parts_of(scene)
     pieces = Pieces(stage.path, len(real), piece_size(scene.device))
-    pieces.draw(drawing_like(scene, real), World(), stage.say)
+    pieces.draw(drawing_like(scene, real), ProcessGroup(), stage.say)
     drawn = pieces.first(len(real))
     made = replace(real, pixels=drawn, name="drawn for the guide", people=None)
     torch.manual_seed(config.seed)
@@ -157,9 +163,9 @@ def sample(scene: Scene, stage: Run | None) -> None:
     from sfumato.diffusion.album import SHOWN
     from sfumato.diffusion.pieces import Pieces, piece_size
 
-    stored = scene.world.ask(lambda: trained(scene))
+    stored = scene.processes.ask(lambda: trained(scene))
     pieces = Pieces(stage and stage.path, scene.config.number, piece_size(scene.device))
-    if not scene.world.agree(stage is not None and (stage.path / "images.npz").exists()):
+    if not scene.processes.agree(stage is not None and (stage.path / "images.npz").exists()):
         draw_stage(scene, stage, stored, pieces)
     if stage is None:
         return
@@ -187,7 +193,7 @@ def draw_stage(scene: Scene, stage: Run | None, stored: "Stored", pieces: "Piece
 
     config, images = scene.config, scene.private
     say = stage.say if stage else lambda _: None
-    pieces.draw(drawing(stored, config, scene.device, scene.public), scene.world, say)
+    pieces.draw(drawing(stored, config, scene.device, scene.public), scene.processes, say)
     if stage is None:
         return
     labels = torch.arange(config.number) % len(images.classes)

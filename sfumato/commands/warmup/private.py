@@ -24,12 +24,12 @@ def generator(scene: Scene, stage: Run | None) -> None:
     from sfumato.data.known import require_same_data
     from sfumato.diffusion.noising import NoisingReading
 
-    settings, world = scene.config.training, scene.world
-    world.ask(lambda: require_same_data(scene.private, stage))
+    settings, processes = scene.config.training, scene.processes
+    processes.ask(lambda: require_same_data(scene.private, stage))
     half = (0.5,) * scene.private.shape[0]  # pixels from 0 to 1 become -1 to 1
     reading = new_reading(NoisingReading, settings, scene.private, scene.device, (half, half))
     learner = new_learner(settings, make_denoiser(scene), reading)
-    paid = open_ledger(settings, reading, stage, world)
+    paid = open_ledger(settings, reading, stage, processes)
     plan = paid.plan
     every = math.ceil(plan.steps / scene.config.diffusion.gen_looks)
 
@@ -37,7 +37,7 @@ def generator(scene: Scene, stage: Run | None) -> None:
         if not done % every and done < plan.steps:
             show_learnt(scene, stage, math.ceil(done * plan.expected_batch), learner.best)
 
-    train.learn(settings, learner, reading, paid, stage, world, look=look)
+    train.learn(settings, learner, reading, paid, stage, processes, look=look)
     if stage is None:
         return
     show_learnt(scene, stage, math.ceil(plan.steps * plan.expected_batch), learner.best)

@@ -9,7 +9,7 @@ from sfumato.commands.warmup.checks import require_all_classes
 from sfumato.commands.warmup.settings import Config
 from sfumato.errors import DataError, PrivacyError
 from sfumato.runs import Run
-from sfumato.training.world import World
+from sfumato.training.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class Scene:
     private: "Images"
     """The rest: what the ledger speaks of."""
     test: "Images"
-    world: World = field(default_factory=World)
+    processes: ProcessGroup = field(default_factory=ProcessGroup)
 
     @property
     def run(self) -> Run:
@@ -53,7 +53,7 @@ class Scene:
         return quick_precision(self.device)
 
 
-def set_scene(config: Config, run: Run | None, world: World | None = None) -> Scene:
+def set_scene(config: Config, run: Run | None, processes: ProcessGroup | None = None) -> Scene:
     """Load images, declare a share of them public, and refuse at once what cannot work."""
     from sfumato.commands.origin import note_start, require_covered, require_strange, tell_origin
     from sfumato.data.load import load_splits
@@ -66,8 +66,11 @@ def set_scene(config: Config, run: Run | None, world: World | None = None) -> Sc
         tell_origin(config, images, run.log)
         note_start(config.weights, run)
     public, private = shares(config, images, test)
-    device, world = pick_device(config.device), World() if world is None else world
-    scene = Scene(config, run, device, public, private, test, world)
+    device, processes = (
+        pick_device(config.device),
+        ProcessGroup() if processes is None else processes,
+    )
+    scene = Scene(config, run, device, public, private, test, processes)
     if run is not None:
         require_same_split(run, public)
     ahead = [name for name in config.reached if run is None or not run.has_begun_stage(name)]

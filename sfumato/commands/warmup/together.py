@@ -22,8 +22,8 @@ def together(
     config: Config, run: Run | None, stages: Mapping[str, Callable[..., object]]
 ) -> dict[str, Any]:
     """Take the stages up to the one that was asked for."""
+    from sfumato.training.process_group import join_processes, leave_processes
     from sfumato.training.setup import pick_device
-    from sfumato.training.world import join_world, leave_world
 
     if config.stage in ALONE:
         words = "sfumato warmup" if config.stage == "all" else f"sfumato warmup {config.stage}"
@@ -31,21 +31,21 @@ def together(
             f"{words} is for one process. With torchrun, take sfumato warmup generator or sample, "
             "then go on by one process with sfumato warmup --out RUN --epsilon EPSILON."
         )
-    world = join_world(pick_device(config.device))
+    processes = join_processes(pick_device(config.device))
     try:
-        scene = set_scene(config, run, world)
+        scene = set_scene(config, run, processes)
         summary: dict[str, Any] = {}
         for name, work in stages.items():
             stage = None if run is None else run.stage(name)
-            if not world.agree(stage is not None and stage.finished):
+            if not processes.agree(stage is not None and stage.finished):
                 if run is not None:
-                    run.log(f"stage {name}, {world.size} processes")
+                    run.log(f"stage {name}, {processes.size} processes")
                 if name in SHARED or stage is not None:
                     work(scene, stage)
             summary = {} if stage is None else stage.summary
             if name == config.stage:
                 break
-        world.any(False)  # all leave at once: the leader may have had more to do
+        processes.any(False)  # all leave at once: the leader may have had more to do
         return {**summary, "stage": config.stage, "run": "" if run is None else str(run.path)}
     finally:
-        leave_world()
+        leave_processes()

@@ -26,7 +26,7 @@ PATIENCE = timedelta(hours=12)
 
 
 @dataclass(frozen=True)
-class World:
+class ProcessGroup:
     """Which of how many processes this is."""
 
     rank: int = 0
@@ -41,14 +41,14 @@ class World:
         """This process's chunks of a batch, each with its place in it."""
         return list(enumerate(chunks))[self.rank :: self.size]
 
-    def add_up(self, tensors: Mapping[str, Tensor]) -> None:
+    def all_reduce(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace each tensor, on every process, by its sum over all of them."""
         if self.size > 1 and tensors:
             flat = torch.cat([tensor.flatten() for tensor in tensors.values()])
             dist.all_reduce(flat)
             _unflatten(flat, tensors)
 
-    def hand_round(self, tensors: Mapping[str, Tensor]) -> None:
+    def broadcast(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace each tensor, on every process, by the leader's."""
         if self.size > 1 and tensors:
             flat = torch.cat([tensor.flatten() for tensor in tensors.values()])
@@ -94,20 +94,20 @@ class World:
         return any(found)
 
 
-def join_world(device: torch.device) -> World:
-    """Meet the processes that torchrun started; a world of one without it."""
+def join_processes(device: torch.device) -> ProcessGroup:
+    """Meet the processes that torchrun started; one alone without it."""
     size = num_processes()
     if size == 1:
-        return World()
+        return ProcessGroup()
     if not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
-    return World(dist.get_rank(), size)
+    return ProcessGroup(dist.get_rank(), size)
 
 
-def leave_world() -> None:
+def leave_processes() -> None:
     """Say good-bye to the other processes."""
     if dist.is_initialized():
         dist.destroy_process_group()
