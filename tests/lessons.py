@@ -10,7 +10,7 @@ from sfumato.attacks.views import Views
 METHODS = ("plg", "gmi", "ked")
 
 
-def dice(seed=0):
+def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
@@ -33,7 +33,7 @@ def small_gan(lesson, seed=0):
 
 def batch(n=8):
     """Codes and classes."""
-    return torch.randn(n, 4, generator=dice(7)), torch.arange(n) % 3
+    return torch.randn(n, 4, generator=rng(7)), torch.arange(n) % 3
 
 
 def weights(net):

@@ -21,7 +21,7 @@ from sfumato.attacks.dual import can_use_dual, train_dual
 from sfumato.attacks.heads import HeadRecipe
 from sfumato.attacks.primal import train_primal
 from sfumato.config import dumps
-from sfumato.data.dice import seed_of
+from sfumato.data.example_rng import seed_of
 from sfumato.errors import ConfigError, DataError
 from sfumato.metrics.features import hash_of
 

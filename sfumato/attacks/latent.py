@@ -15,7 +15,7 @@ from torch import Tensor
 from sfumato.attacks.access import Access
 from sfumato.attacks.inversion import Wish, margins
 from sfumato.attacks.views import Views
-from sfumato.data.dice import seed_of
+from sfumato.data.example_rng import seed_of
 from sfumato.errors import ConfigError
 from sfumato.training.progress import progress
 from sfumato.training.replay import Replay

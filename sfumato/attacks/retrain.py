@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.attacks.membership import log_odds
-from sfumato.data.dice import seed_of
+from sfumato.data.example_rng import seed_of
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError, DataError
 from sfumato.privacy.audit.lower import Bound, many_run_bound

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from sfumato.data.dice import seed_of
+from sfumato.data.example_rng import seed_of
 from sfumato.errors import ConfigError
 from sfumato.training.progress import progress
 from sfumato.training.reading import Reading

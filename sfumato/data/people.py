@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from sfumato.data.dice import Dice
+from sfumato.data.example_rng import ExampleRng
 from sfumato.errors import ConfigError, DataError
 
 MORE = "fields without a column"
@@ -50,7 +50,7 @@ class People:
         # A row for each image of these people, named by its turn among those of its person: places
         # in the data move when somebody else leaves.
         turn = torch.arange(len(owner)) - begin[owner]
-        order = Dice.of(seed, step, turn).throw(1)[0].argsort(stable=True)
+        order = ExampleRng.of(seed, step, turn).throw(1)[0].argsort(stable=True)
         order = order[owner[order].argsort(stable=True)]  # shuffled within each person
         taken = order[begin[:, None] + torch.arange(self.most) % counts[:, None]]
         return self._images[self._begin[people][:, None] + turn[taken]].flatten()

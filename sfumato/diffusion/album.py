@@ -127,14 +127,14 @@ def look(
 def held_out_loss(denoiser: Denoiser, album: Album, precision: torch.dtype) -> float:
     """The mean loss of held-out images, under noise that is the same at every look."""
     device = album.pixels.device
-    dice = torch.Generator(device).manual_seed(0)
+    rng = torch.Generator(device).manual_seed(0)
     total = torch.zeros((), device=device)
     for pixels, labels in zip(
         album.held_out.split(256), album.held_out_labels.split(256), strict=True
     ):
         images = pixels.float() / 127.5 - 1
-        sigma = draw_sigma(len(images), dice, device)
-        noise = torch.randn(images.shape, generator=dice, device=device)
+        sigma = draw_sigma(len(images), rng, device)
+        noise = torch.randn(images.shape, generator=rng, device=device)
         with torch.autocast(device.type, precision, enabled=precision != torch.float32):
             found = denoising_losses(denoiser, images, labels, sigma=sigma, noise=noise)
         total += found.sum()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
-from sfumato.data.dice import seed_of
+from sfumato.data.example_rng import seed_of
 from sfumato.diffusion.album import Album, copies_too_much, look, worth
 from sfumato.diffusion.denoise import Denoiser, denoising_losses, draw_sigma
 from sfumato.diffusion.diffusion import Diffusion
@@ -140,10 +140,10 @@ def train_painter(
     with whole_steps() as interrupted:
         while painter.step < settings.steps and not stale(painter.scores, settings.gen_patience):
             set_rate(painter.optimizer, settings.rate(painter.step))
-            dice = (seed, painter.step, *([processes.rank] if processes.size > 1 else []))
-            torch.manual_seed(seed_of(*dice))  # for dropout, which has no dice
+            rng = (seed, painter.step, *([processes.rank] if processes.size > 1 else []))
+            torch.manual_seed(seed_of(*rng))  # for dropout, which has no dice
             with advised(settings):
-                turn(*dice)
+                turn(*rng)
             painter.average.update_parameters(painter.denoiser)
             painter.step += 1
             due = not painter.step % every or painter.step == settings.steps
@@ -255,14 +255,14 @@ def new_turn(
     """
     device, step = album.pixels.device, painter.optimizer.step
 
-    def gradient(dice: torch.Generator) -> None:
-        learn(painter, album, settings, precision, dice, processes)
+    def gradient(rng: torch.Generator) -> None:
+        learn(painter, album, settings, precision, rng, processes)
 
     def advance(_: torch.Generator) -> None:
         step()
 
-    def both(dice: torch.Generator) -> None:
-        gradient(dice)
+    def both(rng: torch.Generator) -> None:
+        gradient(rng)
         step()
 
     if processes.size == 1:
@@ -280,20 +280,20 @@ def new_turn(
 
 def learn(
     painter: Painter, album: Album, settings: Diffusion, precision: torch.dtype,
-    dice: torch.Generator, processes: ProcessGroup,
+    rng: torch.Generator, processes: ProcessGroup,
 ) -> None:  # fmt: skip
     """Leave the gradient of the mean loss of a batch: what this process's part adds to it."""
     device = album.pixels.device
     count = len(range(settings.gen_batch)[processes.rank :: processes.size])
-    where = torch.randint(len(album.pixels), (count,), generator=dice, device=device)
+    where = torch.randint(len(album.pixels), (count,), generator=rng, device=device)
     images = album.pixels[where].float() / 127.5 - 1
     conditions = None
     if painter.denoiser.network.conditions:  # a network that cannot be told is not misled either
         images, conditions = Geometry(probability=settings.gen_moves, mirror=settings.gen_mirror)(
-            images, dice
+            images, rng
         )
-    sigma = draw_sigma(count, dice, device)
-    noise = torch.randn(images.shape, generator=dice, device=device)
+    sigma = draw_sigma(count, rng, device)
+    noise = torch.randn(images.shape, generator=rng, device=device)
     labels = album.labels[where]
     painter.optimizer.zero_grad(set_to_none=True)
     piece = count if device.type == "cuda" else AT_ONCE

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from sfumato.data.dice import seed_of
+from sfumato.data.example_rng import seed_of
 from sfumato.data.images import Images
 from sfumato.diffusion.denoise import draw_sigma
 from sfumato.diffusion.sample import from_pixels

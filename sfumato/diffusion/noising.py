@@ -34,7 +34,7 @@ class NoisingReading(Reading):
         Guarantee: what is drawn for a unit depends on the seed, the step and the unit.
         """
         images, labels = super().inputs(chunk, step)
-        drawn = self.dice(self.places(chunk, step), step, NOISE).normal(1 + images[0].numel())
+        drawn = self.rng(self.places(chunk, step), step, NOISE).normal(1 + images[0].numel())
         mean, deviation = LOG_SIGMA
         sigma = (mean + deviation * drawn[0]).exp()
         return images, drawn[1:].t().reshape(images.shape), sigma, labels
@@ -52,6 +52,6 @@ class NoisingReading(Reading):
     def trial(self, units: int = 3) -> tuple[Tensor, ...]:
         """Noise for images, and noise for noise."""
         images, labels = super().trial(units)
-        dice = torch.Generator().manual_seed(1)
-        noise = torch.randn(images.shape, generator=dice).to(images)
-        return images, noise, draw_sigma(len(images), dice).to(self.device), labels
+        rng = torch.Generator().manual_seed(1)
+        noise = torch.randn(images.shape, generator=rng).to(images)
+        return images, noise, draw_sigma(len(images), rng).to(self.device), labels

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from sfumato.data.dice import seed_of
+from sfumato.data.example_rng import seed_of
 from sfumato.privacy.sampling import Batch
 from sfumato.training.reading import Reading
 from sfumato.training.steps import Step

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sfumato.data.dice import seed_of
+from sfumato.data.example_rng import seed_of
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.reading import Losses, Reading
@@ -47,13 +47,13 @@ class PublicGradient:
         Which images, views and dropout make it up depends on the seed, the step and the turn. All
         processes are given the leader's.
         """
-        dice = seed_of(self.seed, step, turn)
+        rng = seed_of(self.seed, step, turn)
         size = len(self.reading)
-        order = torch.randperm(size, generator=torch.Generator().manual_seed(dice))
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(rng))
         chosen = order[: self.batch_size]
         chunk = Chunk(chosen, torch.ones(len(chosen), dtype=torch.bool))
         inputs = self.reading.inputs(chunk, step)
-        torch.manual_seed(dice)
+        torch.manual_seed(rng)
         loss = self.reading.losses(self.model, *inputs).mean()
         named = learning(self.model)
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)

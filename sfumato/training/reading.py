@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.data.augment import Augmentation
-from sfumato.data.dice import Dice
+from sfumato.data.example_rng import ExampleRng
 from sfumato.data.images import Images
 from sfumato.data.people import People
 from sfumato.errors import ConfigError
@@ -60,15 +60,15 @@ class Reading:
         """
         places = self.places(chunk, step)
         pixels = self.scale(places).repeat_interleave(self.views, dim=0)
-        views = self.augmentation(pixels, self.dice(places, step))
+        views = self.augmentation(pixels, self.rng(places, step))
         labels = to_device(self.images.labels[places], self.device)
         return self.normalise(views), labels, *self.numbers(chunk.indices)
 
-    def dice(self, places: Tensor, step: int, *more: int) -> Dice:
+    def rng(self, places: Tensor, step: int, *more: int) -> ExampleRng:
         """What is drawn for each row in a step; `more` names a stream of its own."""
         images = to_device(places.repeat_interleave(self.views), self.device)
         row = torch.arange(len(images), device=self.device) % self.rows
-        return Dice.of(self.seed, step, images, row, *more)
+        return ExampleRng.of(self.seed, step, images, row, *more)
 
     def places(self, chunk: Chunk, step: int) -> Tensor:
         """Where the images of the chunk's units are."""

@@ -14,7 +14,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from sfumato.data.dice import seed_of
+from sfumato.data.example_rng import seed_of
 
 WARM = 3
 """Calls before the capture: libraries choose their kernels, optimizers make their state."""

@@ -18,7 +18,7 @@ from sfumato.clipping.buffers import Buffers
 from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.mixing import is_due
 from sfumato.clipping.plain_group_norm import QuickGroupNorm, has_group_norm
-from sfumato.data.dice import seed_of
+from sfumato.data.example_rng import seed_of
 from sfumato.models.observe import evaluating
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout

@@ -53,7 +53,7 @@ def search(run):
         return codes.sigmoid().reshape(-1, 1, 8, 8)
 
     search_codes(
-        draw, lambda n, dice: torch.randn(n, 64, generator=dice), access_to_toy(), Wish(), Views(),
+        draw, lambda n, rng: torch.randn(n, 64, generator=rng), access_to_toy(), Wish(), Views(),
         Search(restarts=2, z_steps=2, z_batch=3), say=run.say,
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lessons import METHODS, batch, dice, new_lesson, small_gan
+from lessons import METHODS, batch, new_lesson, rng, small_gan
 
 from sfumato.attacks import prior
 from sfumato.attacks.adversarial import hinge_discriminator, real_or_fake, soft_cross_entropy
@@ -25,11 +25,11 @@ def test_plg_tells_real_from_fake_under_labels():
     lesson = new_lesson("plg")
     gan, (z, y) = still(lesson), batch()
     fake = gan.generator(z, y).detach()
-    found = discriminator_loss(gan, lesson, fake, y, dice())
-    real, labels = lesson.real(len(fake), dice())
+    found = discriminator_loss(gan, lesson, fake, y, rng())
+    real, labels = lesson.real(len(fake), rng())
     judge = gan.discriminator
     torch.testing.assert_close(found, hinge_discriminator(judge(real, labels), judge(fake, y)))
-    assert found != discriminator_loss(gan, lesson, fake, OTHER[y], dice())
+    assert found != discriminator_loss(gan, lesson, fake, OTHER[y], rng())
     assert lesson.access.asked == 0
 
 
@@ -37,15 +37,15 @@ def test_gmi_reads_no_label_and_asks_no_target():
     lesson = new_lesson("gmi")
     gan, (z, y) = still(lesson), batch()
     fake = gan.generator(z).detach()
-    found = discriminator_loss(gan, lesson, fake, y, dice())
-    real, _ = lesson.real(len(fake), dice())
+    found = discriminator_loss(gan, lesson, fake, y, rng())
+    real, _ = lesson.real(len(fake), rng())
     judge = gan.discriminator
     torch.testing.assert_close(found, hinge_discriminator(judge(real), judge(fake)))
-    assert found == discriminator_loss(gan, lesson, fake, OTHER[y], dice())
-    drawn = generator_loss(gan, lesson, z, y, dice())
+    assert found == discriminator_loss(gan, lesson, fake, OTHER[y], rng())
+    drawn = generator_loss(gan, lesson, z, y, rng())
     torch.testing.assert_close(drawn, -judge(gan.generator(z)).mean())
-    assert drawn == generator_loss(gan, lesson, z, OTHER[y], dice())
-    iterate(gan, lesson, dice())
+    assert drawn == generator_loss(gan, lesson, z, OTHER[y], rng())
+    iterate(gan, lesson, rng())
     assert lesson.access.asked == 0
 
 
@@ -53,24 +53,24 @@ def test_ked_repeats_the_soft_answers_of_the_target():
     lesson = new_lesson("ked")
     gan, (z, y) = still(lesson), batch()
     fake = gan.generator(z).detach()
-    found = discriminator_loss(gan, lesson, fake, y, dice())
+    found = discriminator_loss(gan, lesson, fake, y, rng())
     assert lesson.access.asked == len(fake)  # the real ones alone
-    real, _ = lesson.real(len(fake), dice())
+    real, _ = lesson.real(len(fake), rng())
     on_real, on_fake = gan.discriminator(real), gan.discriminator(fake)
     answers = lesson.access.logits(real).softmax(dim=1)
     wanted = soft_cross_entropy(on_real, answers) + 0.5 * real_or_fake(on_real, on_fake)
     torch.testing.assert_close(found, wanted)
-    assert found == discriminator_loss(gan, lesson, fake, OTHER[y], dice())
+    assert found == discriminator_loss(gan, lesson, fake, OTHER[y], rng())
 
 
 def test_the_generator_of_ked_matches_features_and_is_decided():
     lesson = new_lesson("ked")
     gan, (z, y) = still(lesson), batch()
-    real, _ = lesson.real(len(z), dice())
+    real, _ = lesson.real(len(z), rng())
     fake, judge = gan.generator(z), gan.discriminator
     apart = (judge.features(real).mean(dim=0) - judge.features(fake).mean(dim=0)).abs().mean()
     torn = torch.distributions.Categorical(logits=judge(fake)).entropy().mean()
-    found = generator_loss(gan, lesson, z, y, dice())
+    found = generator_loss(gan, lesson, z, y, rng())
     torch.testing.assert_close(found, apart + 1e-4 * torn)
     assert lesson.access.asked == 0
 
@@ -79,16 +79,16 @@ def test_the_generator_of_plg_passes_and_is_named_by_the_target():
     lesson = new_lesson("plg", alpha=0.7)
     gan, (z, y) = still(lesson), batch()
     fake = gan.generator(z, y)
-    named = lesson.wish(lesson.access.logits(lesson.views(fake, dice())), y)
+    named = lesson.wish(lesson.access.logits(lesson.views(fake, rng())), y)
     wanted = -gan.discriminator(fake, y).mean() + 0.7 * named
-    torch.testing.assert_close(generator_loss(gan, lesson, z, y, dice()), wanted)
+    torch.testing.assert_close(generator_loss(gan, lesson, z, y, rng()), wanted)
 
 
 def test_alpha_0_leaves_the_adversarial_loss():
     lesson = new_lesson("plg", alpha=0.0)
     gan, (z, y) = still(lesson), batch()
     wanted = -gan.discriminator(gan.generator(z, y), y).mean()
-    torch.testing.assert_close(generator_loss(gan, lesson, z, y, dice()), wanted)
+    torch.testing.assert_close(generator_loss(gan, lesson, z, y, rng()), wanted)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -102,7 +102,7 @@ def test_a_generator_step_leaves_no_gradient_on_discriminator_or_target(method, 
         return generator_loss(gan, *rest)
 
     monkeypatch.setattr(prior, "generator_loss", without_traces)
-    iterate(gan, lesson, dice())
+    iterate(gan, lesson, rng())
     assert all(judged[0])  # it had learnt just before
     assert all(p.grad is None for p in gan.discriminator.parameters())
     # The gain of a class that no fake had is not pulled, but has a gradient of 0.
@@ -123,7 +123,7 @@ def test_discriminator_steps_see_new_images_and_teach_the_generator_nothing(meth
         return discriminator_loss(gan, lesson, fake, label, generator)
 
     monkeypatch.setattr(prior, "discriminator_loss", watched)
-    iterate(gan, lesson, dice())
+    iterate(gan, lesson, rng())
     assert [len(fake) for fake, _ in seen] == [8, 8, 8, 8]
     assert len(torch.cat([fake for fake, _ in seen]).flatten(1).unique(dim=0)) == 32
     assert len(torch.cat([label for _, label in seen]).unique()) == 3
@@ -134,7 +134,7 @@ def test_the_generator_learns_from_codes_that_no_discriminator_step_saw():
     lesson = new_lesson()
     gan, seen = small_gan(lesson), []
     gan.generator.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    iterate(gan, lesson, dice())
+    iterate(gan, lesson, rng())
     assert [len(z) for z in seen] == [16, 8]
     assert len(torch.cat(seen).unique(dim=0)) == 24
 
@@ -142,13 +142,13 @@ def test_the_generator_learns_from_codes_that_no_discriminator_step_saw():
 def test_how_often_an_iteration_asks_the_target():
     for method, wanted in {"plg": 8, "gmi": 0, "ked": 8 * 2}.items():
         lesson = new_lesson(method)
-        iterate(small_gan(lesson), lesson, dice())
+        iterate(small_gan(lesson), lesson, rng())
         assert lesson.access.asked == wanted
 
 
 def test_real_images_are_public_bytes_with_the_noise_that_rounding_took():
     lesson = new_lesson()
-    real, labels = lesson.real(200, dice())
+    real, labels = lesson.real(200, rng())
     assert 0 <= real.min() < real.max() < 1
     drawn = (real * 256).floor().to(torch.uint8)
     known = {tuple(image.tolist()): i for i, image in enumerate(lesson.pixels.flatten(1))}

@@ -230,7 +230,7 @@ def test_a_contribution_beyond_the_bound_of_layers_clipped_apart_is_not_admitted
         admit(GradientClipper(small_net(), clipping=clipping), loss_of, data(), 6)
 
 
-class Dice(nn.Module):
+class ExampleRng(nn.Module):
     """Drops numbers by itself, in whatever mode it is."""
 
     def __init__(self):
@@ -242,12 +242,12 @@ class Dice(nn.Module):
 
 
 def test_a_model_that_throws_dice_of_its_own_is_compared_with_autograd_under_the_same_dice():
-    admit(GradientClipper(Dice()), loss_of, data(), 6)
+    admit(GradientClipper(ExampleRng()), loss_of, data(), 6)
 
 
 def test_the_first_pass_of_a_kind_has_the_dropout_that_later_ones_have():
     # The first is examined before. A step that is taken again by another process begins with it.
-    clipper, found = GradientClipper(Dice()), []
+    clipper, found = GradientClipper(ExampleRng()), []
     for _ in range(2):
         torch.manual_seed(5)
         found.append(clipper.clip(loss_of, data(), 6).total)

@@ -68,9 +68,9 @@ def test_positions_that_nearly_cancel_stay_within_the_bound(kind, left, position
     depth = layer.weight[0].numel()
     worst = 0.0
     for seed in range(12):
-        dice = torch.Generator().manual_seed(seed)
-        grey = 0.2 + 2 * torch.rand(positions, generator=dice)
-        share = torch.randn(positions, generator=dice)
+        rng = torch.Generator().manual_seed(seed)
+        grey = 0.2 + 2 * torch.rand(positions, generator=rng)
+        share = torch.randn(positions, generator=rng)
         share[-1] = -(share[:-1] * grey[:-1]).sum() / grey[-1] * (1 - left)
         x = grey[:, None].expand(positions, depth)[None]
         if isinstance(layer, nn.Conv2d):

@@ -28,9 +28,9 @@ def folder(tmp_path_factory):
         own = {key: arrays[key][part] for key in ("x_train", "y_train")}
         test = {key: arrays[key][part] for key in ("x_test", "y_test")}
         np.savez(folder / f"{name}.npz", **own, **test, classes=arrays["classes"])
-    dice = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     labels = np.arange(24) % 3
-    samples = dice.integers(0, 256, (24, 16, 16), dtype=np.uint8)
+    samples = rng.integers(0, 256, (24, 16, 16), dtype=np.uint8)
     np.savez(folder / "made.npz", samples=samples, label=np.eye(3)[labels])
     return folder
 

@@ -15,7 +15,7 @@ from sfumato.commands import warmup
 from sfumato.commands.warmup import generator as warmup_generator
 from sfumato.commands.warmup.scene import set_scene
 from sfumato.config import to_json
-from sfumato.data.dice import seed_of
+from sfumato.data.example_rng import seed_of
 from sfumato.diffusion import generator
 from sfumato.diffusion.album import look
 from sfumato.errors import ConfigError
@@ -61,8 +61,8 @@ def by_hand(settings, folder):
         for rank in (0, 1):
             seed = seed_of(settings.seed, step, rank)
             torch.manual_seed(seed)
-            dice = torch.Generator().manual_seed(seed)
-            generator.learn(painter, album, diffusion, torch.float32, dice, ProcessGroup(rank, 2))
+            rng = torch.Generator().manual_seed(seed)
+            generator.learn(painter, album, diffusion, torch.float32, rng, ProcessGroup(rank, 2))
             parts.append([weight.grad.clone() for weight in weights])
         for weight, *pair in zip(weights, *parts, strict=True):
             weight.grad = sum(pair)
@@ -99,8 +99,8 @@ def test_the_parts_of_a_batch_weigh_as_one(settings, tmp_path, monkeypatch, size
     painter = generator.new_painter(warmup_generator.make_denoiser(scene), diffusion, scene.device)
     total = 0
     for rank in range(size):
-        dice = torch.Generator().manual_seed(rank)
-        generator.learn(painter, album, diffusion, torch.float32, dice, ProcessGroup(rank, size))
+        rng = torch.Generator().manual_seed(rank)
+        generator.learn(painter, album, diffusion, torch.float32, rng, ProcessGroup(rank, size))
         total += next(painter.denoiser.parameters()).grad
     torch.testing.assert_close(total, torch.ones_like(total))
 
@@ -184,8 +184,8 @@ def test_a_step_in_two_recordings_is_the_step(settings, tmp_path, device):
         turn = generator.new_turn(ours, album, settings.diffusion, torch.float32, processes)
         for step in range(WARM + 4):
             turn(5, step)
-            dice = torch.Generator(scene.device).manual_seed(seed_of(5, step))
-            generator.learn(theirs, album, settings.diffusion, torch.float32, dice, processes)
+            rng = torch.Generator(scene.device).manual_seed(seed_of(5, step))
+            generator.learn(theirs, album, settings.diffusion, torch.float32, rng, processes)
             theirs.optimizer.step()
     finally:
         leave_processes()

@@ -13,12 +13,12 @@ from sfumato.errors import ConfigError
 SIDE = 32
 
 
-def dice(seed=0):
+def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
 def photos(n=6, channels=3, size=9):
-    return 2 * torch.rand(n, channels, size, size, generator=dice(9)) - 1
+    return 2 * torch.rand(n, channels, size, size, generator=rng(9)) - 1
 
 
 def told(**places):
@@ -44,7 +44,7 @@ def picture(x, y):
 
 def test_with_no_probability_nothing_is_done_and_nothing_is_told():
     images = photos(50)
-    moved, conditions = Geometry(probability=0.0)(images, dice())
+    moved, conditions = Geometry(probability=0.0)(images, rng())
     assert torch.equal(moved, images)
     assert conditions.shape == (50, 9)
     assert not conditions.any()
@@ -189,7 +189,7 @@ def test_images_need_not_be_square():
 
 def test_each_condition_is_drawn_as_often_and_as_far_as_it_should_be():
     n = 40_000
-    drawn = Geometry(probability=0.12).draw(n, dice())
+    drawn = Geometry(probability=0.12).draw(n, rng())
     mirrored, inverted, size, cosine, sine, along, across, right, below = drawn.T
     share = {"abs": 4 * (0.12 * 0.88 / n) ** 0.5}
     assert float(mirrored.mean()) == pytest.approx(0.5, abs=0.01)
@@ -213,14 +213,14 @@ def test_each_condition_is_drawn_as_often_and_as_far_as_it_should_be():
 
 
 def test_without_a_mirror_no_image_is_mirrored():
-    drawn = Geometry(probability=0.5, mirror=False).draw(500, dice())
+    drawn = Geometry(probability=0.5, mirror=False).draw(500, rng())
     assert not drawn[:, 0].any()
     assert drawn[:, 1:].any(dim=0).all()
 
 
 def test_conditions_tell_all_that_was_done():
     images = photos(200, size=16)
-    moved, conditions = Geometry(probability=0.5)(images, dice())
+    moved, conditions = Geometry(probability=0.5)(images, rng())
     assert torch.equal(move(images, conditions), moved)
     untouched = ~conditions.any(dim=1)
     assert torch.equal((moved == images).flatten(1).all(dim=1), untouched)
@@ -228,14 +228,14 @@ def test_conditions_tell_all_that_was_done():
 
 
 def test_what_is_done_to_an_image_is_not_a_matter_of_the_others():
-    images, conditions = photos(8, size=16), Geometry(probability=0.5).draw(8, dice())
+    images, conditions = photos(8, size=16), Geometry(probability=0.5).draw(8, rng())
     each = [move(images[i : i + 1], conditions[i : i + 1]) for i in range(8)]
     torch.testing.assert_close(move(images, conditions), torch.cat(each))
 
 
 def test_pixels_stay_between_minus_1_and_1_in_the_precision_they_came_in():
     hard = (photos(50) > 0).float() * 2 - 1
-    moved, conditions = Geometry(probability=1.0)(hard.bfloat16(), dice())
+    moved, conditions = Geometry(probability=1.0)(hard.bfloat16(), rng())
     assert moved.dtype == torch.bfloat16
     assert conditions.dtype == torch.float32
     assert float(moved.min()) == -1
@@ -244,10 +244,10 @@ def test_pixels_stay_between_minus_1_and_1_in_the_precision_they_came_in():
 
 def test_geometry_is_a_function_of_its_generator_and_may_have_nothing_to_do():
     geometry, images = Geometry(probability=0.5), photos()
-    first, again, other = (geometry(images, dice(seed))[0] for seed in (1, 1, 2))
+    first, again, other = (geometry(images, rng(seed))[0] for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    moved, conditions = geometry(images[:0], dice())
+    moved, conditions = geometry(images[:0], rng())
     assert moved.shape == (0, 3, 9, 9)
     assert conditions.shape == (0, 9)
 

@@ -10,7 +10,7 @@ from scipy.stats import kstest
 from sfumato.clipping.admit import admit, one_at_a_time
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
-from sfumato.data.dice import Dice
+from sfumato.data.example_rng import ExampleRng
 from sfumato.data.load import load_images
 from sfumato.data.people import People
 from sfumato.diffusion.denoise import Denoiser, denoising_losses
@@ -42,7 +42,7 @@ def denoiser_of(reading) -> Denoiser:
 
 
 def test_dice_throw_normal_numbers():
-    drawn = Dice.of(3, torch.arange(200)).normal(101)
+    drawn = ExampleRng.of(3, torch.arange(200)).normal(101)
     assert drawn.shape == (101, 200)
     assert kstest(drawn.flatten().numpy(), "norm").pvalue > 1e-3
     assert drawn.T.corrcoef().abs().fill_diagonal_(0).max() < 0.5

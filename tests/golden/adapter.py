@@ -24,7 +24,7 @@ from sfumato.cli import main
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.data.augment import Augmentation
-from sfumato.data.dice import Dice, seed_of
+from sfumato.data.example_rng import ExampleRng, seed_of
 from sfumato.data.images import Images
 from sfumato.data.people import People
 from sfumato.models.wrn import StandardisedConv2d as StandardisedConv2d
@@ -146,16 +146,16 @@ def secure(key: bytes, total: Tensor, noise_multiplier: float, max_norm: float, 
 
 def example_streams(seed: int, *numbers: Tensor | int) -> dict[str, Tensor]:
     """What augmentation draws for each example: three kinds of numbers, one after the other."""
-    dice = Dice.of(seed, *numbers)
+    rng = ExampleRng.of(seed, *numbers)
     return {
-        "uniform": dice.throw(3), "normal": dice.normal(3), "integers": dice.integers(10, 3),
-        "double": dice.throw(2, torch.float64),
+        "uniform": rng.throw(3), "normal": rng.normal(3), "integers": rng.integers(10, 3),
+        "double": rng.throw(2, torch.float64),
     }  # fmt: skip
 
 
 def augment(settings: dict, pixels: Tensor, seed: int, step: int) -> Tensor:
-    dice = Dice.of(seed, step, torch.arange(len(pixels)))
-    return Augmentation(**settings)(pixels, dice)
+    rng = ExampleRng.of(seed, step, torch.arange(len(pixels)))
+    return Augmentation(**settings)(pixels, rng)
 
 
 def images_of_people(ids: list[int], most: int, people: list[int], seed: int, step: int) -> Tensor:

@@ -17,7 +17,7 @@ from sfumato.clipping.admit import one_at_a_time
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.commands import train
-from sfumato.data.dice import Dice
+from sfumato.data.example_rng import ExampleRng
 from sfumato.data.load import load_images
 from sfumato.data.people import People
 from sfumato.errors import ConfigError, DataError
@@ -37,7 +37,7 @@ def pick_one_by_one(people, wanted, seed, step):
     picked = [torch.empty(0, dtype=torch.int64)]
     for person in wanted.tolist():
         own = torch.nonzero(people.ids == person).flatten()
-        keys = Dice.of(seed, step, torch.arange(len(own))).throw(1)[0]
+        keys = ExampleRng.of(seed, step, torch.arange(len(own))).throw(1)[0]
         order = own[keys.argsort(stable=True)]
         picked.append(order[torch.arange(people.most) % len(order)])
     return torch.cat(picked)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sfumato.data.dice import seed_of
+from sfumato.data.example_rng import seed_of
 from sfumato.training.replay import CAPTURES, WARM, Captured, Replay
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -12,7 +12,7 @@ from torch import nn
 
 from sfumato.clipping.clip import GradientClipper
 from sfumato.data.augment import Augmentation
-from sfumato.data.dice import seed_of
+from sfumato.data.example_rng import seed_of
 from sfumato.privacy.sampling import Batch
 from sfumato.runs import Run
 from sfumato.training.plain import train_plainly

@@ -19,14 +19,14 @@ GOLDEN, FIRST, SECOND = (
 
 
 @dataclass
-class Dice:
+class ExampleRng:
     """One stream of numbers a row."""
 
     keys: Int[Tensor, " n"]
     thrown: int = 0
 
     @classmethod
-    def of(cls, seed: int, *numbers: Int[Tensor, " n"] | int) -> "Dice":
+    def of(cls, seed: int, *numbers: Int[Tensor, " n"] | int) -> "ExampleRng":
         """Streams named by numbers: a step, an example, a view."""
         first = next(number for number in numbers if isinstance(number, Tensor))
         keys = mix(torch.full_like(first, seed))

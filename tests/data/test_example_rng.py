@@ -1,4 +1,4 @@
-from sfumato.data.dice import seed_of
+from sfumato.data.example_rng import seed_of
 
 
 def test_a_seed_by_name_is_the_same_on_every_machine_and_python():
