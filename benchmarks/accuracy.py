@@ -28,14 +28,14 @@ def measure(config: train.Config, images: Images, test: Images, out: Path) -> di
     """Train as the command line does, on images that are loaded already."""
     started, processes = time.monotonic(), ProcessGroup()
     with open_run(config, verb="train", out=out, say=print) as run:
-        learner, reading = train.prepare(config, images, pick_device(config.device))
+        train_state, reading = train.prepare(config, images, pick_device(config.device))
         if not run.finished:
             mechanism = train.open_ledger(config, reading, run, processes)
-            train.learn(config, learner, reading, mechanism, run, processes)
+            train.learn(config, train_state, reading, mechanism, run, processes)
             tested = replace(reading, images=test)
-            train.conclude(config, learner, tested, mechanism, run)
-            if learner.average is not None:
-                print("  without averaging:", accuracy(learner.model, tested))
+            train.conclude(config, train_state, tested, mechanism, run)
+            if train_state.average is not None:
+                print("  without averaging:", accuracy(train_state.model, tested))
         summary = run.summary
     score = json.loads((out / "private" / "scores.json").read_text())["test_accuracy"]
     seconds = round(time.monotonic() - started)

@@ -31,7 +31,7 @@ LOOK_EVERY = 5
 
 
 @dataclass
-class Learner:
+class TrainState:
     """What changes while a model learns, and so what a checkpoint holds."""
 
     model: nn.Module
@@ -105,7 +105,7 @@ def whole_steps() -> Iterator[Callable[[], bool]]:
 
 
 def fit(
-    learner: Learner,
+    train_state: TrainState,
     batches: Iterable[Batch],
     step: Step,
     run: Run | None,
@@ -116,7 +116,7 @@ def fit(
     diverged: Callable[[], bool] = lambda: False,
     tell: Callable[[int, dict[str, float]], None] = lambda *_: None,
 ) -> None:
-    """Train until the batches end. They must begin with batch number `learner.step`.
+    """Train until the batches end. They must begin with batch number `train_state.step`.
 
     Losses, clip rates and times are private: they go to private/metrics.jsonl. Ctrl-C leaves a
     checkpoint of the last whole step before it goes on its way. Without a run nothing is written:
@@ -127,14 +127,14 @@ def fit(
     processes = ProcessGroup() if processes is None else processes
     saved = last = time.monotonic()
     pause = min(1.0, checkpoint_seconds)  # the first ones come early, for what a crash would lose
-    with whole_steps() as interrupted, _kept(learner, run, before_saving):
+    with whole_steps() as interrupted, _kept(train_state, run, before_saving):
         _refuse_diverged(
-            learner, diverged, processes
+            train_state, diverged, processes
         )  # before: a repeated command pays for nothing
         for batch in batches:
             numbers = step(batch)
-            rate = learner.optimizer.param_groups[0]["lr"]
-            learner.advance()
+            rate = train_state.optimizer.param_groups[0]["lr"]
+            train_state.advance()
             if run is not None:
                 run.measure(batch.step, lr=rate)
                 # Larger batches take longer, so how long a step took is as private as its batch.
@@ -142,30 +142,32 @@ def fit(
                 run.measure(batch.step, private=True, **numbers, seconds=round(now - last, 6))
                 if time.monotonic() - saved > pause:
                     before_saving()
-                    run.save_checkpoint(learner.state())
+                    run.save_checkpoint(train_state.state())
                     saved, pause = time.monotonic(), min(2 * pause, checkpoint_seconds)
             if processes.any(interrupted()):
                 raise KeyboardInterrupt
-            tell(learner.step, numbers)
-            if learner.step % LOOK_EVERY == 0:
-                _refuse_diverged(learner, diverged, processes)
+            tell(train_state.step, numbers)
+            if train_state.step % LOOK_EVERY == 0:
+                _refuse_diverged(train_state, diverged, processes)
             last = time.monotonic()
 
 
 def _refuse_diverged(
-    learner: Learner, diverged: Callable[[], bool], processes: ProcessGroup
+    train_state: TrainState, diverged: Callable[[], bool], processes: ProcessGroup
 ) -> None:
     """Stop a training that no longer learns anything, before it pays for another step."""
     if processes.any(diverged()):
         raise ConfigError(
-            f"training has diverged: after {learner.step} steps the model's answers are not finite "
-            "any more, even to noise. It stops here, and the remaining steps are not paid for. "
-            "Lower --lr, and start again with another --out."
+            f"training has diverged: after {train_state.step} steps the model's answers are not "
+            "finite any more, even to noise. It stops here, and the remaining steps are not paid "
+            "for. Lower --lr, and start again with another --out."
         )
 
 
 @contextmanager
-def _kept(learner: Learner, run: Run | None, before_saving: Callable[[], None]) -> Iterator[None]:
+def _kept(
+    train_state: TrainState, run: Run | None, before_saving: Callable[[], None]
+) -> Iterator[None]:
     """A checkpoint of the last whole step, however training ends.
 
     Steps that are taken again, with sums that were added in another order, would be paid again.
@@ -173,6 +175,6 @@ def _kept(learner: Learner, run: Run | None, before_saving: Callable[[], None]) 
     try:
         yield
     finally:
-        if run is not None and learner.whole:
+        if run is not None and train_state.whole:
             before_saving()
-            run.save_checkpoint(learner.state())
+            run.save_checkpoint(train_state.state())

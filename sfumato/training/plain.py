@@ -10,7 +10,7 @@ from sfumato.data.images import Images
 from sfumato.models.zoo import pixel_statistics
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.runs import Run
-from sfumato.training.loop import Learner, fit
+from sfumato.training.loop import TrainState, fit
 from sfumato.training.progress import progress
 from sfumato.training.reading import Reading
 from sfumato.training.setup import make_optimizer, make_schedule
@@ -38,13 +38,15 @@ def train_plainly(
     batch_size = min(batch_size, size)
     steps = max(1, round(epochs * size / batch_size))
     rule = make_optimizer(model, optimizer, lr=lr, momentum=0.9, weight_decay=weight_decay)
-    learner = Learner(model, rule, make_schedule(rule, "cosine", steps, warmup))
-    learner.load(run.load_checkpoint())
-    if learner.step:
-        run.log(f"going on after step {learner.step}")
-    tell = progress(steps, learner.step, None, run.say)
-    fit(learner, shuffled(size, batch_size, learner.step, steps, seed), step, run, tell=tell)
-    return learner.best.eval()
+    train_state = TrainState(model, rule, make_schedule(rule, "cosine", steps, warmup))
+    train_state.load(run.load_checkpoint())
+    if train_state.step:
+        run.log(f"going on after step {train_state.step}")
+    tell = progress(steps, train_state.step, None, run.say)
+    fit(
+        train_state, shuffled(size, batch_size, train_state.step, steps, seed), step, run, tell=tell
+    )
+    return train_state.best.eval()
 
 
 def reading_of(

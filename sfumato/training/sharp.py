@@ -97,7 +97,7 @@ def step_uphill(step: Step, model: nn.Module, last: LastGradient, rho: float) ->
 
     Guarantee: that of `step`. Weights are moved by what has been released already, so no step
     releases more than it did. The first moves nothing. Whoever advances the weights must also
-    `keep` the gradient, in one move, as `Learner` does: a run that was cut must find both.
+    `keep` the gradient, in one move, as `TrainState` does: a run that was cut must find both.
     """
     named = learning(model)
 

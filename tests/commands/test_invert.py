@@ -21,7 +21,7 @@ from sfumato.commands.invert.scene import open_access, set_scene
 from sfumato.commands.invert.score import four_sets
 from sfumato.commands.invert.settings import STAGES
 from sfumato.runs import Run, open_run
-from sfumato.training.loop import Learner
+from sfumato.training.loop import TrainState
 
 SEEN_BY_ATTACKERS = MADE[1:4]
 
@@ -122,12 +122,14 @@ def named(wanted):
 
 
 def learning(optimizer):
-    return lambda learner: learner.step == 1 and type(learner.optimizer).__name__ == optimizer
+    return lambda train_state: (
+        train_state.step == 1 and type(train_state.optimizer).__name__ == optimizer
+    )
 
 
 CUTS = {
-    "in the target": (Learner, "advance", learning("Adam")),
-    "in the judge": (Learner, "advance", learning("AdamW")),
+    "in the target": (TrainState, "advance", learning("Adam")),
+    "in the judge": (TrainState, "advance", learning("AdamW")),
     "in the selection": (Run, "save_tensors", named("selection.safetensors")),
     "in the prior": (prior, "iterate", lambda gan, *_: gan.step == 3),
     "before the prior's end": (Run, "save_tensors", named("model.safetensors")),

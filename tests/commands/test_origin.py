@@ -71,7 +71,7 @@ def test_weights_that_learnt_the_same_data_bring_their_ledger_along(settings, fi
 def test_a_run_with_such_weights_that_was_cut_goes_on(settings, first, tmp_path, monkeypatch):
     config = replace(settings, weights=first / "model.safetensors", epsilon=3.0)
     with monkeypatch.context() as patch:
-        patch.setattr("sfumato.training.loop.Learner.advance", interrupt_after(1))
+        patch.setattr("sfumato.training.loop.TrainState.advance", interrupt_after(1))
         with pytest.raises(KeyboardInterrupt):
             go(config, tmp_path / "run")
     go(config, tmp_path / "run")
@@ -81,14 +81,14 @@ def test_a_run_with_such_weights_that_was_cut_goes_on(settings, first, tmp_path,
 
 
 def interrupt_after(steps):
-    from sfumato.training.loop import Learner
+    from sfumato.training.loop import TrainState
 
-    real = Learner.advance
+    real = TrainState.advance
 
-    def advance(learner):
-        if learner.step == steps:
+    def advance(train_state):
+        if train_state.step == steps:
             raise KeyboardInterrupt
-        real(learner)
+        real(train_state)
 
     return advance
 
@@ -308,7 +308,7 @@ def test_a_release_does_not_begin_with_weights_that_learnt_its_data(settings, fi
 def test_steps_of_the_weights_are_not_those_of_the_plan(settings, first, tmp_path, monkeypatch):
     config = replace(settings, weights=first / "model.safetensors", epsilon=3.0)
     with monkeypatch.context() as patch:
-        patch.setattr("sfumato.training.loop.Learner.advance", interrupt_after(1))
+        patch.setattr("sfumato.training.loop.TrainState.advance", interrupt_after(1))
         with pytest.raises(KeyboardInterrupt):
             go(config, tmp_path / "run")
     log = (tmp_path / "run/log.txt").read_text()

@@ -20,7 +20,7 @@ from sfumato.runs import Run
 from sfumato.sharing import bundle, match
 from sfumato.sharing import moments as synth_moments
 from sfumato.sharing.bundle import verify_bundle
-from sfumato.training.loop import Learner
+from sfumato.training.loop import TrainState
 
 SAME = (
     "bundle/images.npz", "bundle/soft_labels.npz", "stages/moments/moments.safetensors",
@@ -83,7 +83,7 @@ def is_there(name):
 
 
 CUTS = {
-    "in the teacher": (Learner, "advance", lambda learner: learner.step == 2, False),
+    "in the teacher": (TrainState, "advance", lambda train_state: train_state.step == 2, False),
     "before the teacher's end": (Run, "finish", stage("teacher"), False),
     "before the sums": (synth_moments, "sum_moments", lambda *_: True, False),
     "before they are paid": (noise, "privatize", lambda *_: True, False),
@@ -96,7 +96,7 @@ CUTS = {
     "when it is saved": (Run, "write_json", file("near_copies.json"), True),
     "in the bundle": (bundle, "markdown", lambda *_: True, False),
     "before the end of match": (Run, "finish", stage("match"), False),
-    "in the student": (Learner, "advance", lambda learner: learner.step == 1, False),
+    "in the student": (TrainState, "advance", lambda train_state: train_state.step == 1, False),
     "in the evaluation": (release_evaluate, "membership", lambda *_: True, False),
     "at the very end": (Run, "finish", stage("run"), False),
 }

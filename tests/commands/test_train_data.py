@@ -38,17 +38,17 @@ def go(config, out):
 
 def cut(config, out, monkeypatch):
     """One step, and then Ctrl-C."""
-    from sfumato.training.loop import Learner
+    from sfumato.training.loop import TrainState
 
-    real = Learner.advance
+    real = TrainState.advance
 
-    def advance(learner):
-        if learner.step == 1:
+    def advance(train_state):
+        if train_state.step == 1:
             raise KeyboardInterrupt
-        real(learner)
+        real(train_state)
 
     with monkeypatch.context() as patch:
-        patch.setattr("sfumato.training.loop.Learner.advance", advance)
+        patch.setattr("sfumato.training.loop.TrainState.advance", advance)
         with pytest.raises(KeyboardInterrupt):
             go(config, out)
 

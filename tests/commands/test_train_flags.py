@@ -93,7 +93,7 @@ def test_a_compiled_step_trains_the_same_model(tmp_path, plain):
 def test_a_killed_run_that_goes_on_otherwise_keeps_its_epsilon(tmp_path, monkeypatch):
     config = replace(SMALL, noise_seed=None, steps=8)
     monkeypatch.setattr(loop, "_kept", lambda *_: nullcontext())  # as if killed
-    with cut_in("sfumato.training.loop:Learner.advance", 4):
+    with cut_in("sfumato.training.loop:TrainState.advance", 4):
         run_train(tmp_path / "run", config)
     monkeypatch.undo()
     paid = len(read_lines(tmp_path / "run" / "ledger.jsonl")) - 1

@@ -24,14 +24,14 @@ def go(config, out):
 def killed(tmp_path, monkeypatch):
     """A run that was killed in its fourth step, before its first checkpoint."""
 
-    def advance(learner):
-        if learner.step == 3:
+    def advance(train_state):
+        if train_state.step == 3:
             raise RunError("killed")
-        learner.optimizer.step()
-        learner.step += 1
+        train_state.optimizer.step()
+        train_state.step += 1
 
     with monkeypatch.context() as patch:
-        patch.setattr("sfumato.training.loop.Learner.advance", advance)
+        patch.setattr("sfumato.training.loop.TrainState.advance", advance)
         patch.setattr(Run, "save_checkpoint", lambda *_: None)
         with pytest.raises(RunError, match="killed"):
             go(SETTINGS, tmp_path / "run")
@@ -58,11 +58,11 @@ def test_the_first_checkpoints_come_early(tmp_path, monkeypatch):
     now, kept = [0.0], []
     monkeypatch.setattr("sfumato.training.loop.time.monotonic", lambda: now[0])
 
-    def advance(learner):
+    def advance(train_state):
         now[0] += 1.5
-        learner.step += 1
+        train_state.step += 1
 
-    monkeypatch.setattr("sfumato.training.loop.Learner.advance", advance)
+    monkeypatch.setattr("sfumato.training.loop.TrainState.advance", advance)
     monkeypatch.setattr(Run, "save_checkpoint", lambda _, state: kept.append(state["step"]))
     go(replace(SETTINGS, steps=12, batch_size=20), tmp_path / "run")
     assert kept == [1, 3, 6, 12, 12]

@@ -163,7 +163,7 @@ def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
         ("sfumato.diffusion.generator:learn", 5),
         ("sfumato.diffusion.sample:draw_images", 1),
         ("sfumato.training.sharp:sharp_step", 0),
-        ("sfumato.training.loop:Learner.advance", 9),
+        ("sfumato.training.loop:TrainState.advance", 9),
     ],
 )
 def test_a_run_that_was_cut_ends_the_same(settings, finished, tmp_path, monkeypatch, name, after):

@@ -6,7 +6,7 @@ from torch import nn
 
 from sfumato.commands.train import Config
 from sfumato.runs import open_run
-from sfumato.training.loop import Learner
+from sfumato.training.loop import TrainState
 from sfumato.training.resume import load_optimizer
 from sfumato.training.setup import make_optimizer, make_schedule
 
@@ -42,14 +42,14 @@ def test_a_rate_that_is_a_tensor_stays_the_tensor_it_was() -> None:
     assert float(rates[1]) == 0.5
 
 
-def learner(kind: str) -> Learner:
+def train_state(kind: str) -> TrainState:
     """A small network as on a GPU, with channels last, after a step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(2))
     model(torch.zeros(1, 3, 5, 5))
     model = model.to(memory_format=torch.channels_last)  # pyright: ignore
     optimizer = make_optimizer(model, kind, lr=0.1, momentum=0.9, weight_decay=0.0)
-    made = Learner(model, optimizer, make_schedule(optimizer, "constant", 10))
+    made = TrainState(model, optimizer, make_schedule(optimizer, "constant", 10))
     model(torch.ones(2, 3, 5, 5)).square().sum().backward()
     made.advance()
     return made
@@ -57,7 +57,7 @@ def learner(kind: str) -> Learner:
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_a_checkpoint_of_training_gives_moments_that_lie_as_their_parameters_do(kind, tmp_path):
-    old, new = learner(kind), learner(kind)
+    old, new = train_state(kind), train_state(kind)
     with open_run(Config(epsilon=1.0), verb="train", out=tmp_path / "run") as run:
         run.save_checkpoint(old.state())
         new.load(run.load_checkpoint())

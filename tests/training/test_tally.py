@@ -16,7 +16,7 @@ from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import Secret
 from sfumato.runs import open_run
 from sfumato.training import gather
-from sfumato.training.loop import Learner, fit
+from sfumato.training.loop import TrainState, fit
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.quick import captured
 from sfumato.training.reading import Reading
@@ -157,12 +157,12 @@ def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path, monkey
 
         taken = []
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        learner = Learner(model, optimizer, make_schedule(optimizer, "constant", 4))
-        learner.load(run.load_checkpoint())
+        train_state = TrainState(model, optimizer, make_schedule(optimizer, "constant", 4))
+        train_state.load(run.load_checkpoint())
         ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
         step = private_step(clipper, reading, Paid(plan, ledger, secret), clip=clip)
         fit(
-            learner, batches[learner.step :], step, run, before_saving=ledger.settle,
+            train_state, batches[train_state.step :], step, run, before_saving=ledger.settle,
             checkpoint_seconds=0.0,
         )  # fmt: skip
         return ledger

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sfumato.commands import train
 from sfumato.commands.audit.finished import Target
 from sfumato.commands.audit.settings import Config
-from sfumato.commands.train.learner import number_of_steps
+from sfumato.commands.train.train_state import number_of_steps
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _train(
     ]
     torch.manual_seed(config.seed)  # for dropout
     copies = train_copies(
-        [learner.model for learner, _ in made], reading, torch.stack(batches),
+        [train_state.model for train_state, _ in made], reading, torch.stack(batches),
         optimizer_of(settings, steps), at_once=max(1, IN_MEMORY // len(numbers)),
         say=run.say,
     )  # fmt: skip

@@ -162,9 +162,9 @@ def open_access(scene: Scene, precision: "torch.dtype | None" = None) -> "Access
     from sfumato.attacks.access import access_to
     from sfumato.models.zoo import head_parameters, load_weights
 
-    learner, reading = train.prepare(scene.target, scene.members, scene.device)
-    missing = load_weights(learner.model, scene.weights)
-    if not head_parameters(learner.model).isdisjoint(missing):
+    train_state, reading = train.prepare(scene.target, scene.members, scene.device)
+    missing = load_weights(train_state.model, scene.weights)
+    if not head_parameters(train_state.model).isdisjoint(missing):
         raise ConfigError(
             f"{scene.weights} does not have the head of this target: it was made for other "
             f"classes than the {len(scene.members.classes)} of {scene.members.name}. Give the "
@@ -175,4 +175,6 @@ def open_access(scene: Scene, precision: "torch.dtype | None" = None) -> "Access
         scale = 1 / (white - black)
         colours = scene.members.shape[0]
         reading = replace(reading, mean=(-black * scale,) * colours, deviation=(scale,) * colours)
-    return access_to(learner.model, replace(reading, precision=precision or torch.float32, views=1))
+    return access_to(
+        train_state.model, replace(reading, precision=precision or torch.float32, views=1)
+    )

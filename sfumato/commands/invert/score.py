@@ -159,11 +159,11 @@ def given_judge(scene: Scene, path: Path) -> "tuple[nn.Module, Reading]":
             f'judge {path} shares weights with the target ("{twins[0]}", {len(twins)} tensors in '
             "all), so what convinces one convinces the other. Take another judge."
         )
-    learner, reading = train.prepare(settings, lessons, scene.device)
-    missing = load_weights(learner.model, weights)
+    train_state, reading = train.prepare(settings, lessons, scene.device)
+    missing = load_weights(train_state.model, weights)
     if missing:
         raise ConfigError(f'{weights} has no "{missing[0]}": the run {path} is not whole.')
-    return learner.model, reading
+    return train_state.model, reading
 
 
 def equal_tensors(one: Path, other: Path) -> list[str]:

@@ -25,7 +25,7 @@ def train(scene: Scene, stage: Run) -> None:
     from sfumato.attacks.decode import decoder_step
     from sfumato.models.average import new_average
     from sfumato.privacy.sampling import Batch
-    from sfumato.training.loop import Learner, fit
+    from sfumato.training.loop import TrainState, fit
     from sfumato.training.progress import progress
     from sfumato.training.setup import make_optimizer, make_schedule
 
@@ -35,17 +35,17 @@ def train(scene: Scene, stage: Run) -> None:
         decoder, "adamw", lr=config.decoder_lr, momentum=0.0, weight_decay=1e-3
     )
     schedule = make_schedule(optimizer, "cosine", config.steps, warmup=config.steps // 20)
-    learner = Learner(decoder, optimizer, schedule, new_average(decoder, config.ema))
-    learner.load(stage.load_checkpoint())
+    train_state = TrainState(decoder, optimizer, schedule, new_average(decoder, config.ema))
+    train_state.load(stage.load_checkpoint())
     step = decoder_step(
         decoder, game_of(scene, scene.own), heads_by_step(scene, fleet), statistics.standardise,
         precision=torch.bfloat16 if config.precision == "bf16" else torch.float32,
         compile=config.compile,
     )  # fmt: skip
-    batches = (Batch(number, ()) for number in range(learner.step, config.steps))
-    tell = progress(config.steps, learner.step, None, stage.say, unit="heads")
-    fit(learner, batches, step, stage, tell=tell)
-    stage.save_tensors("model.safetensors", learner.best.state_dict())
+    batches = (Batch(number, ()) for number in range(train_state.step, config.steps))
+    tell = progress(config.steps, train_state.step, None, stage.say, unit="heads")
+    fit(train_state, batches, step, stage, tell=tell)
+    stage.save_tensors("model.safetensors", train_state.best.state_dict())
     size = sum(parameter.numel() for parameter in decoder.parameters())
     stage.finish({"decoder": config.decoder, "parameters": size, "steps": config.steps})
 

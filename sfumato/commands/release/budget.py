@@ -154,7 +154,7 @@ def best_share(error: float) -> float:
 
 def teacher_noise(config: Config, size: int, budget: "Budget", spent: "Sequence[Event]") -> float:
     """The least noise that training needs when the other releases are paid for."""
-    from sfumato.commands.train.learner import number_of_steps
+    from sfumato.commands.train.train_state import number_of_steps
     from sfumato.privacy.budget import make_plan
 
     plan = make_plan(

@@ -8,8 +8,8 @@ from sfumato.commands import train
 from sfumato.commands.release.budget import Shares, share_budget
 from sfumato.commands.release.settings import Config
 from sfumato.commands.stages import given_run, require_heeded, say_unheeded
-from sfumato.commands.train.learner import group_by_person
 from sfumato.commands.train.promise import draw_secret, header_of
+from sfumato.commands.train.train_state import group_by_person
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.runs import Run
 
@@ -147,10 +147,10 @@ def teacher_of(scene: Scene) -> "tuple[nn.Module, Reading]":
     """The teacher, and how it reads private images."""
     from sfumato.models.zoo import load_weights
 
-    learner, reading = train.prepare(scene.teacher, scene.private, scene.device)
+    train_state, reading = train.prepare(scene.teacher, scene.private, scene.device)
     folder = scene.config.teacher or scene.run.stage("teacher").path
-    load_weights(learner.model, folder / "model.safetensors")
-    return learner.model.eval(), replace(reading, views=1)
+    load_weights(train_state.model, folder / "model.safetensors")
+    return train_state.model.eval(), replace(reading, views=1)
 
 
 def len_of_moments(scene: Scene) -> int:
@@ -159,9 +159,11 @@ def len_of_moments(scene: Scene) -> int:
 
     from sfumato.models.observe import observed
 
-    learner, reading = train.prepare(scene.teacher, scene.private.select([0]), torch.device("cpu"))
-    with observed(learner.model.eval()) as found, torch.no_grad():
-        learner.model(reading.trial(1)[0])
+    train_state, reading = train.prepare(
+        scene.teacher, scene.private.select([0]), torch.device("cpu")
+    )
+    with observed(train_state.model.eval()) as found, torch.no_grad():
+        train_state.model(reading.trial(1)[0])
     return sum(2 * pair.shape[2] for pair in found)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sfumato.commands import train
 from sfumato.commands.release.budget import one_release, require_within, teacher_settings
 from sfumato.commands.release.scene import Scene, finished_book, open_book, teacher_of
-from sfumato.commands.train.learner import group_by_person
+from sfumato.commands.train.train_state import group_by_person
 from sfumato.runs import Run
 
 if TYPE_CHECKING:

@@ -10,8 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sfumato.commands import Recipe, as_label
-from sfumato.commands.train.learner import describe
-from sfumato.commands.train.learner import prepare as prepare
 from sfumato.commands.train.promise import (
     open_ledger,
     promise_summary,
@@ -20,13 +18,15 @@ from sfumato.commands.train.promise import (
 )
 from sfumato.commands.train.settings import PRESETS as PRESETS
 from sfumato.commands.train.settings import Config
+from sfumato.commands.train.train_state import describe
+from sfumato.commands.train.train_state import prepare as prepare
 from sfumato.files import read_json
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.training.canaries import Canaries
-    from sfumato.training.loop import Learner
+    from sfumato.training.loop import TrainState
     from sfumato.training.process_group import ProcessGroup
     from sfumato.training.reading import Reading
     from sfumato.training.steps import Paid
@@ -88,16 +88,16 @@ def run_on(
     canaries = find_canaries(config, train, run, processes)
     train = train if canaries is None else canaries.place_in(train)
     say = run.log if run else lambda _: None
-    learner, reading = prepare(config, train, pick_device(config.device), say)
+    train_state, reading = prepare(config, train, pick_device(config.device), say)
     paid = open_ledger(config, reading, run, processes, declared, before)
-    learn(config, learner, reading, paid, run, processes, public=public, canaries=canaries)
+    learn(config, train_state, reading, paid, run, processes, public=public, canaries=canaries)
     processes.any(False)  # all leave at once: who is left behind while the leader scores would fail
     leave_processes()
     if run is None:
         return {}
     if canaries is not None:
-        note_end(canaries, learner, reading, run)
-    return conclude(config, learner, replace(reading, images=test), paid, run)
+        note_end(canaries, train_state, reading, run)
+    return conclude(config, train_state, replace(reading, images=test), paid, run)
 
 
 def show(summary: Mapping[str, Any]) -> str:
@@ -124,7 +124,7 @@ def show(summary: Mapping[str, Any]) -> str:
 
 def learn(
     config: Config,
-    learner: "Learner",
+    train_state: "TrainState",
     reading: "Reading",
     paid: "Paid",
     run: Run | None,
@@ -150,14 +150,14 @@ def learn(
     from sfumato.training.progress import price_list, progress
 
     plan, ledger = paid.plan, paid.ledger
-    on_noise = partial(reading.losses, learner.model, *reading.trial())
-    learner.load(processes.agree(run and run.load_checkpoint()))
+    on_noise = partial(reading.losses, train_state.model, *reading.trial())
+    train_state.load(processes.agree(run and run.load_checkpoint()))
     if run is not None:
-        tell_going_on(paid, learner.step, run)
+        tell_going_on(paid, train_state.step, run)
     if canaries is not None:
-        note_start(canaries, learner, reading, run)
+        note_start(canaries, train_state, reading, run)
     step, clipper, reading, work = make_step(
-        config, learner, reading, paid, processes=processes, public=public,
+        config, train_state, reading, paid, processes=processes, public=public,
         say=run.log if run else lambda _: None,
     )  # fmt: skip
     if canaries is not None and canaries.kind == "gradient":
@@ -175,14 +175,14 @@ def learn(
         ledger,
         paid.secret,
         stage="train",
-        start=learner.step,
+        start=train_state.step,
         chunk_size=size,
         round_to=cutting.round_to(size),
     )
     if canaries is not None:
         batches = canaries.keep_out(batches)
     tell = progress(
-        plan.steps, learner.step, price_list(plan, ledger, "train"), run.say if run else None
+        plan.steps, train_state.step, price_list(plan, ledger, "train"), run.say if run else None
     )
 
     def tell_and_look(done: int, numbers: dict[str, float]) -> None:
@@ -192,31 +192,31 @@ def learn(
 
     with advised(clipper, reading, size, work):
         fit(
-            learner, batches, step, run, processes=processes, before_saving=ledger.settle,
-            diverged=partial(has_diverged, learner.model, on_noise), tell=tell_and_look,
+            train_state, batches, step, run, processes=processes, before_saving=ledger.settle,
+            diverged=partial(has_diverged, train_state.model, on_noise), tell=tell_and_look,
         )  # fmt: skip
 
 
-def explain_layers(config: Config, learner: "Learner", reading: "Reading") -> str:
+def explain_layers(config: Config, train_state: "TrainState", reading: "Reading") -> str:
     """The table of layers: method, work, memory, share, and the predicted cost."""
     from sfumato.clipping.clip import GradientClipper
     from sfumato.clipping.layout import explain_layout
 
     mode = "ghost_mixed" if config.mode == "non-private" else config.mode
-    clipper = GradientClipper(learner.model, mode)
+    clipper = GradientClipper(train_state.model, mode)
     clipper.clip(reading.losses, reading.trial(), 3)
     (parts,) = clipper.layouts.values()
-    return explain_layout(parts, learner.model)
+    return explain_layout(parts, train_state.model)
 
 
 def conclude(
-    config: Config, learner: "Learner", test: "Reading", paid: "Paid", run: Run
+    config: Config, train_state: "TrainState", test: "Reading", paid: "Paid", run: Run
 ) -> dict[str, Any]:
     """Save the model, score it privately, sum up."""
     from sfumato.training.steps import accuracy
 
-    describe(config, learner.best, test).keep(run, learner.best, paid.ledger.promise())
-    scores = {"test_accuracy": accuracy(learner.best, test), "test_images": len(test.images)}
+    describe(config, train_state.best, test).keep(run, train_state.best, paid.ledger.promise())
+    scores = {"test_accuracy": accuracy(train_state.best, test), "test_images": len(test.images)}
     left_out = steps_left_out(run)
     run.write_json("private/scores.json", {**scores, "steps_left_out": left_out})
     if left_out:

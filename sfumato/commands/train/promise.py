@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sfumato.commands.train.learner import number_of_steps
 from sfumato.commands.train.settings import Config
+from sfumato.commands.train.train_state import number_of_steps
 from sfumato.files import read_lines
 from sfumato.runs import Run
 

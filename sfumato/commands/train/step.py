@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.privacy.budget import Plan
     from sfumato.training.extend import Extender
-    from sfumato.training.loop import Learner
+    from sfumato.training.loop import TrainState
     from sfumato.training.memory import Work
     from sfumato.training.process_group import ProcessGroup
     from sfumato.training.reading import Reading
@@ -49,7 +49,7 @@ def load_public(config: Config, private: "Images", test: "Images") -> "Images | 
 
 def make_step(
     config: Config,
-    learner: "Learner",
+    train_state: "TrainState",
     reading: "Reading",
     paid: "Paid",
     *,
@@ -71,21 +71,21 @@ def make_step(
         max_norm=config.max_grad_norm, style=config.clip, per_layer=config.per_layer
     )
     mode = "ghost_mixed" if config.mode == "non-private" else config.mode
-    clipper = GradientClipper(learner.model, mode, clipping)
+    clipper = GradientClipper(train_state.model, mode, clipping)
     if config.mode == "non-private":
         once = replace(paid.plan, steps=1)
         paid.ledger.charge(once.event("train", 0, data=reading.images.name))
-        step = step_without_promise(config, learner, reading, processes)
-        return Made(step, clipper, reading, Work.plain(learner.model))
-    extender = new_extender(config, learner, reading, paid.plan, processes, public)
+        step = step_without_promise(config, train_state, reading, processes)
+        return Made(step, clipper, reading, Work.plain(train_state.model))
+    extender = new_extender(config, train_state, reading, paid.plan, processes, public)
     with advised(clipper, reading, 3):
         try_on_noise(clipper, reading, say)
         # Only of a model that has passed: a body that mixes examples has no features of one.
-        model, reading = with_features(learner.model, reading, say)
+        model, reading = with_features(train_state.model, reading, say)
         if extender is not None:
-            extender.begin(learner.step)
+            extender.begin(train_state.step)
             reading = replace(reading, change=extender.change)
-        if model is not learner.model or extender is not None:
+        if model is not train_state.model or extender is not None:
             clipper = replace(clipper, model=model, layouts={})
             try_on_noise(clipper, reading)
         if config.canaries and config.canary_kind == "gradient":
@@ -94,8 +94,8 @@ def make_step(
     step = private_step(clipper, reading, paid, processes=processes, clip=clip)
     if extender is not None:
         step = extended(step, model, extender)
-    if learner.last is not None:
-        step = step_uphill(step, model, learner.last, config.sharpness)
+    if train_state.last is not None:
+        step = step_uphill(step, model, train_state.last, config.sharpness)
     return Made(step, clipper, reading, Work(clip, clipper.clip, captures(clipper, reading)))
 
 
@@ -112,20 +112,24 @@ def admit_canaries(
 
 
 def step_without_promise(
-    config: Config, learner: "Learner", reading: "Reading", processes: "ProcessGroup"
+    config: Config, train_state: "TrainState", reading: "Reading", processes: "ProcessGroup"
 ) -> "Step":
     """A step that promises nothing."""
     from sfumato.training.sharp import sharp_step
     from sfumato.training.steps import plain_step
 
     kind = partial(sharp_step, rho=config.sharpness) if config.sharpness else plain_step
-    return kind(learner.model, reading, processes=processes, compiled=config.compile)
+    return kind(train_state.model, reading, processes=processes, compiled=config.compile)
 
 
 def new_extender(
-    config: Config, learner: "Learner", reading: "Reading", plan: "Plan", processes: "ProcessGroup",
+    config: Config,
+    train_state: "TrainState",
+    reading: "Reading",
+    plan: "Plan",
+    processes: "ProcessGroup",
     public: "Images | None",
-) -> "Extender | None":  # fmt: skip
+) -> "Extender | None":
     """What public images are used for, if they are."""
     from sfumato.training.extend import Dope, Mirror, PublicGradient, WeightMultiplicity
 
@@ -137,7 +141,7 @@ def new_extender(
         reading, images=public.to(reading.device), views=1, people=None, seed=config.seed
     )
     gradient = PublicGradient(
-        learner.model, alone, config.public_batch_size, config.seed, processes
+        train_state.model, alone, config.public_batch_size, config.seed, processes
     )
     if config.extender == "dope":
         return Dope(gradient)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfumato.commands import train
-from sfumato.commands.train.learner import describe
+from sfumato.commands.train.train_state import describe
 from sfumato.commands.warmup.scene import Scene
 from sfumato.runs import Run
 
@@ -40,16 +40,16 @@ def warm_model(scene: Scene, images: "Images", stage: Run, *, epochs: float) -> 
     config = scene.config
     # All of it learns: what a later stage leaves frozen must have been good for something.
     settings = replace(one_by_one(from_weights(scene, None)), train_only="all", freeze=())
-    learner, reading = train.prepare(settings, images.require_public("a warm-up"), scene.device)
+    train_state, reading = train.prepare(settings, images.require_public("a warm-up"), scene.device)
     moves = Augmentation(
         crop=config.crop, flip=config.flip, cutout=config.warm_cutout, colour=config.warm_colour,
         affine=config.warm_affine,
     )  # fmt: skip
     reading = replace(reading, augmentation=moves, views=1, precision=scene.precision)
     kind = partial(sharp_step, rho=config.warm_rho) if config.warm_rho else plain_step
-    step = kind(learner.model, reading, compiled=config.compile)
+    step = kind(train_state.model, reading, compiled=config.compile)
     model = train_plainly(
-        learner.model, len(images), step, stage, epochs=epochs, lr=config.warm_lr,
+        train_state.model, len(images), step, stage, epochs=epochs, lr=config.warm_lr,
         batch_size=config.warm_batch, weight_decay=5e-4, seed=config.seed, optimizer="sgd",
     )  # fmt: skip
     describe(settings, model, reading).keep(stage, model)

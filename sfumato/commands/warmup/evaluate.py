@@ -111,8 +111,8 @@ def score(scene: Scene, weights: Path | None = None) -> float:
 
     weights = weights or scene.run.stage("warmup").path / "model.safetensors"
     settings = one_by_one(from_weights(scene, weights))
-    learner, reading = train.prepare(settings, scene.test, scene.device)
-    return accuracy(learner.model, replace(reading, precision=scene.precision))
+    train_state, reading = train.prepare(settings, scene.test, scene.device)
+    return accuracy(train_state.model, replace(reading, precision=scene.precision))
 
 
 def fidelity(scene: Scene, extractor: Extractor) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import math
 from typing import TYPE_CHECKING
 
 from sfumato.commands import train
-from sfumato.commands.train.learner import new_learner, new_reading
 from sfumato.commands.train.promise import open_ledger, promise_summary
+from sfumato.commands.train.train_state import make_train_state, new_reading
 from sfumato.commands.warmup.scene import Scene
 from sfumato.runs import Run
 
@@ -28,20 +28,20 @@ def generator(scene: Scene, stage: Run | None) -> None:
     processes.ask(lambda: require_same_data(scene.private, stage))
     half = (0.5,) * scene.private.shape[0]  # pixels from 0 to 1 become -1 to 1
     reading = new_reading(NoisingReading, settings, scene.private, scene.device, (half, half))
-    learner = new_learner(settings, make_denoiser(scene), reading)
+    train_state = make_train_state(settings, make_denoiser(scene), reading)
     paid = open_ledger(settings, reading, stage, processes)
     plan = paid.plan
     every = math.ceil(plan.steps / scene.config.diffusion.gen_looks)
 
     def look(done: int) -> None:
         if not done % every and done < plan.steps:
-            show_learnt(scene, stage, math.ceil(done * plan.expected_batch), learner.best)
+            show_learnt(scene, stage, math.ceil(done * plan.expected_batch), train_state.best)
 
-    train.learn(settings, learner, reading, paid, stage, processes, look=look)
+    train.learn(settings, train_state, reading, paid, stage, processes, look=look)
     if stage is None:
         return
-    show_learnt(scene, stage, math.ceil(plan.steps * plan.expected_batch), learner.best)
-    state, promise = learner.best.state_dict(), promise_summary(paid)
+    show_learnt(scene, stage, math.ceil(plan.steps * plan.expected_batch), train_state.best)
+    state, promise = train_state.best.state_dict(), promise_summary(paid)
     stage.save_tensors("model.safetensors", state, paid.ledger.promise())
     blueprint_of(scene).keep(stage)
     stage.finish({**promise, "model": "a generator", "run": str(stage.path)})

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sfumato.commands.train.learner import group_by_person
+from sfumato.commands.train.train_state import group_by_person
 from sfumato.commands.warmup.checks import require_all_classes
 from sfumato.commands.warmup.settings import Config
 from sfumato.errors import DataError, PrivacyError

@@ -149,8 +149,8 @@ class Config(train_settings.Config):
         """Stages, and the settings that each is the first to read: until then these may change."""
         listed = {name for names in self.READ_FIRST.values() for name in names}
         rest = [item.name for item in fields(train_settings.Config) if item.name not in listed]
-        learner = "generator" if self.private else "train"
-        return {**self.READ_FIRST, learner: (*self.READ_FIRST[learner], *rest)}
+        train_state = "generator" if self.private else "train"
+        return {**self.READ_FIRST, train_state: (*self.READ_FIRST[train_state], *rest)}
 
     def _check_promise(self) -> None:
         if self.promises:

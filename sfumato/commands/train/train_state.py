@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from sfumato.data.images import Images
     from sfumato.models.normalise import NormPolicy
-    from sfumato.training.loop import Learner
+    from sfumato.training.loop import TrainState
     from sfumato.training.reading import Reading
     from sfumato.training.trained import Description
 
@@ -22,7 +22,7 @@ Kind = TypeVar("Kind")
 def prepare(
     config: Config, images: "Images", device: "torch.device",
     say: Callable[[str], None] = lambda _: None,
-) -> "tuple[Learner, Reading]":  # fmt: skip
+) -> "tuple[TrainState, Reading]":  # fmt: skip
     """The classifier of the settings, and how it reads these images."""
     import torch
 
@@ -50,7 +50,7 @@ def prepare(
     if config.train_only == "head" and not has_weights(config) and any_frozen(model):
         say("--train-only head without weights: it learns from random features. Give --pretrained")
     reading = new_reading(Reading, config, images, device, statistics)
-    return new_learner(config, model, reading), reading
+    return make_train_state(config, model, reading), reading
 
 
 def norm_policy(config: Config) -> "NormPolicy":
@@ -102,10 +102,10 @@ def new_reading(
     )  # fmt: skip
 
 
-def new_learner(config: Config, model: "nn.Module", reading: "Reading") -> "Learner":
+def make_train_state(config: Config, model: "nn.Module", reading: "Reading") -> "TrainState":
     """The model where it reads, with all that changes as it learns."""
     from sfumato.models.average import new_average
-    from sfumato.training.loop import Learner
+    from sfumato.training.loop import TrainState
     from sfumato.training.setup import make_optimizer, make_schedule, placed
     from sfumato.training.sharp import LastGradient
 
@@ -118,7 +118,7 @@ def new_learner(config: Config, model: "nn.Module", reading: "Reading") -> "Lear
     # SAM walks up along its own batch; only the private way needs to remember.
     uphill = config.sharpness and config.mode != "non-private"
     last = LastGradient(model) if uphill else None
-    return Learner(model, optimizer, schedule, new_average(model, config.ema), last)
+    return TrainState(model, optimizer, schedule, new_average(model, config.ema), last)
 
 
 def group_by_person(config: Config, images: "Images") -> Any:
