@@ -28,9 +28,9 @@ from sfumato.privacy.flat import Layout
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.secret import Secret
+from sfumato.training.batch_stats import BROKEN, BatchStats
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.replay import Replay
-from sfumato.training.tally import BROKEN, Tally
 
 Step = Callable[[], object]
 Inputs = tuple[Tensor, Tensor]
@@ -119,15 +119,15 @@ def private_step(
     plan = Plan(noise_multiplier=1.0, expected_batch=chunks * examples, rate=0.01, steps=10**6)
     clipper, clip = private_clip(model, losses, inputs, way, plan.max_norm)
     named, numbers = clipper.parameters, itertools.count()
-    layout, tally = Layout.of(named), Tally(inputs[0].device)
-    one = captured(lambda: clip(losses, inputs, examples, tell=tally).total, inputs, way)
+    layout, stats = Layout.of(named), BatchStats(inputs[0].device)
+    one = captured(lambda: clip(losses, inputs, examples, tell=stats).total, inputs, way)
 
     def gradient() -> list[Tensor]:
         total = layout.zeros()
-        tally.begin()
+        stats.begin()
         for _ in range(chunks):
             total.add(one())
-        if tally.read(chunks, ProcessGroup())[BROKEN]:
+        if stats.read(chunks, ProcessGroup())[BROKEN]:
             raise ArithmeticError("gradients of noise are not finite")
         noisy = privatize(total, plan, ledger, secret, step=next(numbers), stage="train")
         return [noisy[name] for name in named]

@@ -172,7 +172,7 @@ def _disagreements(card: Card, ledger: Ledger) -> list[str]:
     paid = _spent(ledger.events)
     if _as_written(card, card.stages) != _as_written(card, paid):
         problems.append(
-            f"card.json lists {_tally(card.stages)}, and the ledger holds {_tally(paid)}: lines "
+            f"card.json lists {_stats(card.stages)}, and the ledger holds {_stats(paid)}: lines "
             f"were lost or changed. {AGAIN}"
         )
     return problems
@@ -241,6 +241,6 @@ def _as_written(card: Card, stages: dict[str, Spent]) -> object:
     return stages if same else {name: spent.events for name, spent in stages.items()}
 
 
-def _tally(stages: dict[str, Spent]) -> str:
+def _stats(stages: dict[str, Spent]) -> str:
     found = [f'{spent.events} of stage "{name}" ({spent.what})' for name, spent in stages.items()]
     return ", ".join(found) or "no events"

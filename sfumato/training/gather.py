@@ -1,7 +1,7 @@
 """Sums of clipped gradients over a logical batch, chunk after chunk, and what is known of them.
 
 In one process an ordinary step does not wait for a GPU's sums: `numbers` waits for norms alone (see
-`tally`).
+`stats`).
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ from sfumato.clipping.mixing import check_mixing, is_due
 from sfumato.privacy.flat import Layout, Sums
 from sfumato.privacy.sampling import Batch
 from sfumato.privacy.secret import Secret
+from sfumato.training.batch_stats import BatchStats
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.quick import Clip
 from sfumato.training.reading import Reading
-from sfumato.training.tally import Tally
 from sfumato.transfer import to_device
 
 
@@ -47,13 +47,13 @@ class Gather:
         return Layout.of(self.clipper.parameters)
 
     @cached_property
-    def _tally(self) -> Tally:
-        return Tally(self.reading.device)
+    def _stats(self) -> BatchStats:
+        return BatchStats(self.reading.device)
 
     def __call__(self, batch: Batch) -> Sums:
         """The sums. An example that is not finite spoils them, which `numbers` shows."""
         total = self._nothing()
-        self._tally.begin()
+        self._stats.begin()
         # At first often, then ever more rarely: recorded steps are much quicker than this.
         unmixed = is_due(batch.step, rarely=None)
         for number, (seed, given) in enumerate(self._chunks(batch)):
@@ -64,11 +64,11 @@ class Gather:
             if not number and contributions_due(next(self.turns)):
                 # Before: what a captured clip gives is overwritten by its next call.
                 self._check_contributions(given)
-                self._tally.begin()
+                self._stats.begin()
                 torch.manual_seed(seed)
             # It gets no name: it is as large as the sums, and memory is short where noise is added.
-            total.add(self.clip(*given, tell=self._tally).total)
-        self.processes.all_reduce({**total, "": self._tally.numbers})
+            total.add(self.clip(*given, tell=self._stats).total)
+        self.processes.all_reduce({**total, "": self._stats.numbers})
         return total
 
     def with_care(self, batch: Batch) -> Sums:
@@ -81,7 +81,7 @@ class Gather:
 
     def numbers(self, batch: Batch) -> list[float]:
         """The tally of the batch, which was gathered last."""
-        return self._tally.read(len(batch.chunks), self.processes)
+        return self._stats.read(len(batch.chunks), self.processes)
 
     def _nothing(self) -> Sums:
         # Not where the last sums were: what was released lies there, and whoever kept a gradient
@@ -102,7 +102,7 @@ class Gather:
         losses, inputs, examples, _ = given
 
         def look(alone: Tensor) -> Clipped:
-            found = self.clip(losses, inputs, examples, alone, tell=self._tally)
+            found = self.clip(losses, inputs, examples, alone, tell=self._stats)
             if bool(found.norms.isfinite().all()):
                 return found
             return self.clipper.clip(losses, inputs, examples, alone)

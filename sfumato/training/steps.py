@@ -27,11 +27,11 @@ from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Batch
 from sfumato.privacy.seal import tag_of
 from sfumato.privacy.secret import Secret
+from sfumato.training.batch_stats import BROKEN, BatchStats, averages_of
 from sfumato.training.gather import Gather
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.reading import Reading
 from sfumato.training.replay import Captured
-from sfumato.training.tally import BROKEN, Tally, averages_of
 from sfumato.transfer import to_device
 
 Step = Callable[[Batch], dict[str, float]]
@@ -145,13 +145,13 @@ def plain_step(
     answer: Any = torch.compile(model, dynamic=False) if compiled else model
     quick = reading.device.type == "cuda" and not compiled and has_group_norm(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    layout, tally = Layout.of(named), Tally(reading.device)
+    layout, stats = Layout.of(named), BatchStats(reading.device)
 
     def work(mask: Tensor, *inputs: Tensor) -> dict[str, Tensor]:
         """The gradient of the sum of the losses: zero where no example reached a parameter."""
         with QuickGroupNorm() if quick else nullcontext():
             losses = torch.where(mask, reading.losses(answer, *inputs), 0.0)
-        tally.add(losses.detach(), mask)
+        stats.add(losses.detach(), mask)
         found = torch.autograd.grad(
             losses.sum(), list(named.values()), allow_unused=True, materialize_grads=True
         )
@@ -161,7 +161,7 @@ def plain_step(
 
     def step(batch: Batch) -> dict[str, float]:
         total = layout.zeros()
-        tally.begin()
+        stats.begin()
         for place, chunk in processes.share(batch.chunks):
             inputs = reading.inputs(chunk, batch.step)
             mask = to_device(chunk.mask, reading.device)
@@ -170,13 +170,13 @@ def plain_step(
                 total.add(captured(model.training, mask, *inputs))
             else:  # it may change from step to step
                 total.add(work(mask, *inputs))
-        processes.all_reduce({**total, "": tally.numbers})
+        processes.all_reduce({**total, "": stats.numbers})
         size = max(1, len(batch.indices))
         for flat in total.flats:
             flat /= size
         for name, parameter in named.items():
             parameter.grad = total[name]
-        return averages_of(tally.read(len(batch.chunks), processes))
+        return averages_of(stats.read(len(batch.chunks), processes))
 
     return step
 

@@ -16,6 +16,15 @@ from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import Secret
 from sfumato.runs import open_run
 from sfumato.training import gather
+from sfumato.training.batch_stats import (
+    BROKEN,
+    CHUNKS,
+    CLIPPED,
+    EXAMPLES,
+    LOSS,
+    BatchStats,
+    averages_of,
+)
 from sfumato.training.loop import TrainState, fit
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.quick import captured
@@ -23,7 +32,6 @@ from sfumato.training.reading import Reading
 from sfumato.training.replay import WARM
 from sfumato.training.setup import make_schedule
 from sfumato.training.steps import Paid, private_step
-from sfumato.training.tally import BROKEN, CHUNKS, CLIPPED, EXAMPLES, LOSS, Tally, averages_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -38,19 +46,19 @@ def scene(device="cpu"):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_tally_is_that_of_all_chunks_captured_or_not(device):
     _, clipper, reading = scene(device)
-    clip, tally = captured(clipper, clipper.clip, reading), Tally(torch.device(device))
+    clip, stats = captured(clipper, clipper.clip, reading), BatchStats(torch.device(device))
     mask = torch.tensor([True, True, False, True], device=device)
     for turn in range(WARM + 3):
-        tally.begin()
+        stats.begin()
         wanted = torch.zeros(5)
         for part in range(1 + turn % 3):
             x, y = reading.trial(4)
             inputs = (x * (1 + turn + part), y)
             found = clipper.clip(reading.losses, inputs, 4, mask)
-            clip(reading.losses, inputs, 4, mask, tell=tally)
+            clip(reading.losses, inputs, 4, mask, tell=stats)
             clipped = int((found.factors[0] < 1)[mask].sum())
             wanted += torch.tensor([float(found.losses[mask].sum()), clipped, 3, 0, 1])
-        numbers = tally.read(1 + turn % 3, ProcessGroup())
+        numbers = stats.read(1 + turn % 3, ProcessGroup())
         assert numbers == pytest.approx(wanted.tolist(), rel=1e-4)
     assert wanted[CLIPPED] > 0
 
@@ -58,25 +66,25 @@ def test_a_tally_is_that_of_all_chunks_captured_or_not(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_examples_that_are_not_finite_are_counted_even_where_they_do_not_count(device):
     _, clipper, reading = scene(device)
-    tally = Tally(torch.device(device))
+    stats = BatchStats(torch.device(device))
     for there in (True, False):
         x, y = reading.trial(4)
         x[1] = torch.nan
-        tally.begin()
+        stats.begin()
         mask = torch.tensor([True, there, True, True], device=device)
-        clipper.clip(reading.losses, (x, y), 4, mask, tell=tally)
-        numbers = tally.read(1, ProcessGroup())
+        clipper.clip(reading.losses, (x, y), 4, mask, tell=stats)
+        numbers = stats.read(1, ProcessGroup())
         assert (numbers[BROKEN], numbers[EXAMPLES], numbers[CHUNKS]) == (1, 3 + there, 1)
         assert torch.tensor(numbers[LOSS]).isfinite() == (not there)
 
 
 def test_a_chunk_that_nobody_told_of_is_noticed():
     _, clipper, reading = scene()
-    tally = Tally(torch.device("cpu"))
-    assert tally.read(0, ProcessGroup()) == [0.0] * 5
-    clipper.clip(reading.losses, reading.trial(4), 4, tell=tally)
+    stats = BatchStats(torch.device("cpu"))
+    assert stats.read(0, ProcessGroup()) == [0.0] * 5
+    clipper.clip(reading.losses, reading.trial(4), 4, tell=stats)
     with pytest.raises(AssertionError, match="not told of"):
-        tally.read(2, ProcessGroup())
+        stats.read(2, ProcessGroup())
 
 
 def test_an_empty_batch_has_averages_too():

@@ -19,7 +19,7 @@ LOSS, CLIPPED, EXAMPLES, BROKEN, CHUNKS = range(5)
 An example that is not finite spoils the sums even where it does not count."""
 
 
-class Tally:
+class BatchStats:
     """Told of every chunk (see `clipper.sums.Tell`), also in a capture; read once for all of them.
 
     All its memory is made beforehand: a capture may make none that the host can read.
