@@ -23,7 +23,7 @@ from sfumato.clipping import arithmetic, contract, grams, standardised
 from sfumato.clipping.clip import GradientClipper, kind_of_batch
 from sfumato.clipping.geometry import Geometry
 from sfumato.clipping.layout import part_cost
-from sfumato.clipping.parts import Part
+from sfumato.clipping.parts import ParamUse
 from sfumato.training.memory import release
 
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -59,7 +59,7 @@ def measure_layers(case: Case, way: Way, device: torch.device) -> Iterator[Recor
         yield {**finding, "error": in_few_words(problem)}
 
 
-def layers_of(case: Case, way: Way, device: torch.device) -> list[tuple[Layer, Part]]:
+def layers_of(case: Case, way: Way, device: torch.device) -> list[tuple[Layer, ParamUse]]:
     """Every use of a layer in one forward pass of the whole batch, in order."""
     model, inputs = case.model(device, way), case.inputs(case.batch, device, way)
     losses = case.losses(device, low=way.low)
@@ -112,7 +112,7 @@ def form(tensor: Tensor) -> Form:
     return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
 
 
-def described(layer: Layer, part: Part) -> Record:
+def described(layer: Layer, part: ParamUse) -> Record:
     """A group for the table; GFLOP on top of plain training are those of the whole batch."""
     _, extra, _ = part_cost(part)
     return {

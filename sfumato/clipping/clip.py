@@ -28,7 +28,7 @@ from sfumato.clipping.dispatch import dispatch
 from sfumato.clipping.factors import MARGIN, Clipping
 from sfumato.clipping.layout import MODES, choose_methods, layer_groups
 from sfumato.clipping.leaf import new_leaf_type, swapped
-from sfumato.clipping.parts import Part
+from sfumato.clipping.parts import ParamUse
 from sfumato.clipping.sizes import FEW, MANY, AnotherPath, Watch, flat
 from sfumato.clipping.sums import Clipped, Tell, conclude
 from sfumato.clipping.tape import Tape
@@ -43,7 +43,7 @@ class GradientClipper:
     model: nn.Module
     mode: str = "ghost_mixed"
     clipping: Clipping = field(default_factory=Clipping)
-    layouts: dict[Any, list[Part]] = field(default_factory=dict)
+    layouts: dict[Any, list[ParamUse]] = field(default_factory=dict)
     two_pass: InitVar[bool] = field(default=False, kw_only=True)
     """Without effect, and gone in the next version."""
 
@@ -121,7 +121,7 @@ class GradientClipper:
     def survey(
         self, forward: Callable[[list[Tensor]], Any], inputs: Sequence[Any], examples: int,
         key: Any = None,
-    ) -> list[Part]:  # fmt: skip
+    ) -> list[ParamUse]:  # fmt: skip
         """Find where parameters meet the batch, and choose a method for each place.
 
         The model runs with two numbers of examples: by the shapes that change, `sizes` tells which
@@ -159,7 +159,7 @@ class GradientClipper:
 
     def _survey_once(
         self, forward: Callable[[list[Tensor]], Any], inputs: list[Any], before: Watch
-    ) -> list[Part]:
+    ) -> list[ParamUse]:
         named, state = self.parameters, random_state()
         tape = Tape(FEW, self.seed, [], survey=True, leaf_type=self.leaf_type, parameters=named)
         try:

@@ -10,7 +10,7 @@ from torch import Tensor
 from sfumato.clipping import contract, lookups
 from sfumato.clipping.arithmetic import square_norm, sum_type, weighted_sum, widened, without
 from sfumato.clipping.leaf import plain
-from sfumato.clipping.parts import Part
+from sfumato.clipping.parts import ParamUse
 from sfumato.clipping.tape import Tape
 
 
@@ -18,7 +18,7 @@ from sfumato.clipping.tape import Tape
 class Kept:
     """What the backward pass left for one part; `tensors` is empty if the part had no effect."""
 
-    part: Part
+    part: ParamUse
     value: Tensor
     extra: Tensor | None
     tensors: tuple[Tensor | None, ...]

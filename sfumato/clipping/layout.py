@@ -15,12 +15,12 @@ from math import prod
 import torch
 from torch import nn
 
-from sfumato.clipping.parts import Part
+from sfumato.clipping.parts import ParamUse
 
 MODES = ("ghost_mixed", "ghost", "non-ghost")
 
 
-def choose_methods(parts: Sequence[Part], mode: str) -> None:
+def choose_methods(parts: Sequence[ParamUse], mode: str) -> None:
     """Set the method of every part.
 
     A parameter that is used several times, or through a computation, needs its per-example
@@ -35,7 +35,7 @@ def choose_methods(parts: Sequence[Part], mode: str) -> None:
         part.method = "ghost" if gram and not itself else "store"
 
 
-def joint_names(parts: Sequence[Part]) -> set[str]:
+def joint_names(parts: Sequence[ParamUse]) -> set[str]:
     """Parameters whose per-example gradient is a sum of several uses, or pulled back from one."""
     uses = Counter(name for part in parts for name in part.sources)
     computed = {
@@ -47,7 +47,7 @@ def joint_names(parts: Sequence[Part]) -> set[str]:
     return computed | {name for name, count in uses.items() if count > 1}
 
 
-def layer_groups(names: Iterable[str], parts: Sequence[Part]) -> tuple[dict[str, int], int]:
+def layer_groups(names: Iterable[str], parts: Sequence[ParamUse]) -> tuple[dict[str, int], int]:
     """A group for each layer; layers whose parameters meet the batch as one value share one."""
     leader = {name: name.rpartition(".")[0] for name in names}
     for part in parts:
@@ -63,7 +63,7 @@ GRAM_WORK, STORE_WORK = 400, 125
 in multiply-adds. Measured on a CPU (2 cores, AVX-512), where memory is dearest."""
 
 
-def _gram_is_cheaper(part: Part) -> bool:
+def _gram_is_cheaper(part: ParamUse) -> bool:
     t, d, p = part.positions, part.inputs, part.outputs
     if part.on_gpu:
         # There Gram matrices stay on the chip, and what is stored replaces the output gradient.
@@ -71,7 +71,7 @@ def _gram_is_cheaper(part: Part) -> bool:
     return t * t * (part.gram_depth + p + GRAM_WORK) < STORE_WORK * d * p
 
 
-def _must_store(part: Part) -> bool:
+def _must_store(part: ParamUse) -> bool:
     """Whether no Gram formula is at hand: for standardised weights there is one for convolutions
     whose output is still there on the way back."""
     if part.standardised is None:
@@ -92,7 +92,7 @@ def explain(model: nn.Module, shape: tuple[int, ...], mode: str = "ghost_mixed")
     return explain_layout(parts, model)
 
 
-def explain_layout(parts: Sequence[Part], model: nn.Module) -> str:
+def explain_layout(parts: Sequence[ParamUse], model: nn.Module) -> str:
     """A table: for each use of a parameter its method, work, memory and share of the model."""
     total = sum(p.numel() for p in model.parameters() if p.requires_grad)
     lines = [
@@ -129,7 +129,7 @@ def explain_layout(parts: Sequence[Part], model: nn.Module) -> str:
     return "\n".join(lines)
 
 
-def part_cost(part: Part) -> tuple[float, float, float]:
+def part_cost(part: ParamUse) -> tuple[float, float, float]:
     """FLOPs of plain training, FLOPs on top of it, and bytes kept: for one example."""
     size = 4.0 * prod(part.shape)
     if part.kind != "product":
@@ -141,7 +141,7 @@ def part_cost(part: Part) -> tuple[float, float, float]:
     return work, 2.0 * d * p * g, size
 
 
-def _flops(part: Part, work: float) -> str:
+def _flops(part: ParamUse, work: float) -> str:
     return f"{work / 1e6:.2f}" if part.has_rule else "unknown"
 
 

@@ -17,7 +17,7 @@ from sfumato.clipping.sizes import Meeting
 
 
 @dataclass
-class Part:
+class ParamUse:
     """One use of a parameter on a batch; what is known of it before any batch comes."""
 
     root: str | None

@@ -12,7 +12,7 @@ from sfumato.clipping.arithmetic import sum_type
 from sfumato.clipping.generic import by_vmap
 from sfumato.clipping.geometry import LINEAR, Geometry
 from sfumato.clipping.leaf import Leaf, plain
-from sfumato.clipping.parts import Part
+from sfumato.clipping.parts import ParamUse
 from sfumato.clipping.registry import norm_rule
 from sfumato.clipping.tape import Tape
 
@@ -170,7 +170,7 @@ for _dims, _forward, _adjoint in (
 
 
 def _measure(
-    part: Part, x: Tensor, weight: Tensor, geometry: Geometry, out: tuple[int, ...], tape: Tape
+    part: ParamUse, x: Tensor, weight: Tensor, geometry: Geometry, out: tuple[int, ...], tape: Tape
 ) -> None:
     """Note what the choice of method depends on."""
     part.geometry, part.groups, part.on_gpu = geometry, geometry.groups, x.is_cuda

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.clipping.leaf import Leaf
-from sfumato.clipping.parts import RESHAPING, Part, Recipe
+from sfumato.clipping.parts import RESHAPING, ParamUse, Recipe
 from sfumato.clipping.sizes import (
     NOWHERE,
     Meeting,
@@ -43,7 +43,7 @@ class Tape:
     examples: int
     seed: Tensor
     """One zero with a gradient, of which all dummies are views."""
-    parts: list[Part]
+    parts: list[ParamUse]
     survey: bool = False
     leaf_type: type[Leaf] = Leaf
     """That of the `GradientClipper` this pass belongs to."""
@@ -73,7 +73,7 @@ class Tape:
     """The last of them."""
     here: Meeting = NOWHERE
     """Where the examples are in the operation that is being made."""
-    outputs: list[tuple[Part, Tensor]] = field(default_factory=list)
+    outputs: list[tuple[ParamUse, Tensor]] = field(default_factory=list)
     """In a survey: outputs of layers, to see whether they are overwritten."""
     parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
     """The trainable parameters: looked up once, for a model takes long to name them."""
@@ -123,8 +123,8 @@ class Tape:
             self.inputs = [id(item) for item in marked]
         return marked
 
-    def open(self, leaf: Tensor, kind: str, operation: str) -> Part:
-        """The part for a Leaf that meets the batch here; `kind` is one of `Part.kind`."""
+    def open(self, leaf: Tensor, kind: str, operation: str) -> ParamUse:
+        """The part for a Leaf that meets the batch here; `kind` is one of `ParamUse.kind`."""
         if self.replaying:
             wanted = (kind, operation, tuple(leaf.shape))
             same = [p for p in self.parts if (p.kind, p.operation, p.shape) == wanted]
@@ -137,7 +137,7 @@ class Tape:
         if self.survey:
             name, same = self.roots[id(leaf)]
             root = name if same else None
-            self.parts.append(Part(root, name, tuple(leaf.shape), kind, operation))
+            self.parts.append(ParamUse(root, name, tuple(leaf.shape), kind, operation))
             part = self.parts[-1]
             part.standardised = self.standardised.get(id(leaf))
             part.rounded = torch.is_autocast_enabled(leaf.device.type)
@@ -182,7 +182,7 @@ class Tape:
         self.here = (same[0].meeting if same else None) or NOWHERE
         return self.here if same else None
 
-    def _of(self, tensors: list[Tensor], parts: list[Part]) -> list[Part]:
+    def _of(self, tensors: list[Tensor], parts: list[ParamUse]) -> list[ParamUse]:
         """Those of these very parameters, if any are: layers of one shape may differ otherwise."""
         names = {self.names[id(t)] for t in tensors if id(t) in self.names}
         return [part for part in parts if part.root in names] or parts

@@ -16,7 +16,7 @@ from sfumato.clipping.kernels.convolution import conv_gradients, conv_total
 from sfumato.clipping.kernels.ghost import scaled
 from sfumato.clipping.kernels.pixels import conv_ghost_norm
 from sfumato.clipping.layout import MODES, choose_methods
-from sfumato.clipping.parts import Part
+from sfumato.clipping.parts import ParamUse
 from sfumato.models.wrn import StandardisedConv2d
 
 CASES = {
@@ -308,7 +308,7 @@ def test_on_a_gpu_layers_store_what_is_smaller_than_their_gram_matrices(
     positions, inputs, outputs, method
 ):
     sizes = {"positions": positions, "inputs": inputs, "outputs": outputs}
-    part = Part("w", "w", (outputs, inputs), "product", on_gpu=True, **sizes)
+    part = ParamUse("w", "w", (outputs, inputs), "product", on_gpu=True, **sizes)
     choose_methods([part], "ghost_mixed")
     assert part.method == method
 
