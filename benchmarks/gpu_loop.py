@@ -17,7 +17,7 @@ from sfumato.data.images import Images
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.training.quick import quick_clip
 from sfumato.training.reading import Reading
 from sfumato.training.steps import Paid, Step, plain_step, private_step
@@ -61,7 +61,7 @@ def random_reading(case: Case, way: Way, device: torch.device, count: int) -> Re
 
 def noisy_step(model: torch.nn.Module, reading: Reading, way: Way, expected: int) -> Step:
     """The private step of training, with its secret and its ledger in memory."""
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     ledger = Ledger(Header(data="noise", delta=1e-5, secret=secret.commitment))
     plan = Plan(noise_multiplier=1.0, expected_batch=expected, rate=0.01, steps=10**6)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=plan.max_norm))

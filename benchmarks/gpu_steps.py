@@ -27,7 +27,7 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.training.batch_stats import BROKEN, BatchStats
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.replay import Replay
@@ -113,7 +113,7 @@ def private_step(
 
     As in training, whether all gradients are finite is read before noise is drawn.
     """
-    examples, secret = len(inputs[1]), Secret.draw()
+    examples, secret = len(inputs[1]), SessionKey.draw()
     noise = "chacha20" if secure else "philox"
     ledger = Ledger(Header(data="noise", delta=1e-5, noise=noise, secret=secret.commitment))
     plan = Plan(noise_multiplier=1.0, expected_batch=chunks * examples, rate=0.01, steps=10**6)

@@ -18,7 +18,7 @@ from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize, to_philox_mean
 from sfumato.privacy.seal import tag_of
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.privacy.secure import to_secure_mean
 
 PARAMETERS = 300
@@ -38,7 +38,7 @@ def milliseconds(work: Callable[[], object], device: torch.device, repeats: int)
     return statistics.median(times)
 
 
-def works(sums: Sums, secret: Secret) -> dict[str, Callable[[], object]]:
+def works(sums: Sums, secret: SessionKey) -> dict[str, Callable[[], object]]:
     """What is measured, by name."""
     (flat,) = sums.flats
     other, key = torch.empty_like(flat), bytes(32)
@@ -81,7 +81,7 @@ def main() -> None:
     print(f"torch {torch.__version__}; median of {words.repeats}")
     print("\n| what | ms | copies |\n|---|---|---|")
     copy = 0.0
-    for name, work in works(sums, Secret.draw()).items():
+    for name, work in works(sums, SessionKey.draw()).items():
         took = milliseconds(work, device, words.repeats)
         copy = copy or took
         print(f"| {name} | {took:.3f} | {took / copy:.1f} |", flush=True)

@@ -22,7 +22,7 @@ from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.moments import clip_rows
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import poisson_batches
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.runs import open_run
 
 
@@ -44,7 +44,7 @@ def train(out: Path) -> None:
         size=300, batch_size=30, steps=config.steps, noise_multiplier=1.0, max_norm=0.5
     )
     # The key is made once, as a real run makes it, but by a seed, so that two runs can be compared.
-    secret = Secret(run.secret(lambda: Secret.from_seed(3).key), fixed=True)
+    secret = SessionKey(run.secret(lambda: SessionKey.from_seed(3).key), fixed=True)
     header = Header(data="blobs", delta=1e-3, fixed_seed=True, secret=secret.commitment)
     ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
     model = torch.nn.Linear(8, 1, bias=False)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from sfumato.engine import PrivacyEngine
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 
 
 def net():
@@ -46,4 +46,4 @@ def attached(model=None, lr=0.1, **changes):
 
 def repeatable(seed=0):
     """Settings for runs that are compared number by number; nothing is searched for."""
-    return {"secret": Secret.from_seed(seed), "target_epsilon": None, "noise_multiplier": 1.0}
+    return {"secret": SessionKey.from_seed(seed), "target_epsilon": None, "noise_multiplier": 1.0}

@@ -6,11 +6,11 @@ from interpreted import interpret_kernels
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 
 PLAN = Plan(noise_multiplier=1.5, max_norm=4.0, expected_batch=20, rate=0.1, steps=50)
 SOURCES = ["philox", "chacha20"]
-SEED = Secret.from_seed(0)
+SEED = SessionKey.from_seed(0)
 
 
 @pytest.fixture(name="way", autouse=True, params=["torch", "kernels"])

@@ -26,7 +26,7 @@ from sfumato.data.images import Images
 from sfumato.errors import ConfigError
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.training.reading import Reading
 from sfumato.training.steps import Paid, plain_step, private_step
 
@@ -302,7 +302,7 @@ def test_f12_augmented_views_and_the_images_of_one_person_are_one_contribution()
     clipped = clipper.clip(reading.losses, (x, y), 6)
     norms = norms_of(one_at_a_time(model, reading.losses, (x, y)))
     torch.testing.assert_close(clipped.norms, norms, rtol=1e-4, atol=1e-6)
-    secret = Secret.from_seed(0)
+    secret = SessionKey.from_seed(0)
     header = Header(data="toy", delta=1e-3, fixed_seed=True, secret=secret.commitment)
     ledger, plan = Ledger(header), engine_for(model).plan
     private_step(clipper, reading, Paid(plan, ledger, secret))(batch_of(6, 4))

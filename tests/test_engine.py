@@ -14,7 +14,7 @@ import sfumato
 from sfumato.clipping.admit import one_at_a_time
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
 from sfumato.privacy.accounting import shuffled_epsilon
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
 
@@ -54,7 +54,7 @@ def test_an_ordinary_loader_is_told_what_it_costs():
 def test_every_step_is_the_noisy_mean_of_its_own_clipped_gradients():
     model, twin = net(), net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    secret = Secret.from_seed(0)
+    secret = SessionKey.from_seed(0)
     engine = engine_for(model, secret=secret)
     engine.attach(optimizer)
     header = sfumato.Header(data="", delta=1e-3, fixed_seed=True, secret=secret.commitment)
@@ -77,7 +77,7 @@ def test_what_an_abandoned_loader_left_in_part_counts_once():
     def first_step(abandon):
         model, data = net(), dataset()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        engine = engine_for(model, secret=Secret.from_seed(0))
+        engine = engine_for(model, secret=SessionKey.from_seed(0))
         engine.attach(optimizer)
         if abandon:
             x, y = next(engine.loader(data, physical_batch_size=2))

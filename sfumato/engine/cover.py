@@ -46,7 +46,7 @@ from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import poisson_batches
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 
 
 class PrivacyEngine:
@@ -85,7 +85,7 @@ class PrivacyEngine:
         clip_decay: float = 1.0,
         ema: float = 0.0,
         noise: Literal["philox", "chacha20"] = "philox",
-        secret: Secret | None = None,
+        secret: SessionKey | None = None,
     ) -> None:
         check_model(module)
         refuse_several_processes(module)
@@ -97,7 +97,7 @@ class PrivacyEngine:
             target_delta=target_delta, noise_decay=noise_decay, clip_decay=clip_decay,
             numerical_stability_constant=numerical_stability_constant,
         )  # fmt: skip
-        if not isinstance(secret, Secret | None):
+        if not isinstance(secret, SessionKey | None):
             raise ConfigError("secret must be a sfumato.Secret: leave it out, and one is drawn.")
         clipping = familiar.clipping(clip_function, max_grad_norm, numerical_stability_constant)
         familiar.accountants(accounting_mode)
@@ -114,7 +114,7 @@ class PrivacyEngine:
             clip_decay=clip_decay,
         )  # fmt: skip
         self.average = new_average(module, ema)
-        self.secret = Secret.draw() if secret is None else secret
+        self.secret = SessionKey.draw() if secret is None else secret
         header = Header(
             data="the engine's data set", delta=delta, noise=noise, fixed_seed=self.secret.fixed,
             secret=self.secret.commitment,
@@ -279,7 +279,7 @@ class PrivacyEngine:
         if changed:
             raise ConfigError("the state is of an engine with another plan: " + "; ".join(changed))
         self.ledger = add_releases(Ledger.from_records(state["ledger"]), self.ledger)
-        self.secret = Secret(bytes.fromhex(state["secret"]), state["fixed"])
+        self.secret = SessionKey(bytes.fromhex(state["secret"]), state["fixed"])
         self._uses_loader = state["uses_loader"]
         self.taken = state["taken"]
         self._passes.begin(self.taken)

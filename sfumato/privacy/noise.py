@@ -21,7 +21,7 @@ from sfumato.privacy.flat import Sums
 from sfumato.privacy.kernels import has_kernels
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.seal import Key, key_words, seal
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.privacy.secure import to_secure_mean
 
 
@@ -30,7 +30,7 @@ def privatize(
     total: Mapping[str, Tensor],
     plan: Plan,
     ledger: Ledger,
-    secret: Secret,
+    secret: SessionKey,
     *,
     step: int,
     stage: str,
@@ -111,7 +111,7 @@ def _philox_on_gpu(total: Tensor, deviation: float, divisor: float, key: Tensor)
     total.add_(noise).div_(divisor)
 
 
-def _check(total: Mapping[str, Tensor], plan: Plan, ledger: Ledger, secret: Secret) -> None:
+def _check(total: Mapping[str, Tensor], plan: Plan, ledger: Ledger, secret: SessionKey) -> None:
     header = ledger.header
     if plan.relation != header.relation:
         raise PrivacyError(

@@ -2,7 +2,7 @@
 
 In each step every example joins the batch by its own coin of chance `rate`; only this sampling is
 what the subsampled accountant prices, and only while nobody knows the coins: so they derive from
-the run's `Secret`. The batch of a step does not depend on the batches before it: a run that was
+the run's `SessionKey`. The batch of a step does not depend on the batches before it: a run that was
 killed goes on with those it would have had, and the ranks of a distributed run agree on them
 without talking.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def poisson_batches(
     plan: Plan,
     size: int,
     ledger: Ledger,
-    secret: Secret,
+    secret: SessionKey,
     *,
     stage: str,
     chunk_size: int | None = None,
@@ -79,7 +79,7 @@ def poisson_batches(
 
 
 def sample(
-    plan: Plan, size: int, secret: Secret, step: tuple[str | int, ...]
+    plan: Plan, size: int, secret: SessionKey, step: tuple[str | int, ...]
 ) -> Int[np.ndarray, " examples"]:
     """The examples of the step that `step` names, as ascending indices."""
     chosen = toss(plan.rate, size, secret, ("batch", *step)) if plan.rate < 1 else np.arange(size)
@@ -91,7 +91,7 @@ def sample(
 
 
 def toss(
-    rate: float, size: int, secret: Secret, purpose: tuple[str | int, ...]
+    rate: float, size: int, secret: SessionKey, purpose: tuple[str | int, ...]
 ) -> Int[np.ndarray, " heads"]:
     """The numbers of the coins, of `size`, that fall on their side of chance `rate`.
 

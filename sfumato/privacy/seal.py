@@ -19,7 +19,7 @@ from torch import Tensor
 from sfumato.errors import PrivacyError
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.kernels import has_kernels
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.transfer import from_device, to_device
 
 StepName = tuple[str, str, int]
@@ -38,7 +38,7 @@ class Seal:
     keys: Sequence[Key]
 
 
-def seal(sums: Sums, secret: Secret, step: StepName, deviation: float) -> Seal:
+def seal(sums: Sums, secret: SessionKey, step: StepName, deviation: float) -> Seal:
     """The tag of the sums, and keys for their noise, which is to have this deviation.
 
     The deviation belongs to the keys: the same noise in two sizes would cancel, and leave the sums.
@@ -50,7 +50,7 @@ def seal(sums: Sums, secret: Secret, step: StepName, deviation: float) -> Seal:
     return seal_there(sums, secret, step, deviation)
 
 
-def tag_of(total: Mapping[str, Tensor], secret: Secret, step: StepName) -> str:
+def tag_of(total: Mapping[str, Tensor], secret: SessionKey, step: StepName) -> str:
     """The tag of the sums. Two different ones have the same with a chance of about 2^-96."""
     sums = Sums.of(total)
     if _any_on_gpu(sums):
@@ -70,14 +70,14 @@ def _any_on_gpu(sums: Sums) -> bool:
     return any(has_kernels(flat) for flat in sums.flats)
 
 
-def _seal_on_cpu(sums: Sums, secret: Secret, step: StepName, deviation: float) -> Seal:
+def _seal_on_cpu(sums: Sums, secret: SessionKey, step: StepName, deviation: float) -> Seal:
     _refuse_broken(sums)
     tag = _cpu_tag(sums, secret, step)
     numbers = range(len(sums.flats))
     return Seal(tag, [_noise_key(secret, step, number, deviation, tag) for number in numbers])
 
 
-def _cpu_tag(sums: Sums, secret: Secret, step: StepName) -> str:
+def _cpu_tag(sums: Sums, secret: SessionKey, step: StepName) -> str:
     """A keyed hash of the sums, and of how they lie."""
     tag = hashlib.blake2b(key=secret.derive(("tag", *step), 32), digest_size=12)
     tag.update(sums.layout.description)
@@ -95,7 +95,7 @@ def _refuse_broken(sums: Sums) -> None:
     raise PrivacyError(f'"{name}" is not finite, so no noise can hide it. {CLIP}')
 
 
-def _seal_on_gpu(sums: Sums, secret: Secret, step: StepName, deviation: float) -> Seal:
+def _seal_on_gpu(sums: Sums, secret: SessionKey, step: StepName, deviation: float) -> Seal:
     row, *keys = _tag_and_keys(sums, secret, step)
     tag = _tag_reader(row, step)
     for number, key in enumerate(keys):
@@ -105,7 +105,7 @@ def _seal_on_gpu(sums: Sums, secret: Secret, step: StepName, deviation: float) -
     return Seal(tag, [_key_on(flat, k, tag) for flat, k in zip(sums.flats, keys, strict=True)])
 
 
-def _tag_and_keys(sums: Sums, secret: Secret, step: StepName) -> Tensor:
+def _tag_and_keys(sums: Sums, secret: SessionKey, step: StepName) -> Tensor:
     """A row of words that the tag is made of, and one for each flat vector: the sums' own keys."""
     from sfumato.privacy.kernels.digest import digest
     from sfumato.privacy.kernels.seal import seal_words
@@ -148,7 +148,9 @@ def _key_on(flat: Tensor, key: Tensor, tag: Callable[[], str]) -> Key:
     return key[:8].cpu().numpy().tobytes()
 
 
-def _noise_key(secret: Secret, step: StepName, number: int, deviation: float, *tag: str) -> bytes:
+def _noise_key(
+    secret: SessionKey, step: StepName, number: int, deviation: float, *tag: str
+) -> bytes:
     """The key of the flat vector of that number: of the sums only if their tag is given."""
     ledger, stage, count = step
     own = () if secret.fixed else (*secret.scope(ledger), repr(deviation), *tag)

@@ -20,7 +20,7 @@ from sfumato.errors import PrivacyError
 
 
 @dataclass(frozen=True)
-class Secret:
+class SessionKey:
     """The randomness of one run. Keep it in `private/`, and only until the run is finished."""
 
     key: bytes = field(repr=False)
@@ -37,12 +37,12 @@ class Secret:
         return self.derive(("commitment",), 16).hex()
 
     @classmethod
-    def draw(cls) -> "Secret":
+    def draw(cls) -> "SessionKey":
         """A fresh secret from the operating system."""
         return cls(secrets.token_bytes(32))
 
     @classmethod
-    def from_seed(cls, seed: int) -> "Secret":
+    def from_seed(cls, seed: int) -> "SessionKey":
         """A secret that is none, for tests and experiments that must repeat exactly."""
         return cls(hashlib.sha256(f"sfumato seed {seed}".encode()).digest(), fixed=True)
 

@@ -18,7 +18,7 @@ from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.mixing import check_mixing, is_due
 from sfumato.privacy.flat import Layout, Sums
 from sfumato.privacy.sampling import Batch
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.training.batch_stats import BatchStats
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.quick import Clip
@@ -34,7 +34,7 @@ class Gather:
     reading: Reading
     clip: Clip
     """`clipper.clip`, or what is quicker and does the same (`quick_clip`)."""
-    secret: Secret
+    secret: SessionKey
     scope: tuple[str, ...]
     """`secret.scope` of the ledger: what is drawn is drawn for it alone."""
     processes: ProcessGroup

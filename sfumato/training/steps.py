@@ -26,7 +26,7 @@ from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import Batch
 from sfumato.privacy.seal import tag_of
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.training.batch_stats import BROKEN, BatchStats, averages_of
 from sfumato.training.gather import Gather
 from sfumato.training.process_group import ProcessGroup
@@ -45,7 +45,7 @@ class Paid:
 
     plan: Plan
     ledger: Ledger
-    secret: Secret
+    secret: SessionKey
 
 
 def private_step(
@@ -115,7 +115,7 @@ def private_step(
     return step
 
 
-def is_lost(total: Mapping[str, Tensor], ledger: Ledger, secret: Secret, step: int) -> bool:
+def is_lost(total: Mapping[str, Tensor], ledger: Ledger, secret: SessionKey, step: int) -> bool:
     """Whether this step was paid for before a crash, and its sum comes out otherwise now.
 
     Sums that are added in another order (another physical batch, another machine) differ in their

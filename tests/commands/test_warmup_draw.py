@@ -19,7 +19,7 @@ from sfumato.diffusion.stored import read_stored
 from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import poisson_batches
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.reporting.words import up
 
 QUICK = ("--solver", "dpm", "--sample-steps", "4", "--device", "cpu")
@@ -205,7 +205,7 @@ def with_ledger(run, folder, seed=None):
     """The same run, as if its generator had learnt private images."""
     shutil.copytree(run, folder)
     place = folder / "stages/generator"
-    secret = Secret.draw() if seed is None else Secret.from_seed(seed)
+    secret = SessionKey.draw() if seed is None else SessionKey.from_seed(seed)
     ledger = Ledger(Header(data="scans", delta=1e-5, fixed_seed=secret.fixed))
     plan = make_plan(size=1000, batch_size=100, steps=3, noise_multiplier=1.0)
     list(poisson_batches(plan, 1000, ledger, secret, stage="generator", chunk_size=100))

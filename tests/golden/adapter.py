@@ -33,7 +33,7 @@ from sfumato.privacy.budget import Budget, Plan, make_plan, steps_within
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import to_philox_mean
 from sfumato.privacy.sampling import Chunk, sample, toss
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.privacy.secure import chacha20, normal_deviates, to_secure_mean
 from sfumato.training.canaries import draw_canaries
 from sfumato.training.reading import Reading
@@ -87,17 +87,17 @@ Purpose = tuple[str | int, ...]
 
 def derived(key: bytes, purpose: Purpose, count: int) -> tuple[bytes, np.ndarray, int]:
     """Bytes, 64-bit words and a seed for a purpose."""
-    secret = Secret(key)
+    secret = SessionKey(key)
     return secret.derive(purpose, count), secret.words(purpose, count), secret.seed(purpose)
 
 
 def key_of_seed(seed: int) -> bytes:
     """What --noise-seed makes."""
-    return Secret.from_seed(seed).key
+    return SessionKey.from_seed(seed).key
 
 
 def commitment(key: bytes) -> str:
-    return Secret(key).commitment
+    return SessionKey(key).commitment
 
 
 def seed_named(*names: object) -> int:
@@ -112,11 +112,11 @@ def poisson(
     plan = Plan(
         noise_multiplier=1.0, expected_batch=rate * size, rate=rate, max_batch=max_batch, size=size
     )
-    return sample(plan, size, Secret(key), purpose)
+    return sample(plan, size, SessionKey(key), purpose)
 
 
 def coins(key: bytes, purpose: Purpose, rate: float, size: int) -> np.ndarray:
-    return toss(rate, size, Secret(key), purpose)
+    return toss(rate, size, SessionKey(key), purpose)
 
 
 def philox(key: bytes, total: Tensor, deviation: float, divisor: float) -> Tensor:

@@ -12,7 +12,7 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize, to_philox_mean
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.privacy.secure import grid_noise
 
 way = both_ways
@@ -47,7 +47,7 @@ def test_an_empty_batch_is_still_noised_and_charged(noise):
 def test_steps_stages_tensors_and_runs_get_independent_noise(noise):
     def draw(seed=0, stage="train", step=0):
         zeros = {"a": torch.zeros(2000), "b": torch.zeros(2000)}
-        secret = Secret.from_seed(seed)
+        secret = SessionKey.from_seed(seed)
         book = ledger(noise, secret)
         noisy = privatize(zeros, PLAN, book, secret, step=step, stage=stage)
         return [tensor.double().numpy() for tensor in noisy.values()]
@@ -60,8 +60,8 @@ def test_steps_stages_tensors_and_runs_get_independent_noise(noise):
 
 @pytest.mark.parametrize("noise", SOURCES)
 def test_two_runs_from_the_operating_system_never_share_noise(noise):
-    first = release(torch.zeros(100), secret=Secret.draw(), noise=noise)
-    second = release(torch.zeros(100), secret=Secret.draw(), noise=noise)
+    first = release(torch.zeros(100), secret=SessionKey.draw(), noise=noise)
+    second = release(torch.zeros(100), secret=SessionKey.draw(), noise=noise)
     assert not (first == second).any()
 
 
@@ -87,7 +87,7 @@ def test_every_coordinate_of_every_tensor_gets_its_noise_once(noise):
 @pytest.mark.parametrize("noise", SOURCES)
 def test_sums_that_lie_flat_are_released_like_others(noise):
     given = {"a": torch.randn(3, 4), "b": torch.randn(7)}
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     book = ledger(noise, secret)
     first = privatize(given, PLAN, book, secret, step=0, stage="train")
     sums = Sums.of(given)
@@ -120,7 +120,7 @@ def test_tensors_of_several_types_share_no_noise(noise):
 
 
 @pytest.mark.parametrize("noise", SOURCES)
-@pytest.mark.parametrize("secret", [SEED, Secret.draw()], ids=["fixed", "drawn"])
+@pytest.mark.parametrize("secret", [SEED, SessionKey.draw()], ids=["fixed", "drawn"])
 def test_a_model_of_which_a_part_is_on_a_cpu_is_released_too(noise, secret, way, monkeypatch):
     if way == "torch":
         pytest.skip("that part is everything")
@@ -142,7 +142,7 @@ def test_a_model_of_which_a_part_is_on_a_cpu_is_released_too(noise, secret, way,
 
 def test_two_releases_of_one_step_cost_as_one_with_less_noise():
     # They share a Poisson batch, so they are not amplified twice.
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     plan = Plan(noise_multiplier=1.0, rate=0.01, expected_batch=10, steps=1)
     book = ledger(secret=secret)
     release(torch.zeros(3), plan=plan, book=book, secret=secret)
@@ -196,10 +196,10 @@ def test_nothing_is_released_when_the_ledger_cannot_be_written():
 
 def test_noise_from_another_secret_than_the_ledgers_is_refused():
     with pytest.raises(PrivacyError, match="not the secret"):
-        release(torch.zeros(3), book=ledger(secret=Secret.draw()), secret=Secret.draw())
+        release(torch.zeros(3), book=ledger(secret=SessionKey.draw()), secret=SessionKey.draw())
 
 
-@pytest.mark.parametrize("secret", [SEED, Secret.draw()], ids=["fixed", "drawn"])
+@pytest.mark.parametrize("secret", [SEED, SessionKey.draw()], ids=["fixed", "drawn"])
 def test_a_ledger_that_names_no_secret_takes_none(secret):
     # Two secrets would make two releases of one step under one line.
     book = ledger(secret=secret)

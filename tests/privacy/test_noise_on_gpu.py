@@ -10,14 +10,14 @@ from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.seal import tag_of
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.privacy.secure import grid_noise
 from sfumato.training.setup import make_optimizer
 
 pytestmark = pytest.mark.gpu
 PLAN = Plan(noise_multiplier=1.5, max_norm=4.0, expected_batch=20, rate=0.1, steps=50)
 SOURCES = ["philox", "chacha20"]
-SEED = Secret.from_seed(0)
+SEED = SessionKey.from_seed(0)
 
 
 def ledger(noise, secret=SEED):
@@ -66,7 +66,7 @@ def test_noise_of_a_gpu_has_the_right_scale_and_two_thirds_of_it_is_rejected(noi
 
 @pytest.mark.parametrize("noise", SOURCES)
 def test_a_repeated_step_is_the_same_release_and_another_sum_has_other_noise(noise):
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     book = ledger(noise, secret)
     first = release(Sums.of(some()), noise, book=book, secret=secret)
     resumed = Ledger.from_records(book.records())
@@ -108,7 +108,7 @@ def test_of_what_is_not_finite_nothing_is_shown_and_the_ledger_says_so(noise, ba
 
 @pytest.mark.parametrize("noise", SOURCES)
 def test_a_release_does_not_wait_for_the_gpu(noise):
-    sums, secret = Sums.of(some()), Secret.draw()
+    sums, secret = Sums.of(some()), SessionKey.draw()
     book = ledger(noise, secret)
     release(Sums.of(some()), noise, secret=secret)  # kernels are compiled now
     busy = torch.randn(8192, 8192, device="cuda")

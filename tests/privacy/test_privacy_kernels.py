@@ -15,7 +15,7 @@ from sfumato.privacy.kernels.chacha import chacha_block
 from sfumato.privacy.kernels.digest import COLUMNS, FEW, HASHES, ROWS, digest, hash_columns
 from sfumato.privacy.kernels.release import release_flat
 from sfumato.privacy.kernels.seal import seal_words
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.privacy.secure import chacha20, grid_noise, normal_deviates, to_secure_mean
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -134,7 +134,7 @@ def test_nothing_is_released_of_nothing():
     assert release(torch.zeros(0)).shape == (0,)
 
 
-SECRET = Secret.from_seed(0)
+SECRET = SessionKey.from_seed(0)
 
 
 def digest_of(flat, secret=SECRET):
@@ -192,7 +192,7 @@ def test_a_digest_is_short_and_depends_on_the_secret():
     flat[5] = 1
     found = digest_of(flat)
     assert len(found) <= 4 * FEW
-    assert digest_of(flat, Secret.from_seed(1)) != found
+    assert digest_of(flat, SessionKey.from_seed(1)) != found
 
 
 LARGE = ROWS * COLUMNS + 777

@@ -11,7 +11,7 @@ from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import poisson_batches, sample, toss
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 
 BOOK = Ledger(Header(data="faces", delta=1e-5))
 
@@ -29,7 +29,7 @@ def plan(rate=0.3, steps=5, **changes):
     seed=st.integers(0, 10),
 )
 def test_the_same_examples_come_whatever_the_chunk_size(size, rate, chunk_size, round_to, seed):
-    secret = Secret.from_seed(seed)
+    secret = SessionKey.from_seed(seed)
     whole = list(poisson_batches(plan(rate), size, BOOK, secret, stage="a"))
     settings = {"stage": "a", "chunk_size": chunk_size, "round_to": round_to}
     parts = list(poisson_batches(plan(rate), size, BOOK, secret, **settings))
@@ -45,7 +45,7 @@ def test_the_same_examples_come_whatever_the_chunk_size(size, rate, chunk_size, 
 
 
 def test_starting_late_gives_the_later_batches():
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     batches = list(poisson_batches(plan(steps=6), 50, BOOK, secret, stage="a"))
     late = list(poisson_batches(plan(steps=6), 50, BOOK, secret, stage="a", start=4))
     assert [batch.step for batch in late] == [4, 5]
@@ -54,7 +54,9 @@ def test_starting_late_gives_the_later_batches():
 
 def test_an_empty_batch_is_kept():
     batches = list(
-        poisson_batches(plan(rate=1e-9, steps=3), 10, BOOK, Secret.draw(), stage="a", chunk_size=4)
+        poisson_batches(
+            plan(rate=1e-9, steps=3), 10, BOOK, SessionKey.draw(), stage="a", chunk_size=4
+        )
     )
     assert [batch.chunks for batch in batches] == [(), (), ()]
     assert all(len(batch.indices) == 0 for batch in batches)
@@ -62,7 +64,7 @@ def test_an_empty_batch_is_kept():
 
 def test_rate_one_takes_everybody():
     (batch,) = poisson_batches(
-        plan(rate=1.0, steps=1), 7, BOOK, Secret.draw(), stage="a", chunk_size=3
+        plan(rate=1.0, steps=1), 7, BOOK, SessionKey.draw(), stage="a", chunk_size=3
     )
     assert batch.indices.tolist() == list(range(7))
     assert [chunk.mask.tolist() for chunk in batch.chunks][-1] == [True, False, False]
@@ -71,7 +73,7 @@ def test_rate_one_takes_everybody():
 def test_every_example_joins_with_the_stated_chance():
     # Fails by chance once in 10^4 seeds; the seed is fixed. A rate off by 5 % must be noticed.
     size, rate, steps = 200, 0.07, 2000
-    secret = Secret.from_seed(1)
+    secret = SessionKey.from_seed(1)
     drawn = np.concatenate([sample(plan(rate), size, secret, ("a", step)) for step in range(steps)])
     assert binomtest(len(drawn), size * steps, rate).pvalue > 1e-4
     assert binomtest(len(drawn), size * steps, rate * 1.05).pvalue < 1e-4
@@ -82,7 +84,7 @@ def test_every_example_joins_with_the_stated_chance():
 def test_coins_that_tie_in_their_first_byte_are_tossed_to_the_end(rate):
     # By chance it fails once in 10^4 seeds. Ties that all fell on one side would shift the rate to
     # a whole number of 256ths; those around it must be noticed, and so must a tenth of a 256th.
-    heads = sum(len(toss(rate, 10**6, Secret.from_seed(seed), ("a",))) for seed in range(2))
+    heads = sum(len(toss(rate, 10**6, SessionKey.from_seed(seed), ("a",))) for seed in range(2))
     assert binomtest(heads, 2 * 10**6, rate).pvalue > 1e-4
     for wrong in (math.floor(rate * 256) / 256, math.ceil(rate * 256) / 256, rate + 0.1 / 256):
         if wrong != rate:
@@ -90,7 +92,9 @@ def test_coins_that_tie_in_their_first_byte_are_tossed_to_the_end(rate):
 
 
 def test_batch_sizes_vary_as_a_binomial_does():
-    sizes = [len(sample(plan(0.2), 500, Secret.from_seed(2), ("a", step))) for step in range(3000)]
+    sizes = [
+        len(sample(plan(0.2), 500, SessionKey.from_seed(2), ("a", step))) for step in range(3000)
+    ]
     assert np.mean(sizes) == pytest.approx(100, rel=0.01)
     assert np.var(sizes) == pytest.approx(80, rel=0.1)
 
@@ -99,15 +103,15 @@ def test_a_truncated_batch_is_a_uniform_subset():
     limited = plan(0.5, steps=1, max_batch=8, size=40)
     counts = np.zeros(40)
     for step in range(4000):
-        chosen = sample(limited, 40, Secret.from_seed(3), ("a", step))
+        chosen = sample(limited, 40, SessionKey.from_seed(3), ("a", step))
         assert len(chosen) <= 8
-        assert set(chosen) <= set(sample(plan(0.5), 40, Secret.from_seed(3), ("a", step)))
+        assert set(chosen) <= set(sample(plan(0.5), 40, SessionKey.from_seed(3), ("a", step)))
         counts[chosen] += 1
     assert chisquare(counts).pvalue > 1e-4
 
 
 def test_two_stages_draw_independently():
-    secret = Secret.from_seed(4)
+    secret = SessionKey.from_seed(4)
     both = [
         set(sample(plan(0.1), 1000, secret, ("a", step)))
         & set(sample(plan(0.1), 1000, secret, ("b", step)))
@@ -117,7 +121,7 @@ def test_two_stages_draw_independently():
 
 
 def test_two_ledgers_of_one_secret_draw_independently():
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     books = [Ledger(Header(data="faces", delta=1e-5)) for _ in range(2)]
     one, other = (
         torch.cat([b.indices for b in poisson_batches(plan(0.5), 500, book, secret, stage="a")])
@@ -128,9 +132,9 @@ def test_two_ledgers_of_one_secret_draw_independently():
 
 def test_a_plan_is_not_used_for_another_data_set():
     with pytest.raises(PrivacyError, match="made for 40"):
-        next(poisson_batches(plan(size=40), 4000, BOOK, Secret.draw(), stage="a"))
+        next(poisson_batches(plan(size=40), 4000, BOOK, SessionKey.draw(), stage="a"))
 
 
 def test_a_chunk_needs_room_for_an_example():
     with pytest.raises(ConfigError, match="at least 1"):
-        next(poisson_batches(plan(), 10, BOOK, Secret.draw(), stage="a", chunk_size=0))
+        next(poisson_batches(plan(), 10, BOOK, SessionKey.draw(), stage="a", chunk_size=0))

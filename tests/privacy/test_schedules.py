@@ -11,7 +11,7 @@ from sfumato.privacy.budget import Budget, Plan, make_plan
 from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 
 DECAYING = Plan(
     noise_multiplier=2.0, expected_batch=10.0, rate=0.1, steps=80, max_norm=1.0, noise_decay=0.5,
@@ -28,7 +28,7 @@ def test_a_schedule_goes_from_one_to_its_decay_in_eight_stairs():
 
 
 def test_the_ledger_prices_the_noise_of_each_step():
-    secret = Secret.from_seed(0)
+    secret = SessionKey.from_seed(0)
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     ledger = Ledger(header)
     for step in range(80):
@@ -42,7 +42,7 @@ def test_the_ledger_prices_the_noise_of_each_step():
 
 @pytest.mark.parametrize("step", [0, 79])
 def test_the_noise_that_is_added_is_that_of_the_step(step):
-    secret = Secret.from_seed(1)
+    secret = SessionKey.from_seed(1)
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     sums = {"w": torch.zeros(200_000)}
     released = privatize(sums, DECAYING, Ledger(header), secret, step=step, stage="train")["w"]

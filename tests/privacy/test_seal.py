@@ -10,7 +10,7 @@ from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.seal import seal, tag_of
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 
 way = both_ways
 
@@ -18,7 +18,7 @@ way = both_ways
 @pytest.mark.parametrize("noise", SOURCES)
 def test_no_noise_ever_hides_two_different_sums(noise):
     # The same secret, stage and step, in two ledgers: the difference must not come out exactly.
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     one = release(torch.zeros(200), secret=secret, noise=noise)
     other = release(torch.ones(200), secret=secret, noise=noise)
     assert float(((other - one) * PLAN.expected_batch).std()) > PLAN.noise_deviation
@@ -28,7 +28,7 @@ def test_no_noise_ever_hides_two_different_sums(noise):
 
 @pytest.mark.parametrize("noise", SOURCES)
 def test_a_step_repeated_after_a_crash_is_the_same_release(noise):
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     book = ledger(noise, secret)
     total = torch.randn(50)
     first = release(total, book=book, secret=secret)
@@ -45,7 +45,7 @@ def test_a_step_repeated_after_a_crash_is_the_same_release(noise):
 
 
 def test_equal_sums_do_not_show_in_the_public_ledger():
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     book = ledger(secret=secret)
     for step in range(5):
         release(torch.zeros(4), book=book, secret=secret, step=step)
@@ -72,7 +72,7 @@ def test_order_and_layout_belong_to_the_tag_since_noise_follows_them():
 
 @pytest.mark.parametrize("noise", SOURCES)
 def test_a_difference_anywhere_is_other_noise_everywhere(noise):
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     book = ledger(noise, secret)
     given = {"a": torch.zeros(200), "b": torch.zeros(200, dtype=torch.float64)}
     first = privatize(given, PLAN, book, secret, step=0, stage="train")
@@ -85,7 +85,7 @@ def test_a_difference_anywhere_is_other_noise_everywhere(noise):
 
 
 def test_what_the_ledger_shows_is_no_part_of_what_noise_is_drawn_from():
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     sums = Sums.of({"a": torch.randn(20), "b": torch.randn(20, dtype=torch.float64)})
     found = seal(sums, secret, ("book", "train", 0), 1.0)
     tag = found.tag if isinstance(found.tag, str) else found.tag()
@@ -100,7 +100,7 @@ def test_what_the_ledger_shows_is_no_part_of_what_noise_is_drawn_from():
 @pytest.mark.parametrize("noise", SOURCES)
 def test_the_same_sums_under_noise_of_another_size_get_other_noise(noise):
     # Twice the first less the second would be the sums, if both were the same deviates.
-    secret, total = Secret.draw(), torch.randn(500)
+    secret, total = SessionKey.draw(), torch.randn(500)
     header = ledger(noise, secret).header
     plans = [replace(PLAN, noise_multiplier=size) for size in (1.0, 2.0)]
     one, two = (release(total, plan=p, book=Ledger(header), secret=secret) for p in plans)
@@ -109,7 +109,7 @@ def test_the_same_sums_under_noise_of_another_size_get_other_noise(noise):
 
 
 def test_what_a_gpu_cannot_tell_yet_is_paid_before_and_told_after(way):
-    written, secret = [], Secret.draw()
+    written, secret = [], SessionKey.draw()
     header = Header(data="faces", delta=1e-5, secret=secret.commitment)
     book = Ledger(header, written.append)
     for step in range(3):
@@ -131,7 +131,7 @@ def test_what_a_gpu_cannot_tell_yet_is_paid_before_and_told_after(way):
 def test_a_crash_before_a_tag_is_told_costs_that_release_and_never_hides_one(way):
     if way == "torch":
         pytest.skip("a CPU knows the tag before it pays")
-    written, secret = [], Secret.draw()
+    written, secret = [], SessionKey.draw()
     header = Header(data="faces", delta=1e-5, secret=secret.commitment)
     first = release(torch.ones(4), book=Ledger(header, written.append), secret=secret)
     resumed = Ledger.from_records(written, written.append)

@@ -13,7 +13,7 @@ from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.moments import clip_rows, weighted_means, with_counter
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 
 
 def released(table, plan, secret):
@@ -28,7 +28,7 @@ def test_the_release_has_the_noise_that_the_ledger_says():
     model, gauge, images = teacher(), gauge_of(teacher()), faces()
     table = sums_with(model, gauge)(images)
     plan = make_plan(size=24, noise_multiplier=3.0, max_norm=gauge.max_norm)
-    drawn = [released(table, plan, Secret.from_seed(seed)) - table / 24 for seed in range(300)]
+    drawn = [released(table, plan, SessionKey.from_seed(seed)) - table / 24 for seed in range(300)]
     noise = torch.stack(drawn).flatten(1).numpy()
     deviation = 3.0 * gauge.max_norm / 24
     assert stats.kstest(noise.ravel(), "norm", (0, deviation)).pvalue > 1e-3
@@ -47,7 +47,7 @@ def test_noise_that_is_drawn_and_not_added_would_be_noticed(monkeypatch):
 
     def hidden():
         """Two secrets release two tables, and neither is the sum."""
-        one, other = (released(table, plan, Secret.draw()) for _ in range(2))
+        one, other = (released(table, plan, SessionKey.draw()) for _ in range(2))
         return not (one == other).any() and not (one == table / 24).any()
 
     assert hidden()
@@ -60,7 +60,7 @@ def test_with_little_noise_the_release_gives_the_statistics_back():
     model, gauge, images = teacher(), gauge_of(teacher(), slack=1.0), faces(400)
     table = sums_with(model, gauge)(images)
     plan = make_plan(size=400, noise_multiplier=1.0, max_norm=gauge.max_norm)
-    noisy = released(table, plan, Secret.from_seed(0))
+    noisy = released(table, plan, SessionKey.from_seed(0))
     means = weighted_means(noisy, gauge.weight, least=1 / 400)[0].float()
     exact = gauge.mean(vectors_of(model, images, gauge).float())
     assert float((means - exact).norm() / exact.norm()) < 0.05

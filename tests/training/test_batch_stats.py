@@ -13,7 +13,7 @@ from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.runs import open_run
 from sfumato.training import gather
 from sfumato.training.batch_stats import (
@@ -107,7 +107,7 @@ def test_to_check_contributions_changes_nothing_of_the_step(monkeypatch):
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 3))
     _, _, reading = scene()
     plan = Plan(noise_multiplier=0.0, expected_batch=4.0, steps=9, max_norm=2.0)
-    secret, found = Secret.from_seed(0), []
+    secret, found = SessionKey.from_seed(0), []
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     for checked in (False, True):
         monkeypatch.setattr(gather, "contributions_due", lambda _, checked=checked: checked)
@@ -124,7 +124,7 @@ def test_to_check_contributions_changes_nothing_of_the_step(monkeypatch):
 def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeated():
     model, clipper, reading = scene()
     plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=9, max_norm=2.0)
-    secret, written = Secret.draw(), []
+    secret, written = SessionKey.draw(), []
     header = Header(data="d", delta=1e-5, secret=secret.commitment)
     batches = [batch(0, [0, 1], [2]), batch(1), batch(2, [5, 6, 7])]
 
@@ -151,7 +151,7 @@ def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path, monkey
     monkeypatch.setattr(gather, "contributions_due", lambda _: False)
     model, clipper, reading = scene()
     plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=4, max_norm=2.0)
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     header = Header(data="d", delta=1e-5, secret=secret.commitment)
     batches = [batch(step, [0, 1, 2]) for step in range(4)]
 

@@ -8,7 +8,7 @@ import torch
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import poisson_batches
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.training.chunks import DEAR, Cutting
 from sfumato.training.process_group import ProcessGroup
 
@@ -21,7 +21,7 @@ def planned(expected, size=2000, steps=300):
 
 def cut(plan, length, round_to):
     """The lengths of the chunks of every step, as they are really drawn."""
-    secret = Secret.from_seed(1)
+    secret = SessionKey.from_seed(1)
     header = Header(data="noise", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     size = round(plan.expected_batch / plan.rate)
     batches = poisson_batches(

@@ -16,7 +16,7 @@ from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.training import gather
 from sfumato.training.reading import Reading
 from sfumato.training.steps import Paid, private_step
@@ -37,7 +37,7 @@ class Scene:
         )
         plain = Reading(portraits(), torch.device("cpu"), (0.5,), (0.5,), seed=3)
         plan = Plan(noise_multiplier=1.0, expected_batch=12.0, steps=99, max_norm=max_norm)
-        secret = Secret.draw()
+        secret = SessionKey.draw()
         self.ledger = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
         self.clipper = GradientClipper(
             model, mode, clipping=Clipping(max_norm=max_norm, **clipping)

@@ -17,7 +17,7 @@ from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.training import gather
 from sfumato.training.reading import Reading
 from sfumato.training.steps import Paid, private_step
@@ -75,7 +75,7 @@ def test_a_step_releases_its_own_batch_and_nothing_of_the_ones_before():
     model = model.to(memory_format=torch.channels_last)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.1))
     plan = Plan(noise_multiplier=0.0, expected_batch=12.0, steps=4, max_norm=0.1)
-    secret = Secret.from_seed(0)
+    secret = SessionKey.from_seed(0)
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     step = private_step(clipper, reading(), Paid(plan, Ledger(header), secret))
     for number, parts in enumerate([[[0, 1, 2], [5, 6]], [], [[7]], [[0, 1, 2], [5, 6]]]):
@@ -108,7 +108,7 @@ def test_an_example_that_is_not_finite_is_left_out_of_a_step_and_spoils_nothing(
     read, model, told, careful = reading(), Odd(), [], []
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.1))
     plan = Plan(noise_multiplier=0.0, expected_batch=5.0, steps=4, max_norm=0.1)
-    secret = Secret.from_seed(0)
+    secret = SessionKey.from_seed(0)
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
 
     def clip(*given, tell):
@@ -148,7 +148,7 @@ def test_a_model_that_mixes_the_examples_of_larger_batches_is_refused_at_the_fir
 
     read = reading(views=views)
     clipper = GradientClipper(Turning(), clipping=Clipping(max_norm=0.1))
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     book = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
     plan = Plan(noise_multiplier=1.0, expected_batch=12.0, steps=4)
     step = private_step(clipper, read, Paid(plan, book, secret))
@@ -163,7 +163,7 @@ def test_a_gradient_that_is_kept_never_shows_the_exact_sums_of_a_later_step():
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
     clipper = GradientClipper(model, clipping=Clipping(max_norm=1.0))
     plan = Plan(noise_multiplier=1.0, expected_batch=12.0, steps=4)
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     book = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
     left = iter(range(2))
 
@@ -191,7 +191,7 @@ def test_views_come_from_the_secret_and_not_from_a_seed_that_is_public():
     batch = Batch(0, (Chunk(torch.arange(12), torch.ones(12, dtype=torch.bool)),))
 
     def gradient(public, private):
-        secret = Secret.from_seed(private)
+        secret = SessionKey.from_seed(private)
         header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
         read = reading(augmentation=MOVING, seed=public)
         private_step(clipper, read, Paid(plan, Ledger(header), secret))(batch)

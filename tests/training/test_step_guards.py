@@ -16,7 +16,7 @@ from sfumato.errors import UnsupportedLayer
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
-from sfumato.privacy.secret import Secret
+from sfumato.privacy.secret import SessionKey
 from sfumato.training import gather
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.reading import Reading
@@ -40,7 +40,7 @@ def batch(step, *parts):
 
 
 def step_of(model, plan=PLAN, read=None, processes=None):
-    secret = Secret.from_seed(0)
+    secret = SessionKey.from_seed(0)
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=plan.max_norm))
     paid = Paid(plan, Ledger(header), secret)
@@ -99,7 +99,7 @@ class Counting(nn.Module):
 
 def test_a_step_whose_passes_write_to_a_buffer_is_refused_and_not_charged():
     model = Counting(after=10**9)
-    secret = Secret.draw()
+    secret = SessionKey.draw()
     ledger = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
     plan = replace(PLAN, noise_multiplier=1.0)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.1))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sfumato.data.images import Images
     from sfumato.privacy.ledger import Ledger
-    from sfumato.privacy.secret import Secret
+    from sfumato.privacy.secret import SessionKey
     from sfumato.training.reading import Reading
 
 
@@ -167,7 +167,7 @@ def len_of_moments(scene: Scene) -> int:
     return sum(2 * pair.shape[2] for pair in found)
 
 
-def open_book(scene: Scene) -> "tuple[Ledger, Secret]":
+def open_book(scene: Scene) -> "tuple[Ledger, SessionKey]":
     """The ledger of everything, with the teacher's lines in it."""
     from sfumato.files import read_lines
     from sfumato.privacy.ledger import Ledger

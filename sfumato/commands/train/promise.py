@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.privacy.budget import Plan
     from sfumato.privacy.ledger import Header, Ledger
-    from sfumato.privacy.secret import Secret
+    from sfumato.privacy.secret import SessionKey
     from sfumato.training.process_group import ProcessGroup
     from sfumato.training.reading import Reading
     from sfumato.training.steps import Paid
@@ -62,13 +62,13 @@ def open_ledger(
     return Paid(plan, ledger, secret)
 
 
-def draw_secret(config: Config, run: Run | None, processes: "ProcessGroup") -> "Secret":
+def draw_secret(config: Config, run: Run | None, processes: "ProcessGroup") -> "SessionKey":
     """The run's randomness, which all processes share."""
-    from sfumato.privacy.secret import Secret
+    from sfumato.privacy.secret import SessionKey
 
     if config.noise_seed is not None:
-        return Secret.from_seed(config.noise_seed)
-    return Secret(processes.agree(run and run.secret(lambda: Secret.draw().key)))
+        return SessionKey.from_seed(config.noise_seed)
+    return SessionKey(processes.agree(run and run.secret(lambda: SessionKey.draw().key)))
 
 
 def plan_for(config: Config, size: int, before: "Ledger | None" = None) -> "tuple[Plan, float]":
@@ -92,7 +92,7 @@ def plan_for(config: Config, size: int, before: "Ledger | None" = None) -> "tupl
 
 
 def header_of(
-    config: Config, data: "Images", delta: float, secret: "Secret", declared: str = ""
+    config: Config, data: "Images", delta: float, secret: "SessionKey", declared: str = ""
 ) -> "Header":
     """What the promise is about, and which images were declared public."""
     from sfumato.privacy.ledger import Header
