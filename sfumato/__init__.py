@@ -16,7 +16,11 @@ from warnings import warn
 
 __version__ = "0.1.0"
 
-RENAMED: dict[str, str] = {"Ghost": "GradientClipper"}
+RENAMED: dict[str, str] = {
+    "Event": "Release",
+    "Ghost": "GradientClipper",
+    "Secret": "SessionKey",
+}
 """Public names of the last version, each with today's. The old work for one version, and warn."""
 
 

@@ -87,8 +87,8 @@ def plan_of(folder: Path) -> Plan | None:
 
 def steps_of(ledger: Ledger) -> set[int]:
     """Steps of this run: those of the weights that it began with are not of its plan."""
-    own = (event for event in ledger.events if event.ledger == ledger.header.id)
-    return {event.step for event in own if event.stage == "train"}
+    own = (release for release in ledger.releases if release.ledger == ledger.header.id)
+    return {release.step for release in own if release.stage == "train"}
 
 
 def _lost(folder: Path) -> Iterator[str]:
@@ -106,8 +106,8 @@ def _lost(folder: Path) -> Iterator[str]:
 def _gaps(ledger: Ledger) -> Iterator[str]:
     """Steps that are missing before others of the same stage."""
     taken: dict[tuple[str, str], set[int]] = {}
-    for event in ledger.events:
-        taken.setdefault((event.ledger, event.stage), set()).add(event.step)
+    for release in ledger.releases:
+        taken.setdefault((release.ledger, release.stage), set()).add(release.step)
     for (_, stage), steps in taken.items():
         missing = sorted({*range(max(steps))} - steps)
         if missing:
@@ -123,11 +123,14 @@ def _unlike_plan(folder: Path, ledger: Ledger) -> Iterator[str]:
     known = plan.steps if _summary(folder) else 1 + max(metrics, default=-1)
     if len(steps) < known:
         yield f"it has {len(steps)} of the {known} steps that were taken"
-    for event in ledger.events:
-        if event.ledger != ledger.header.id or event.stage != "train":
+    for release in ledger.releases:
+        if release.ledger != ledger.header.id or release.stage != "train":
             continue
-        if event.step >= plan.steps or event.mechanism != plan.event("train", event.step).mechanism:
-            yield f"step {event.step} is not as in plan.json: {event.describe()}"
+        if (
+            release.step >= plan.steps
+            or release.mechanism != plan.release("train", release.step).mechanism
+        ):
+            yield f"step {release.step} is not as in plan.json: {release.describe()}"
             return
 
 

@@ -9,8 +9,8 @@ import torch
 
 from sfumato.config import from_json
 from sfumato.data.images import Images
-from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.releases import Release
 from sfumato.sharing.bundle import verify_bundle, write_bundle
 from sfumato.sharing.card import Card
 from sfumato.sharing.card_words import markdown
@@ -35,11 +35,11 @@ def paid(*stages, rate=1.0, moments_noise=6.0, **header):
     """A ledger with three steps of training and one event for each further stage."""
     ledger = Ledger(Header(**{"data": "faces", "delta": 1e-5, "noise": "chacha20", **header}))
     for step in range(3 if "train" in stages else 0):
-        ledger.charge(Event(stage="train", step=step, rate=rate, noise_multiplier=3.0))
+        ledger.charge(Release(stage="train", step=step, rate=rate, noise_multiplier=3.0))
     noises = {"moments": moments_noise, "card": 20.0}
     for stage in stages:
         if stage != "train":
-            ledger.charge(Event(stage=stage, noise_multiplier=noises[stage]))
+            ledger.charge(Release(stage=stage, noise_multiplier=noises[stage]))
     return ledger
 
 

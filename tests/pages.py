@@ -31,7 +31,7 @@ def make_run(path: Path, *, private=True, steps=30, taken=None, finished=True, *
     ledger = Ledger(Header(data="digits-train", delta=1e-5), lines.append)
     for step in range(steps if taken is None else taken):
         if private or step == 0:
-            ledger.charge(plan.event("train", step))
+            ledger.charge(plan.release("train", step))
     (path / "ledger.jsonl").write_text("".join(dumps(dict(line)) + "\n" for line in lines))
     (path / "private").mkdir()
     times = [{"step": i, "loss": 1.0, "seconds": 0.2 if private else 0.1} for i in range(steps)]

@@ -70,7 +70,7 @@ def ledger_of(out):
 
 def stages_of(out):
     """How many events each stage has paid for."""
-    found = [event.stage for event in ledger_of(out).events]
+    found = [release.stage for release in ledger_of(out).releases]
     return {stage: found.count(stage) for stage in dict.fromkeys(found)}
 
 

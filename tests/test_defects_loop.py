@@ -260,7 +260,7 @@ def test_f8_the_norm_bound_matters_under_automatic_clipping():
         torch.testing.assert_close(large.total[name], 7 * total)
     model, optimizer, engine = attached(max_grad_norm=0.7, clip_function="autos")
     optimizer.step(loss=losses(model, x, y))
-    assert engine.ledger.events[0].max_norm == 0.7
+    assert engine.ledger.releases[0].max_norm == 0.7
     assert all(np.isfinite(value) for value in optimizer.get_training_stats().values())
 
 
@@ -306,5 +306,5 @@ def test_f12_augmented_views_and_the_images_of_one_person_are_one_contribution()
     header = Header(data="toy", delta=1e-3, fixed_seed=True, secret=secret.commitment)
     ledger, plan = Ledger(header), engine_for(model).plan
     private_step(clipper, reading, Paid(plan, ledger, secret))(batch_of(6, 4))
-    assert len(ledger.events) == 1
+    assert len(ledger.releases) == 1
     assert all(p.grad is not None for p in model.parameters())

@@ -57,12 +57,12 @@ def test_d2_only_poisson_batches_are_accounted_as_poisson():
     model, optimizer, engine = attached()
     for x, y in engine.loader(dataset()):
         optimizer.step(loss=losses(model, x, y))
-    assert {event.rate for event in engine.ledger.events} == {12 / 60}
+    assert {release.rate for release in engine.ledger.releases} == {12 / 60}
     assert engine.get_privacy_spent()["epsilon"] <= 3
     model, optimizer, engine = attached()
     for x, y in engine.shuffled(DataLoader(dataset(), batch_size=12, shuffle=True)):
         optimizer.step(loss=losses(model, x, y))
-    assert {event.rate for event in engine.ledger.events} == {1.0}
+    assert {release.rate for release in engine.ledger.releases} == {1.0}
     honest = shuffled_epsilon(engine.plan.noise_multiplier, 1, 1e-3)
     assert engine.get_privacy_spent()["epsilon"] == pytest.approx(honest)
 
@@ -86,7 +86,7 @@ def test_d3_a_physical_batch_that_does_not_divide_changes_neither_steps_nor_batc
         model, optimizer, engine = attached(**repeatable())
         for x, y in engine.loader(dataset(), physical_batch_size=physical):
             optimizer.step(loss=losses(model, x, y))
-        assert engine.taken == engine.plan.steps == len(engine.ledger.events) == 10
+        assert engine.taken == engine.plan.steps == len(engine.ledger.releases) == 10
         return model[0].weight.detach()
 
     torch.testing.assert_close(train(physical), train(None), rtol=1e-4, atol=1e-6)
@@ -104,7 +104,7 @@ def test_d4_partial_batches_never_make_more_epochs_than_are_paid_for(drop_last):
     noise = engine.plan.noise_multiplier
     spent = engine.get_privacy_spent()["epsilon"]
     assert spent >= shuffled_epsilon(noise, epochs, 1e-3) - 1e-9
-    assert len(engine.ledger.events) == epochs * (2 if drop_last else 3)
+    assert len(engine.ledger.releases) == epochs * (2 if drop_last else 3)
 
 
 def test_d4_a_shuffled_batch_larger_than_planned_is_refused():
@@ -305,7 +305,7 @@ def test_f7_an_empty_poisson_batch_is_noised_stepped_and_paid_for():
     model, _, engine = attached(lr=1e-6, **settings, **repeatable())
     before = model[3].weight.detach().clone()
     assert list(engine.loader(dataset())) == []
-    assert engine.taken == len(engine.ledger.events) == 3
+    assert engine.taken == len(engine.ledger.releases) == 3
     # lr and expected batch cancel: three draws of deviation 2 are left.
     moved = model[3].weight.detach() - before
     assert float(moved.std()) == pytest.approx(2 * 3**0.5, rel=0.15)

@@ -67,8 +67,8 @@ def release_moments(settings, taught, out):
 def check_noise(settings, taught, tmp_path):
     """What is released is off by noise of the deviation that the ledger states."""
     kept = release_moments(settings, taught, tmp_path / "run")
-    (event,) = [e for e in ledger_of(tmp_path / "run").events if e.stage == "moments"]
-    off = (kept["noisy"] - kept["exact"]) / (event.noise_multiplier * event.max_norm)
+    (release,) = [e for e in ledger_of(tmp_path / "run").releases if e.stage == "moments"]
+    off = (kept["noisy"] - kept["exact"]) / (release.noise_multiplier * release.max_norm)
     chance = stats.chi2.cdf(float(off.square().sum()), off.numel())
     assert 1e-6 < chance < 1 - 1e-6
 
@@ -220,7 +220,7 @@ def test_sums_in_many_batches_are_one_event(settings, taught, tmp_path, monkeypa
     real = synth.sum_moments
     monkeypatch.setattr(synth, "sum_moments", lambda *a: real(*a, batch_size=16))
     release_moments(settings, taught, tmp_path / "run")
-    assert [e.stage for e in ledger_of(tmp_path / "run").events].count("moments") == 1
+    assert [e.stage for e in ledger_of(tmp_path / "run").releases].count("moments") == 1
 
 
 def test_images_are_clipped_as_hard_as_the_bound_says(eyes):

@@ -250,9 +250,9 @@ def test_the_engine_follows_schedules_and_keeps_an_average():
     model, optimizer, engine = attached(noise_decay=0.5, clip_decay=0.1, ema=0.5)
     for x, y in engine.loader(dataset(), physical_batch_size=7):
         optimizer.step(loss=losses(model, x, y))
-    events = engine.ledger.events
-    assert events[-1].noise_multiplier == pytest.approx(events[0].noise_multiplier / 2)
-    assert events[-1].max_norm == pytest.approx(0.01)
+    releases = engine.ledger.releases
+    assert releases[-1].noise_multiplier == pytest.approx(releases[0].noise_multiplier / 2)
+    assert releases[-1].max_norm == pytest.approx(0.01)
     assert engine.clipper.clipping.max_norm == pytest.approx(0.01)
     assert 2.9 < engine.get_privacy_spent()["epsilon"] <= 3
     averaged = engine.average.module.state_dict()
@@ -308,7 +308,7 @@ def test_training_without_a_finite_loss_stops_and_its_budget_is_not_spent(why, p
 
     with pytest.raises(ConfigError, match="finite"):
         train()
-    assert 5 <= engine.taken == len(engine.ledger.events) < 10
+    assert 5 <= engine.taken == len(engine.ledger.releases) < 10
 
 
 def test_some_losses_that_are_not_finite_stop_nothing():

@@ -20,7 +20,7 @@ def train(out: Path, kills: int, seed: int = 0, script: str = "killed.py") -> in
     return int(done.stdout)
 
 
-def events(out: Path) -> list[dict]:
+def releases(out: Path) -> list[dict]:
     lines = read_lines(out / "ledger.jsonl")
     assert set(lines[0]) == {"header"}
     # Tags are keyed by the ledger's id, which every run draws for itself.
@@ -40,8 +40,8 @@ def test_a_run_killed_many_times_ends_like_an_undisturbed_one(tmp_path, undistur
     assert train(out, kills=25, seed=seed) >= 5
     for name in FILES:
         assert content(out / name) == content(undisturbed / name), name
-    assert events(out) == events(undisturbed)
-    assert [event["step"] for event in events(out)] == list(range(60))
+    assert releases(out) == releases(undisturbed)
+    assert [release["step"] for release in releases(out)] == list(range(60))
     assert {path.name for path in out.iterdir()} == {path.name for path in undisturbed.iterdir()}
     assert not (out / "private" / "secret.key").exists()
 

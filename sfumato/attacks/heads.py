@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sfumato.errors import ConfigError, DataError
-from sfumato.privacy.events import Mechanism
+from sfumato.privacy.releases import Mechanism
 
 LOGIT_BYTES = 2**26
 """Heads are scored in groups whose logits take about this much."""

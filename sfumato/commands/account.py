@@ -25,8 +25,8 @@ from sfumato.privacy.budget import (
     make_plan,
     steps_within,
 )
-from sfumato.privacy.events import Relation
 from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.releases import Relation
 from sfumato.provenance import damage
 from sfumato.runs import Run
 
@@ -205,7 +205,7 @@ def _price_ledger(config: Config) -> dict[str, Any]:
     return {
         **ledger.promise(delta),
         "rdp_epsilon": ledger.epsilon(delta, "rdp"),
-        "stages": dict(Counter(event.stage for event in ledger.events)),
+        "stages": dict(Counter(release.stage for release in ledger.releases)),
         "damage": list(damage(path.parent, ledger)),
     }
 

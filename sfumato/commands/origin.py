@@ -195,7 +195,7 @@ def _joined(books: "list[Ledger]") -> "Ledger | None":
 
 def _names(book: "Ledger") -> set[str]:
     """The names of the data that a ledger speaks of."""
-    return {book.header.data, *(event.data for event in book.events)}
+    return {book.header.data, *(release.data for release in book.releases)}
 
 
 def _same(data: str, *others: str) -> bool:

@@ -98,7 +98,9 @@ class PrivacyEngine:
             numerical_stability_constant=numerical_stability_constant,
         )  # fmt: skip
         if not isinstance(secret, SessionKey | None):
-            raise ConfigError("secret must be a sfumato.Secret: leave it out, and one is drawn.")
+            raise ConfigError(
+                "secret must be a sfumato.SessionKey: leave it out, and one is drawn."
+            )
         clipping = familiar.clipping(clip_function, max_grad_norm, numerical_stability_constant)
         familiar.accountants(accounting_mode)
         check_length(epochs, steps)

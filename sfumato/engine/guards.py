@@ -179,10 +179,10 @@ def check_length(epochs: float | None, steps: int | None) -> None:
 
 def add_releases(ledger: Ledger, before: Ledger) -> Ledger:
     """The ledger of a state, and what was released by the engine that loads it: that stays paid."""
-    known = len(ledger.events)
-    if before.events:
+    known = len(ledger.releases)
+    if before.releases:
         ledger.inherit(before)
-    more = len(ledger.events) - known
+    more = len(ledger.releases) - known
     if more:
         warnings.warn(
             f"this engine has made {more} releases that the state does not know. They stay paid "

@@ -3,7 +3,7 @@
 Read in this order; it takes about an hour. First *the guarantee*: what is promised, what is spent,
 and the one way out.
 
-1. `events`      one use of private data, as a fact (`Event`)
+1. `releases`      one use of private data, as a fact (`Release`)
 2. `budget`      what is promised (`Budget`), and how it is spent (`Plan`, `make_plan`)
 3. `ledger`      the append-only record of what was spent (`Ledger`)
 4. `secret`      what all chance of a run derives from (`SessionKey`)

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.events import Event, Mechanism, Relation
+from sfumato.privacy.releases import Mechanism, Relation, Release
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -36,34 +36,34 @@ Pair = Literal["remove", "add", "replace"]
 
 
 def epsilon(
-    events: Sequence[Event],
+    releases: Sequence[Release],
     delta: float,
     relation: Relation = "add-or-remove",
     accountant: Accountant = "pld",
     *,
     cells_for: int = 0,
 ) -> float:
-    """An upper bound on epsilon at `delta` of all `events` composed, in any order.
+    """An upper bound on epsilon at `delta` of all `releases` composed, in any order.
 
     Zero for no events, infinite if one of them was exact. The RDP bound is NaN for what Rényi
     accounting has no formula for: replace-one and truncated batches. `cells_for` as for `price`.
     """
-    return price(mechanisms_of(events), delta, relation, accountant, cells_for=cells_for)
+    return price(mechanisms_of(releases), delta, relation, accountant, cells_for=cells_for)
 
 
-def mechanisms_of(events: Iterable[Event]) -> Counter[Mechanism]:
-    """The mechanisms that `events` are, counted: what the accountant prices.
+def mechanisms_of(releases: Iterable[Release]) -> Counter[Mechanism]:
+    """The mechanisms that `releases` are, counted: what the accountant prices.
 
     Guarantee: composed, they cost at least what the events do. Releases of one step share its batch
     and are one mechanism; a family of events on disjoint examples costs what one of them would
     alone, for each mechanism that occurs in it.
     """
-    steps: dict[tuple[str, str, int], list[Event]] = {}
-    for event in events:
-        steps.setdefault((event.ledger, event.stage, event.step), []).append(event)
+    steps: dict[tuple[str, str, int], list[Release]] = {}
+    for release in releases:
+        steps.setdefault((release.ledger, release.stage, release.step), []).append(release)
     singles, families = [], set()
     for (ledger, stage, _), same in steps.items():
-        family, *others = {event.family for event in same}
+        family, *others = {release.family for release in same}
         if family and not others:
             families.add((ledger, stage, family, _together(same)))
         else:
@@ -71,21 +71,21 @@ def mechanisms_of(events: Iterable[Event]) -> Counter[Mechanism]:
     return Counter(singles) + Counter(mechanism for *_, mechanism in families)
 
 
-def _together(events: Sequence[Event]) -> Mechanism:
+def _together(releases: Sequence[Release]) -> Mechanism:
     """What several releases of one step are together, since they share its batch.
 
     Amplification comes from the batch being a sample, and it is drawn once: k Gaussian releases on
     it are one release with less noise on one sample, not k independent samples. No price is known
     for releases that cut the batch in different ways: they count as exact.
     """
-    first = events[0].mechanism
-    if len(events) == 1:
+    first = releases[0].mechanism
+    if len(releases) == 1:
         return first
-    ways_of_cutting = {(event.max_batch, event.size) for event in events}
-    if any(event.is_exact for event in events) or len(ways_of_cutting) > 1:
+    ways_of_cutting = {(release.max_batch, release.size) for release in releases}
+    if any(release.is_exact for release in releases) or len(ways_of_cutting) > 1:
         return first._replace(rate=1.0, noise_multiplier=0.0)
-    precision = sum(event.noise_multiplier**-2 for event in events)
-    rate = max(event.rate for event in events)
+    precision = sum(release.noise_multiplier**-2 for release in releases)
+    rate = max(release.rate for release in releases)
     return first._replace(rate=rate, noise_multiplier=precision**-0.5)
 
 
@@ -236,10 +236,10 @@ def _rdp_epsilon(mechanisms: Counter[Mechanism], delta: float, relation: Relatio
     logging.set_verbosity(logging.ERROR)  # it warns of each order that it leaves out
     try:
         for mechanism, count in mechanisms.items():
-            event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
+            dp_event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
             if mechanism.rate < 1:
-                event = dp_accounting.PoissonSampledDpEvent(mechanism.rate, event)
-            accountant.compose(dp_accounting.SelfComposedDpEvent(event, count))
+                dp_event = dp_accounting.PoissonSampledDpEvent(mechanism.rate, dp_event)
+            accountant.compose(dp_accounting.SelfComposedDpEvent(dp_event, count))
         return float(accountant.get_epsilon(delta))
     finally:
         logging.set_verbosity(level)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from sfumato.config import check_counts, check_given, check_numbers
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.accounting import LEAST_NOISE, MOST_EVENTS, mechanisms_of, price
-from sfumato.privacy.events import Event, Mechanism, Relation
+from sfumato.privacy.releases import Mechanism, Relation, Release
 from sfumato.privacy.search import least_noise, most_steps
 
 STAIRS = 8
@@ -118,7 +118,7 @@ class Plan:
         stairs = min(STAIRS, self.steps)
         return min(step * stairs // self.steps, stairs - 1) / max(1, stairs - 1)
 
-    def event(self, stage: str, step: int, data: str = "") -> Event:
+    def release(self, stage: str, step: int, data: str = "") -> Release:
         """The ledger line that step number `step` costs."""
         if not 0 <= step < self.steps:
             raise PrivacyError(
@@ -126,7 +126,7 @@ class Plan:
                 "budget is spent. Plan more steps from the start, with more noise in each."
             )
         now = self.at(step)
-        return Event(
+        return Release(
             stage=stage,
             step=step,
             data=data,
@@ -142,8 +142,8 @@ class Plan:
         """What the accountant prices: the mechanisms of the first `steps` steps, counted."""
         steps = self.steps if steps is None else steps
         if self.noise_decay == 1:
-            return Counter({self.event("plan", 0).mechanism: steps})
-        return Counter(self.event("plan", step).mechanism for step in range(steps))
+            return Counter({self.release("plan", 0).mechanism: steps})
+        return Counter(self.release("plan", step).mechanism for step in range(steps))
 
     def epsilon(self, delta: float, steps: int | None = None) -> float:
         """What the plan will cost, or its first `steps` steps, by the PLD accountant."""
@@ -163,7 +163,7 @@ def make_plan(
     max_batch: int | None = None,
     noise_decay: float = 1.0,
     clip_decay: float = 1.0,
-    spent: Sequence[Event] = (),
+    spent: Sequence[Release] = (),
 ) -> Plan:
     """The plan with the least noise that keeps `budget`, or the one with that `noise_multiplier`.
 
@@ -222,7 +222,7 @@ def make_plan(
 
 def steps_within(budget: Budget, plan: Plan) -> int:
     """How many steps of the plan's kind the budget allows."""
-    mechanism = plan.event("plan", 0).mechanism
+    mechanism = plan.release("plan", 0).mechanism
 
     def price_of(steps: int) -> float:
         return price(Counter({mechanism: steps}), budget.delta, plan.relation)

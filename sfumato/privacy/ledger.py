@@ -2,7 +2,7 @@
 
 Epsilon is always derived from it, never stored in it. The first line says what the promise is
 about: which data is private, which data sets count as neighbours, how the randomness was made.
-Each further line is an `Event`, written *before* the step it pays for, or the tag that a GPU told
+Each further line is an `Release`, written *before* the step it pays for, or the tag that a GPU told
 later. A step taken again after a crash, with the same batch and the same noise, is the same
 release: it finds its line there and is not charged twice. What is made from an artefact inherits
 its lines, so a student distilled from a private teacher carries the teacher's cost.
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from sfumato.config import from_json
 from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.privacy.accounting import Accountant, epsilon
-from sfumato.privacy.events import Event, Relation
+from sfumato.privacy.releases import Relation, Release
 
 Record = Mapping[str, Any]
 
@@ -68,20 +68,20 @@ class Ledger:
     def __init__(self, header: Header, write: Callable[[Record], None] | None = None) -> None:
         self.header = header
         self._write = write
-        self._events: dict[tuple[str, str, int, str], Event] = {}
+        self._events: dict[tuple[str, str, int, str], Release] = {}
         self._tags: dict[tuple[str, str, int], set[str]] = {}
         self._charged: set[tuple[str, int]] = set()
         self._seeded_parents: list[str] = []
-        self._untold: tuple[Event, Callable[[], str]] | None = None
+        self._untold: tuple[Release, Callable[[], str]] | None = None
         self._record({"header": asdict(header)})
 
     @property
-    def events(self) -> tuple[Event, ...]:
+    def releases(self) -> tuple[Release, ...]:
         """All lines so far."""
         self.settle()
         return tuple(self._events.values())
 
-    def charge(self, event: Event, tag: str | Callable[[], str] = "") -> None:
+    def charge(self, release: Release, tag: str | Callable[[], str] = "") -> None:
         """Write the line for what is about to happen, with the tag of its sum.
 
         Guarantee: when this returns, the event is in the ledger, and on disk if the ledger has a
@@ -97,18 +97,18 @@ class Ledger:
         counts as another release, and pays again.
         """
         self.settle()
-        event = replace(event, ledger=self.header.id)
-        step = (event.stage, event.step)
+        release = replace(release, ledger=self.header.id)
+        step = (release.stage, release.step)
         if step in self._charged:
             raise PrivacyError(
-                f'step {event.step} of stage "{event.stage}" was already taken. Count steps up, or '
-                "name another stage."
+                f'step {release.step} of stage "{release.stage}" was already taken. Count steps up, '
+                "or name another stage."
             )
-        if callable(tag) and (event.ledger, *step) not in self._tags:
-            self._add(event)
-            self._untold = event, tag
+        if callable(tag) and (release.ledger, *step) not in self._tags:
+            self._add(release)
+            self._untold = release, tag
         else:
-            self._add(replace(event, tag=tag() if callable(tag) else tag or event.tag))
+            self._add(replace(release, tag=tag() if callable(tag) else tag or release.tag))
         self._charged.add(step)
 
     def settle(self) -> None:
@@ -118,8 +118,8 @@ class Ledger:
         """
         if self._untold is None:
             return
-        event, tag = self._untold
-        self._tell(event.stage, event.step, tag())
+        release, tag = self._untold
+        self._tell(release.stage, release.step, tag())
         self._untold = None
 
     def tags(self, stage: str, step: int) -> set[str]:
@@ -145,13 +145,13 @@ class Ledger:
         seeded = [theirs.id] if theirs.fixed_seed and theirs.id != ours.id else []
         for parent_id in [*seeded, *parent._seeded_parents]:
             self._mark_seeded(parent_id)
-        for event in parent.events:
-            self._add(event)
+        for release in parent.releases:
+            self._add(release)
 
     def epsilon(self, delta: float | None = None, accountant: Accountant = "pld") -> float:
         """An upper bound on what all events together cost; infinite if one of them was exact."""
         delta = self.header.delta if delta is None else delta
-        return epsilon(self.events, delta, self.header.relation, accountant)
+        return epsilon(self.releases, delta, self.header.relation, accountant)
 
     def promise(self, delta: float | None = None) -> dict[str, Any]:
         """What is promised, to whom and about what, for a summary; at another delta if given."""
@@ -170,14 +170,14 @@ class Ledger:
             found.append("its noise came from a fixed seed, which anybody can replay and subtract")
         for parent in self._seeded_parents:
             found.append(f"it was made from {parent}, whose noise came from a fixed seed")
-        for stage in {event.stage: None for event in self.events if event.is_exact}:
+        for stage in {release.stage: None for release in self.releases if release.is_exact}:
             found.append(f'stage "{stage}" released exact values')
         return found
 
     def records(self) -> list[Record]:
         """The ledger as records for a file of JSON lines."""
         marks = [{"seeded_parent": parent} for parent in self._seeded_parents]
-        lines = [{"event": asdict(event)} for event in self.events]
+        lines = [{"event": asdict(release)} for release in self.releases]
         return [{"header": asdict(self.header)}, *marks, *lines]
 
     @classmethod
@@ -210,7 +210,7 @@ class Ledger:
         for record in rest:
             match record if isinstance(record, Mapping) else {}:
                 case {"event": values, **others} if not others:
-                    ledger._read_event(from_json(Event, values))
+                    ledger._read_event(from_json(Release, values))
                 case {"seeded_parent": str(parent), **others} if not others:
                     ledger._mark_seeded(parent)
                 case {"stage": str(stage), "step": int(step), "tag": str(tag), **others} if (
@@ -222,20 +222,22 @@ class Ledger:
         ledger._write = write
         return ledger
 
-    def _add(self, event: Event) -> None:
+    def _add(self, release: Release) -> None:
         # A line whose tag was never told may have paid for this very sum.
-        for tag in (event.tag, ""):
-            known = self._events.get((event.ledger, event.stage, event.step, tag))
-            if known is not None and replace(known, tag=event.tag) != event:
+        for tag in (release.tag, ""):
+            known = self._events.get((release.ledger, release.stage, release.step, tag))
+            if known is not None and replace(known, tag=release.tag) != release:
                 raise PrivacyError(
-                    f'step {event.step} of stage "{event.stage}" was charged as '
-                    f"{known.describe()}, and would now be {event.describe()}. A second release "
+                    f'step {release.step} of stage "{release.stage}" was charged as '
+                    f"{known.describe()}, and would now be {release.describe()}. A second release "
                     "needs its own stage."
                 )
-        if event.name not in self._events:
-            self._record({"event": asdict(event)})
-            self._events[event.name] = event
-            self._tags.setdefault((event.ledger, event.stage, event.step), set()).add(event.tag)
+        if release.name not in self._events:
+            self._record({"event": asdict(release)})
+            self._events[release.name] = release
+            self._tags.setdefault((release.ledger, release.stage, release.step), set()).add(
+                release.tag
+            )
 
     def _tell(self, stage: str, step: int, tag: str) -> None:
         """Give the line of a step, which had none, its tag."""
@@ -248,10 +250,10 @@ class Ledger:
         self._events[(*place, tag)] = replace(untold, tag=tag)
         self._tags[place] = {tag}
 
-    def _read_event(self, event: Event) -> None:
-        if event.name in self._events:
-            raise RunError(f"the ledger holds this line twice: {event}.")
-        self._add(event)
+    def _read_event(self, release: Release) -> None:
+        if release.name in self._events:
+            raise RunError(f"the ledger holds this line twice: {release}.")
+        self._add(release)
 
     def _mark_seeded(self, parent: str) -> None:
         if parent not in self._seeded_parents:

@@ -60,9 +60,9 @@ def privatize(
     """
     _check(total, plan, ledger, secret)
     sums = Sums.of(total)
-    event = replace(plan.event(stage, step, data=ledger.header.data), family=family)
+    release = replace(plan.release(stage, step, data=ledger.header.data), family=family)
     sealed = seal(sums, secret, (ledger.header.id, stage, step), plan.at(step).noise_deviation)
-    ledger.charge(event, sealed.tag)
+    ledger.charge(release, sealed.tag)
     dimension = sum(flat.numel() for flat in sums.flats)
     for flat, key in zip(sums.flats, sealed.keys, strict=True):
         _release(flat, plan.at(step), ledger.header.noise, key, dimension)

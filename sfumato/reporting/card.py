@@ -16,8 +16,8 @@ from sfumato.errors import PrivacyError, RunError
 from sfumato.files import read_json
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.releases import Release
 from sfumato.provenance import damage, plan_of, steps_of
 from sfumato.reporting.findings import find
 from sfumato.reporting.found import Findings
@@ -66,7 +66,7 @@ class Card:
     """Why the ledger cannot be believed: what is missing or changed in it; empty if it is whole."""
     subject: Subject | None
     """The target of an attack, or the teacher that a release was given."""
-    events: tuple[Spent, ...]
+    releases: tuple[Spent, ...]
     curve: Curve | None
     """None where epsilon is infinite, nothing was spent, or the ledger is damaged."""
     plan: dict[str, Any] | None
@@ -119,7 +119,7 @@ def read_card(path: Path, *, include_private: bool = False) -> Card:
         promise=promise,
         damage=problems,
         subject=subject,
-        events=() if ledger is None else _spent(ledger.events, ledger.header.unit),
+        releases=() if ledger is None else _spent(ledger.releases, ledger.header.unit),
         curve=_curve(ledger, coming) if ledger is not None and not problems else None,
         plan=None if plan is None else to_json(plan),
         steps=None if plan is None or ledger is None else (len(steps_of(ledger)), plan.steps),
@@ -149,31 +149,31 @@ def _config_of(path: Path) -> Mapping[str, Any]:
     return config
 
 
-def _coming(plan: Plan | None, ledger: Ledger | None) -> list[Event]:
+def _coming(plan: Plan | None, ledger: Ledger | None) -> list[Release]:
     """What is planned and not done yet."""
     if plan is None or ledger is None:
         return []
-    return [plan.event("planned", step) for step in range(len(steps_of(ledger)), plan.steps)]
+    return [plan.release("planned", step) for step in range(len(steps_of(ledger)), plan.steps)]
 
 
-def _spent(events: tuple[Event, ...], unit: str) -> tuple[Spent, ...]:
+def _spent(releases: tuple[Release, ...], unit: str) -> tuple[Spent, ...]:
     """Events in groups that are alike, in the order in which each group began."""
     counts: dict[tuple[str, str], int] = {}
-    for event in events:
-        kind = (event.stage, event.describe(unit))
+    for release in releases:
+        kind = (release.stage, release.describe(unit))
         counts[kind] = counts.get(kind, 0) + 1
     return tuple(Spent(stage=s, count=count, what=w) for (s, w), count in counts.items())
 
 
-def _curve(ledger: Ledger, coming: list[Event]) -> Curve | None:
-    events, header = [*ledger.events, *coming], ledger.header
-    if not events or any(event.is_exact for event in events):
+def _curve(ledger: Ledger, coming: list[Release]) -> Curve | None:
+    releases, header = [*ledger.releases, *coming], ledger.header
+    if not releases or any(release.is_exact for release in releases):
         return None
-    done, count = len(ledger.events), len(events)
+    done, count = len(ledger.releases), len(releases)
     shares = (*(2.0**-i for i in range(5, 9)), *(i / POINTS for i in range(1, POINTS + 1)))
     marks = sorted({done, *(max(1, round(count * share)) for share in shares)} - {0})
     prices = [
-        epsilon(events[:mark], header.delta, header.relation, cells_for=count) for mark in marks
+        epsilon(releases[:mark], header.delta, header.relation, cells_for=count) for mark in marks
     ]
     return Curve(steps=(0, *marks), epsilon=(0.0, *prices), done=done)
 

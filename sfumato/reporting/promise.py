@@ -6,8 +6,8 @@ from pathlib import Path
 from sfumato.errors import RunError, SfumatoError
 from sfumato.files import read_lines
 from sfumato.privacy.accounting import epsilon
-from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.releases import Release
 
 LEDGERS = ("ledger.jsonl", "stages/*/ledger.jsonl", "bundle/ledger.jsonl")
 
@@ -50,15 +50,15 @@ def ledger_of(path: Path) -> Ledger | None:
 
 def _joined(one: Ledger, other: Ledger) -> Ledger:
     """Both together, under the header of the one that has paid for more."""
-    more, less = (one, other) if len(one.events) >= len(other.events) else (other, one)
+    more, less = (one, other) if len(one.releases) >= len(other.releases) else (other, one)
     more.inherit(less)
     return more
 
 
-def promise_of(ledger: Ledger, coming: list[Event] | None = None) -> Promise:
+def promise_of(ledger: Ledger, coming: list[Release] | None = None) -> Promise:
     """What the ledger adds up to, and what it will with the events to come."""
     header, spent = ledger.header, ledger.epsilon()
-    everything = [*ledger.events, *(coming or ())]
+    everything = [*ledger.releases, *(coming or ())]
     planned = epsilon(everything, header.delta, header.relation) if coming else spent
     return Promise(
         epsilon=spent, planned=planned, delta=header.delta, relation=header.relation,

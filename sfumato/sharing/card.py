@@ -10,8 +10,8 @@ from typing import Literal
 
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError
-from sfumato.privacy.events import Event, Relation
 from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.releases import Relation, Release
 
 MOVED = ("mean", "largest")
 NEAR_COPIES = ("share", "threshold", "standard_error")
@@ -22,7 +22,7 @@ AGAIN = "Write the bundle again from its ledger."
 class Spent:
     """What one stage released: how often, and by which mechanism, in words."""
 
-    events: int
+    releases: int
     what: str
 
 
@@ -100,7 +100,7 @@ def make_card(
         accountant="pld",
         epsilon_by_rdp=ledger.epsilon(accountant="rdp"),
         noise=header.noise,
-        stages=_spent(ledger.events),
+        stages=_spent(ledger.releases),
         moved=moved,
         near_copies=near_copies,
         scores=None,
@@ -169,7 +169,7 @@ def _disagreements(card: Card, ledger: Ledger) -> list[str]:
                 f"card.json says {name}={getattr(card, name)!r}, and the ledger says {theirs!r}. "
                 f"{AGAIN}"
             )
-    paid = _spent(ledger.events)
+    paid = _spent(ledger.releases)
     if _as_written(card, card.stages) != _as_written(card, paid):
         problems.append(
             f"card.json lists {_stats(card.stages)}, and the ledger holds {_stats(paid)}: lines "
@@ -199,7 +199,7 @@ def _price_problems(card: Card, ledger: Ledger) -> list[str]:
             "dp-accounting, and trust neither number until they agree."
         )
     if math.isinf(pld):
-        exact = dict.fromkeys(event.stage for event in ledger.events if event.is_exact)
+        exact = dict.fromkeys(release.stage for release in ledger.releases if release.is_exact)
         problems.append(
             f"epsilon is infinite: no noise hides what stage {', '.join(map(repr, exact))} "
             "released. Give it noise and make the bundle again."
@@ -210,8 +210,8 @@ def _price_problems(card: Card, ledger: Ledger) -> list[str]:
 def _objections(ledger: Ledger, k: int, counts_copies: bool) -> list[str]:
     """Why what `ledger` pays for must not be released as a bundle."""
     found = list(ledger.objections)
-    stages = {event.stage for event in ledger.events}
-    inherited = any(event.ledger != ledger.header.id for event in ledger.events)
+    stages = {release.stage for release in ledger.releases}
+    inherited = any(release.ledger != ledger.header.id for release in ledger.releases)
     unpaid = 'and the ledger has no event of stage "{}": nobody paid for that'
     if "train" not in stages and not inherited:
         found.append("a teacher learnt from private images, " + unpaid.format("train"))
@@ -222,11 +222,11 @@ def _objections(ledger: Ledger, k: int, counts_copies: bool) -> list[str]:
     return found
 
 
-def _spent(events: tuple[Event, ...]) -> dict[str, Spent]:
+def _spent(releases: tuple[Release, ...]) -> dict[str, Spent]:
     words: dict[str, list[str]] = {}
-    for event in events:
-        words.setdefault(event.stage, []).append(event.describe())
-    return {stage: Spent(events=len(said), what=_shortly(said)) for stage, said in words.items()}
+    for release in releases:
+        words.setdefault(release.stage, []).append(release.describe())
+    return {stage: Spent(releases=len(said), what=_shortly(said)) for stage, said in words.items()}
 
 
 def _shortly(said: list[str]) -> str:
@@ -238,9 +238,9 @@ def _shortly(said: list[str]) -> str:
 def _as_written(card: Card, stages: dict[str, Spent]) -> object:
     """Stages as far as they must agree: other versions may use other words for the same events."""
     same = card.made_by == this_version()
-    return stages if same else {name: spent.events for name, spent in stages.items()}
+    return stages if same else {name: spent.releases for name, spent in stages.items()}
 
 
 def _stats(stages: dict[str, Spent]) -> str:
-    found = [f'{spent.events} of stage "{name}" ({spent.what})' for name, spent in stages.items()]
+    found = [f'{spent.releases} of stage "{name}" ({spent.what})' for name, spent in stages.items()]
     return ", ".join(found) or "no events"

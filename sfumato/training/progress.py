@@ -53,9 +53,9 @@ def price_list(plan: Plan, ledger: Ledger, stage: str) -> Callable[[int], float]
     """
     if plan.noise_multiplier == 0:
         return None
-    spent, delta = mechanisms_of(ledger.events), ledger.header.delta
-    ours = (event for event in ledger.events if event.ledger == ledger.header.id)
-    paid = plan.mechanisms(len({event.step for event in ours if event.stage == stage}))
+    spent, delta = mechanisms_of(ledger.releases), ledger.header.delta
+    ours = (release for release in ledger.releases if release.ledger == ledger.header.id)
+    paid = plan.mechanisms(len({release.step for release in ours if release.stage == stage}))
     marks = sorted({max(1, math.ceil(plan.steps * i / 20)) for i in range(1, 21)})
 
     def price_at(mark: int) -> float:

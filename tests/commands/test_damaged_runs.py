@@ -34,7 +34,7 @@ def ledger(change):
     return tamper
 
 
-def events(change, which=slice(1, None)):
+def releases(change, which=slice(1, None)):
     """A change of the events in some lines."""
 
     def tamper(lines):
@@ -95,8 +95,8 @@ LEDGER = {
     "torn line": ledger(lambda lines: [*lines[:-1], lines[-1][:-20]]),
     "middle line removed": ledger(lambda lines: [*lines[:3], *lines[4:]]),
     "header alone": ledger(lambda lines: lines[:1]),
-    "more noise": events(lambda e: e | {"noise_multiplier": 10 * e["noise_multiplier"]}),
-    "a lower rate": events(lambda e: e | {"rate": e["rate"] / 10}, slice(2, 3)),
+    "more noise": releases(lambda e: e | {"noise_multiplier": 10 * e["noise_multiplier"]}),
+    "a lower rate": releases(lambda e: e | {"rate": e["rate"] / 10}, slice(2, 3)),
     "a larger delta": header(delta=0.01),
     "another unit": header(unit="person"),
     "another relation": header(relation="replace"),

@@ -45,7 +45,7 @@ def test_all_that_may_be_shared_costs_what_was_promised(whole):
     assert summary["not_for_release"] == []
     ledger = Ledger.from_records(read_lines(whole / "stages/release/ledger.jsonl"))
     assert ledger.epsilon() == summary["epsilon"]
-    assert {event.stage for event in ledger.events} == {"train", "moments", "card"}
+    assert {release.stage for release in ledger.releases} == {"train", "moments", "card"}
     assert {path.name for path in (whole / "stages").iterdir()} == {"train", "release"}
     assert scores(whole / "stages/release")["test_accuracy"] > 0.75
     with pytest.raises(SystemExit) as stopped:

@@ -56,14 +56,14 @@ def test_weights_that_learnt_the_same_data_bring_their_ledger_along(settings, fi
     config = replace(settings, weights=first / "model.safetensors", epsilon=3.0)
     summary = go(config, tmp_path / "second")
     both = book(tmp_path / "second")
-    assert {event.ledger for event in both.events} == {book(first).header.id, both.header.id}
-    assert len(both.events) == 6
+    assert {release.ledger for release in both.releases} == {book(first).header.id, both.header.id}
+    assert len(both.releases) == 6
     # The budget is for both, so the later steps have more noise than alone they would need.
     assert summary["epsilon"] == both.epsilon() <= 3
     assert book(first).epsilon() > 1.9
     go(replace(settings, epsilon=3.0), tmp_path / "alone")
-    noise = {event.ledger: event.noise_multiplier for event in both.events}
-    alone = book(tmp_path / "alone").events[0].noise_multiplier
+    noise = {release.ledger: release.noise_multiplier for release in both.releases}
+    alone = book(tmp_path / "alone").releases[0].noise_multiplier
     assert noise[both.header.id] > 1.05 * alone
     assert "model.safetensors" not in both.header.public
 
@@ -76,7 +76,7 @@ def test_a_run_with_such_weights_that_was_cut_goes_on(settings, first, tmp_path,
             go(config, tmp_path / "run")
     go(config, tmp_path / "run")
     found = book(tmp_path / "run")
-    assert len(found.events) == 6
+    assert len(found.releases) == 6
     assert found.epsilon() <= 3
 
 
@@ -116,7 +116,7 @@ def test_weights_that_learnt_other_data_are_public_and_the_ledger_says_so(
     other = replace(settings, data=save(tmp_path / "other.npz", "3-5"))
     go(replace(other, weights=first / "model.safetensors"), tmp_path / "run")
     found = book(tmp_path / "run")
-    assert len(found.events) == 3
+    assert len(found.releases) == 3
     named = f"the weights that training began with ({first.name}/model.safetensors)"
     assert found.header.public.endswith(f", and {named}")
 
@@ -174,7 +174,7 @@ def copied_without_a_note(place, folder):
 def test_weights_are_known_wherever_they_are_reached(settings, first, tmp_path, reach):
     weights = reach(first / "model.safetensors", tmp_path)
     go(replace(settings, weights=weights, epsilon=3.0), tmp_path / "second")
-    assert len(book(tmp_path / "second").events) == 6
+    assert len(book(tmp_path / "second").releases) == 6
     with pytest.raises(PrivacyError, match="own-train under epsilon 2 already"):
         go(replace(settings, weights=weights, epsilon=1.5), tmp_path / "third")
 
@@ -183,14 +183,14 @@ def test_data_are_known_by_a_link_to_them(settings, first, tmp_path):
     (tmp_path / "link.npz").symlink_to(settings.data)
     config = replace(settings, data=str(tmp_path / "link.npz"), epsilon=3.0)
     go(replace(config, weights=first / "model.safetensors"), tmp_path / "second")
-    assert len(book(tmp_path / "second").events) == 6
+    assert len(book(tmp_path / "second").releases) == 6
 
 
 def test_data_of_another_name_are_known_by_weights_in_their_run(settings, first, tmp_path):
     shutil.copy(settings.data, tmp_path / "renamed.npz")
     config = replace(settings, data=str(tmp_path / "renamed.npz"), epsilon=3.0)
     go(replace(config, weights=first / "model.safetensors"), tmp_path / "second")
-    assert len(book(tmp_path / "second").events) == 6
+    assert len(book(tmp_path / "second").releases) == 6
 
 
 def test_what_weights_began_with_is_remembered_through_other_data(settings, first, tmp_path):
@@ -199,7 +199,7 @@ def test_what_weights_began_with_is_remembered_through_other_data(settings, firs
     weights = shutil.move(tmp_path / "between/model.safetensors", tmp_path)
     go(replace(settings, weights=Path(weights), epsilon=3.0), tmp_path / "back")
     both = book(tmp_path / "back")
-    assert {event.ledger for event in both.events} == {book(first).header.id, both.header.id}
+    assert {release.ledger for release in both.releases} == {book(first).header.id, both.header.id}
 
 
 def test_what_weights_began_with_is_remembered_through_several_runs(settings, first, tmp_path):
@@ -212,7 +212,7 @@ def test_what_weights_began_with_is_remembered_through_several_runs(settings, fi
         shutil.rmtree(tmp_path / name)
     go(replace(settings, weights=weights, epsilon=3.0), tmp_path / "back")
     both = book(tmp_path / "back")
-    assert {event.ledger for event in both.events} == {book(first).header.id, both.header.id}
+    assert {release.ledger for release in both.releases} == {book(first).header.id, both.header.id}
 
 
 def test_a_start_that_no_ledger_speaks_of_is_remembered_through_other_data(
@@ -293,7 +293,7 @@ def test_some_classes_of_the_data_are_the_data(settings, tmp_path):
     go(part, tmp_path / "part")
     both = replace(settings, weights=tmp_path / "part/model.safetensors", epsilon=3.0, steps=1)
     go(replace(both, data=f"{settings.data}@1,0"), tmp_path / "both")
-    assert len(book(tmp_path / "both").events) == 2
+    assert len(book(tmp_path / "both").releases) == 2
 
 
 def test_a_release_does_not_begin_with_weights_that_learnt_its_data(settings, first, tmp_path):
@@ -376,7 +376,7 @@ def test_public_weights_before_a_private_run_are_no_reason_to_refuse_what_comes_
     again = replace(settings, weights=tmp_path / "private/model.safetensors", epsilon=3.0)
     summary = go(again, tmp_path / "again")
     assert summary["epsilon"] <= 3
-    assert len(book(tmp_path / "again").events) == 6
+    assert len(book(tmp_path / "again").releases) == 6
 
 
 def test_a_note_that_is_damaged_is_said_in_words(first, tmp_path):

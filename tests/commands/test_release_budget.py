@@ -25,7 +25,7 @@ from sfumato.metrics import quality
 from sfumato.privacy import noise
 from sfumato.privacy.accounting import price
 from sfumato.privacy.budget import Budget, make_plan
-from sfumato.privacy.events import Mechanism
+from sfumato.privacy.releases import Mechanism
 from sfumato.sharing.bundle import verify_bundle
 from sfumato.sharing.match import Matching
 
@@ -122,18 +122,18 @@ def test_noise_chosen_by_hand_needs_no_budget():
 def test_after_a_teacher_the_statistics_get_the_rest():
     config = asked(teacher=Path("run"))
     plan = make_plan(size=2000, batch_size=200, steps=50, noise_multiplier=3.0)
-    events = [plan.event("train", step) for step in range(50)]
-    shares = share(config, spent=events)
+    releases = [plan.release("train", step) for step in range(50)]
+    shares = share(config, spent=releases)
     assert shares.teacher is None
     total = cost_of(config, replace(shares, teacher=3.0))
     assert 0.97 * config.epsilon <= total <= config.epsilon
     with pytest.raises(ConfigError, match=r"after the teacher at least"):
-        share(replace(config, moments_noise=shares.moments / 2), spent=events)
-    assert share(replace(config, moments_noise=50.0), spent=events).moments == 50.0
+        share(replace(config, moments_noise=shares.moments / 2), spent=releases)
+    assert share(replace(config, moments_noise=50.0), spent=releases).moments == 50.0
     with pytest.raises(ConfigError, match=r"--epsilon 0.1 is for teacher, statistics and card"):
-        share(replace(config, epsilon=0.1), spent=events)
+        share(replace(config, epsilon=0.1), spent=releases)
     with pytest.raises(ConfigError, match=r"--epsilon 0.1 .* with the teacher"):
-        share(replace(config, epsilon=0.1, matching=Matching(k=0)), spent=events)
+        share(replace(config, epsilon=0.1, matching=Matching(k=0)), spent=releases)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_a_run_pays_for_teacher_statistics_and_card_and_keeps_its_promise(
     assert stages_of(tmp_path / "run") == {"train": 5, "moments": 1, "card": 1}
     assert 0.97 * 2 <= ledger.epsilon() <= 2
     assert ledger.header.relation == relation
-    noises = {event.stage: event.noise_multiplier for event in ledger.events}
+    noises = {release.stage: release.noise_multiplier for release in ledger.releases}
     assert noises["card"] > noises["moments"] > noises["train"]
-    kept = {event.max_norm for event in ledger.events if event.stage == "moments"}
+    kept = {release.max_norm for release in ledger.releases if release.stage == "moments"}
     assert kept != {1.0}  # the bound that the sums were clipped to, not a nominal one
     assert verify_bundle(tmp_path / "run" / "bundle").ok
     assert "noise multipliers: teacher" in (tmp_path / "run" / "log.txt").read_text()
@@ -176,7 +176,7 @@ def test_a_run_without_matching_has_no_event_for_statistics(settings, tmp_path):
 
 def test_noise_by_hand_is_what_the_ledger_says(settings, tmp_path):
     make(replace(settings, stage="moments", moments_noise=7.0), tmp_path / "run")
-    noises = {e.stage: e.noise_multiplier for e in ledger_of(tmp_path / "run").events}
+    noises = {e.stage: e.noise_multiplier for e in ledger_of(tmp_path / "run").releases}
     assert noises == {"train": 2.0, "moments": 7.0}
 
 
@@ -225,7 +225,7 @@ def test_people_are_counted_once_each_whatever_they_have_of_images(settings, tmp
     make(replace(config, stage="match"), tmp_path / "run")
     ledger = ledger_of(tmp_path / "run")
     assert ledger.header.unit == "person"
-    assert {e.divisor for e in ledger.events if e.stage != "train"} == {30}
+    assert {e.divisor for e in ledger.releases if e.stage != "train"} == {30}
     near = read_json(tmp_path / "run/stages/match/near_copies.json")
     assert near["standard_error"] == USUAL_CARD_NOISE / 30
     assert 0 <= near["share"] <= 1

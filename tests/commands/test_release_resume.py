@@ -46,7 +46,7 @@ def require_same(out, other):
         assert content(out / name) == content(other / name), name
     # Tags are keyed by the ledger's id, which every run draws for itself.
     one, two = (
-        [replace(event, ledger="", tag="") for event in ledger_of(folder).events]
+        [replace(release, ledger="", tag="") for release in ledger_of(folder).releases]
         for folder in (out, other)
     )
     assert one == two
@@ -133,13 +133,13 @@ def test_what_was_charged_and_not_saved_is_the_same_release_again(
 
     monkeypatch.setattr(noise, "privatize", listen)
     cut(monkeypatch, config, tmp_path / "run", where, name, when=when)
-    paid = ledger_of(tmp_path / "run").events
+    paid = ledger_of(tmp_path / "run").releases
     assert paid[-1].stage == stage
     make(config, tmp_path / "run")
     # The secret of the run makes the noise, so that nobody sees the sums under two kinds of it.
     one, other = given
     assert all(torch.equal(one[key], other[key]) for key in one)
-    assert ledger_of(tmp_path / "run").events[: len(paid)] == paid
+    assert ledger_of(tmp_path / "run").releases[: len(paid)] == paid
     assert stages_of(tmp_path / "run") == {"train": 5, "moments": 1, "card": 1}
     assert ledger_of(tmp_path / "run").epsilon() <= 2
     assert verify_bundle(tmp_path / "run" / "bundle").ok

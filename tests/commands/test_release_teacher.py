@@ -36,9 +36,9 @@ def with_teacher(settings, teacher, epsilon=3.0, **changes):
 
 def test_the_release_inherits_every_line_of_its_teacher(settings, teacher, tmp_path):
     make(with_teacher(settings, teacher, stage="student"), tmp_path / "run")
-    ledger, lines = ledger_of(tmp_path / "run"), set(ledger_of(teacher).events)
+    ledger, lines = ledger_of(tmp_path / "run"), set(ledger_of(teacher).releases)
     assert len(lines) == 5
-    assert lines <= set(ledger.events)
+    assert lines <= set(ledger.releases)
     assert stages_of(tmp_path / "run") == {"train": 5, "moments": 1, "card": 1}
     assert 0.97 * 3 <= ledger.epsilon() <= 3
     assert verify_bundle(tmp_path / "run" / "bundle").ok
@@ -64,7 +64,7 @@ def test_without_matching_a_teacher_costs_what_it_cost_and_the_card(settings, te
 def test_noise_for_the_statistics_alone_can_be_chosen(settings, teacher, tmp_path):
     config = with_teacher(settings, teacher, epsilon=None, moments_noise=6.0, stage="moments")
     make(config, tmp_path / "run")
-    noises = {e.stage: e.noise_multiplier for e in ledger_of(tmp_path / "run").events}
+    noises = {e.stage: e.noise_multiplier for e in ledger_of(tmp_path / "run").releases}
     assert noises == {"train": 3.0, "moments": 6.0}
 
 

@@ -38,7 +38,7 @@ def test_a_run_leaves_a_model_a_ledger_and_private_scores(tmp_path):
     assert 2.9 < summary["epsilon"] <= 3
     assert summary["not_for_release"] == []
     ledger = Ledger.from_records(read_lines(tmp_path / "run" / "ledger.jsonl"))
-    assert len(ledger.events) == 6
+    assert len(ledger.releases) == 6
     assert ledger.epsilon() == summary["epsilon"]
     left = {path.name for path in (tmp_path / "run" / "private").iterdir()}
     assert left == {"data.json", "metrics.jsonl", "scores.json"}

@@ -46,8 +46,8 @@ def plain(tmp_path_factory):
 
 
 def paid(out):
-    events = Ledger.from_records(read_lines(out / "ledger.jsonl")).events
-    return [replace(event, tag="", ledger="") for event in events]
+    releases = Ledger.from_records(read_lines(out / "ledger.jsonl")).releases
+    return [replace(release, tag="", ledger="") for release in releases]
 
 
 WAYS = {

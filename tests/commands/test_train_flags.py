@@ -62,11 +62,11 @@ def test_a_flag_changes_the_model(tmp_path, plain, change):
     )
     assert 2.9 < summary["epsilon"] <= 3
     records = read_lines(tmp_path / "run" / "ledger.jsonl")
-    events = Ledger.from_records(records).events
+    releases = Ledger.from_records(records).releases
     if change == "noise_decay":
-        assert events[-1].noise_multiplier == pytest.approx(events[0].noise_multiplier / 2)
+        assert releases[-1].noise_multiplier == pytest.approx(releases[0].noise_multiplier / 2)
     if change == "clip_decay":
-        assert [event.max_norm for event in events] == pytest.approx([1, 0.5**0.5, 0.5])
+        assert [release.max_norm for release in releases] == pytest.approx([1, 0.5**0.5, 0.5])
     if change == "secure":
         assert records[0]["header"]["noise"] == "chacha20"
 

@@ -37,8 +37,8 @@ settings, finished = fixtures(tiny, warm)
 def test_the_ledger_speaks_of_the_private_rest_alone(finished, settings):
     ledger = Ledger.from_records(read_lines(finished / "stages/train/ledger.jsonl"))
     assert ledger.header.data.endswith("-without-30%")
-    assert {event.stage for event in ledger.events} == {"train"}
-    assert ledger.events[0].rate == pytest.approx(40 / 126)
+    assert {release.stage for release in ledger.releases} == {"train"}
+    assert ledger.releases[0].rate == pytest.approx(40 / 126)
     done = json.loads((finished / "done.json").read_text())
     assert done["epsilon"] == pytest.approx(ledger.epsilon())
     assert done["public_images"] == 54

@@ -44,10 +44,10 @@ def settings(folder):
 
 def test_with_public_images_of_ones_own_all_of_the_data_is_private(settings, tmp_path, capsys):
     warm(settings, tmp_path / "run")
-    header, event = read_lines(tmp_path / "run/stages/train/ledger.jsonl")[:2]
+    header, release = read_lines(tmp_path / "run/stages/train/ledger.jsonl")[:2]
     assert '"data": "private-train"' in json.dumps(header)
     assert "the images of public-train (90, brought)" in json.dumps(header)
-    assert '"rate": 0.3333' in json.dumps(event)
+    assert '"rate": 0.3333' in json.dumps(release)
     done = json.loads((tmp_path / "run/done.json").read_text())
     assert "90 images of public-train: nothing is promised" in warmup.show({**done, "run": "r"})
     public = np.load(tmp_path / "run/stages/split/public.npz")["x_train"]

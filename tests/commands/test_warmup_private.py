@@ -41,8 +41,8 @@ settings, finished = fixtures(privately, warm)
 def test_the_ledger_of_the_generator_speaks_of_all_images(finished):
     ledger = Ledger.from_records(read_lines(finished / "stages/generator/ledger.jsonl"))
     assert ledger.header.data.endswith("digits-train")
-    assert [event.stage for event in ledger.events] == ["train"] * 3
-    assert ledger.events[0].rate == pytest.approx(40 / 180)
+    assert [release.stage for release in ledger.releases] == ["train"] * 3
+    assert ledger.releases[0].rate == pytest.approx(40 / 180)
     assert ledger.epsilon() <= 8.0
     done = json.loads((finished / "done.json").read_text())
     assert done["epsilon"] == pytest.approx(ledger.epsilon())

@@ -144,7 +144,7 @@ def test_what_a_pass_writes_to_a_parameter_is_refused(write):
     x, y = dataset()[:12]
     with pytest.raises((UnsupportedLayer, PrivacyError), match="parameter"):
         optimizer.step(loss=losses(model, x, y))
-    assert not engine.ledger.events
+    assert not engine.ledger.releases
 
 
 def test_whichever_call_of_the_first_step_writes_nothing_of_it_is_left():

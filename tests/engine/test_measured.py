@@ -29,7 +29,7 @@ def test_a_sum_longer_than_its_norms_is_refused_at_the_first_step(examples, monk
     with pytest.raises(PrivacyError, match="beyond the bound"):
         optimizer.step(loss=losses(model, x, y))
     assert engine.taken == 0
-    assert not engine.ledger.events
+    assert not engine.ledger.releases
     assert all(map(torch.equal, before, model.parameters()))
 
 

@@ -162,4 +162,4 @@ def test_what_belongs_to_no_example_may_have_as_many_rows_as_a_batch(always):
         x, y = dataset()[:count]
         out = model(x, prototypes)
         optimizer.step(loss=F.cross_entropy(out, y, reduction="none"))
-    assert len(engine.ledger.events) == 4
+    assert len(engine.ledger.releases) == 4

@@ -73,24 +73,24 @@ def test_whoever_goes_back_pays_for_the_steps_that_are_taken_again(fixed):
     with pytest.warns(UserWarning, match="4 releases that the state does not know"):
         engine.load_state_dict(state)
     assert engine.taken == 6
-    assert len(engine.ledger.events) == 10, "what was released stays paid for"
+    assert len(engine.ledger.releases) == 10, "what was released stays paid for"
     draw(engine, optimizer, 6, 10)
-    events = engine.ledger.events
-    assert [event.step for event in events] == [*range(10), *range(6, 10)]
+    releases = engine.ledger.releases
+    assert [release.step for release in releases] == [*range(10), *range(6, 10)]
     assert len(engine.ledger.objections) == fixed, "its own seed is no seed of a parent"
     assert engine.get_privacy_spent()["epsilon"] > once
     # The last state knows all of it, and a state of now does too.
     engine.load_state_dict(engine.state_dict())
-    assert engine.ledger.events == events
+    assert engine.ledger.releases == releases
 
 
 def test_what_an_engine_spent_before_it_took_anothers_state_over_stays_paid_for():
     _, optimizer, engine = attached()
     draw(engine, optimizer, 0, 2)
-    spent = engine.ledger.events
+    spent = engine.ledger.releases
     with pytest.warns(UserWarning, match="2 releases"):
         engine.load_state_dict(engine_for(net()).state_dict())
-    assert engine.ledger.events == spent
+    assert engine.ledger.releases == spent
 
 
 def draw(engine, optimizer, start, end):

@@ -61,7 +61,7 @@ def epsilon_of(plan: dict) -> list[float]:
             return [price(Plan(**options).mechanisms(), delta, accountant="rdp")]
         case "make":
             budget = Budget(epsilon=options.pop("epsilon"), delta=options.pop("delta"))
-            spent = read_ledger(options.pop("spent")).events if "spent" in options else ()
+            spent = read_ledger(options.pop("spent")).releases if "spent" in options else ()
             made = make_plan(budget, spent=spent, **options)
             total = mechanisms_of(spent) + made.mechanisms()
             return [made.noise_multiplier, price(total, budget.delta, made.relation)]

@@ -27,7 +27,7 @@ def header(id="one", **changes):
     }}  # fmt: skip
 
 
-def event(stage="train", step=0, *, ledger="one", **changes):
+def release(stage="train", step=0, *, ledger="one", **changes):
     return {"event": {
         "stage": stage, "step": step, "rate": 1.0, "noise_multiplier": 2.0, "max_batch": None,
         "size": None, "max_norm": 1.0, "divisor": 1.0, "data": "digits-train", "ledger": ledger,
@@ -36,7 +36,7 @@ def event(stage="train", step=0, *, ledger="one", **changes):
 
 
 def training(steps: int, ledger="one", rate=0.05, noise=1.1) -> Iterable[dict]:
-    return [event(step=s, ledger=ledger, rate=rate, noise_multiplier=noise) for s in range(steps)]
+    return [release(step=s, ledger=ledger, rate=rate, noise_multiplier=noise) for s in range(steps)]
 
 
 def ledger(*records, delta=1e-5, accountant="pld", parents=()):
@@ -50,8 +50,8 @@ REPLACE = {"relation": "replace"}
 CUT = {"max_batch": 130, "size": 5000}
 PARENT = [header("two", data="mnist"), *training(30, "two")]
 GRANDCHILD = [header("three"), *training(10, "three"), *training(30, "two")]
-FAMILY = [event("moments", c, family="classes", noise_multiplier=3.0) for c in range(10)]
-TWICE = [event(rate=0.05, tag="a"), event(rate=0.05, tag="b")]
+FAMILY = [release("moments", c, family="classes", noise_multiplier=3.0) for c in range(10)]
+TWICE = [release(rate=0.05, tag="a"), release(rate=0.05, tag="b")]
 
 PLANS = {
     "plain": plan(),
@@ -93,7 +93,7 @@ PLANS = {
     "make, replace": make(2.0, **REPLACE),
     "make, cut": make(2.0, steps=20, max_batch=260),
     "make, noise falls": make(2.0, noise_decay=0.5),
-    "make after a release": make(2.0, spent=[header(), event(noise_multiplier=5.0)]),
+    "make after a release": make(2.0, spent=[header(), release(noise_multiplier=5.0)]),
     "make after a training": make(4.0, spent=[header(), *training(20)]),
     "steps within 1": {**plan(), "kind": "steps", "epsilon": 1.0},
     "steps within 3, replace": {**plan(**REPLACE), "kind": "steps", "epsilon": 3.0},
@@ -109,19 +109,19 @@ PLANS = {
     "ledger, another delta": ledger(header(), *training(40), delta=1e-7),
     "ledger, replace": ledger(header(**REPLACE), *training(40)),
     "ledger by rdp": ledger(header(), *training(40), accountant="rdp"),
-    "ledger, exact line": ledger(header(), event(noise_multiplier=0.0)),
+    "ledger, exact line": ledger(header(), release(noise_multiplier=0.0)),
     "family": ledger(header(), *FAMILY),
     "family and training": ledger(header(), *training(40), *FAMILY),
     "family, unequal noise": ledger(
-        header(), *FAMILY, event("moments", 10, family="classes", noise_multiplier=1.5)
+        header(), *FAMILY, release("moments", 10, family="classes", noise_multiplier=1.5)
     ),
     "one step released twice": ledger(header(), *TWICE, *training(40)[1:]),
     "one step cut in two ways": ledger(
-        header(), TWICE[0], event(rate=0.05, tag="c", max_batch=50, size=1000)
+        header(), TWICE[0], release(rate=0.05, tag="c", max_batch=50, size=1000)
     ),
-    "inherited": ledger(header(), event("card"), parents=[PARENT]),
+    "inherited": ledger(header(), release("card"), parents=[PARENT]),
     "inherited in two ways": ledger(header(), *training(5), parents=[PARENT, GRANDCHILD]),
     "seeded parent": ledger(
-        header(), event("card"), parents=[[header("four", fixed_seed=True), *training(3, "four")]]
+        header(), release("card"), parents=[[header("four", fixed_seed=True), *training(3, "four")]]
     ),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from sfumato.privacy.accounting import (
     shuffled_epsilon,
 )
 from sfumato.privacy.budget import Budget, Plan, make_plan, steps_within
-from sfumato.privacy.events import Event, Mechanism
+from sfumato.privacy.releases import Mechanism, Release
 
 PRV_ALLOWANCE = 0.04
 """The specs' PRV tables were searched with an error allowance on epsilon, so they ask for slightly
@@ -131,7 +131,7 @@ def test_a_teacher_and_its_statistics_compose(
     batch, epochs, noise, alone, with_5, with_10, with_20
 ):
     plan = make_plan(size=60_000, batch_size=batch, epochs=epochs, noise_multiplier=noise)
-    training = Counter({plan.event("teacher", 0).mechanism: plan.steps})
+    training = Counter({plan.release("teacher", 0).mechanism: plan.steps})
     for release, expected in ((None, alone), (5, with_5), (10, with_10), (20, with_20)):
         statistics = Counter({Mechanism(1.0, release): 1} if release else {})
         assert price(training + statistics, 1e-5) == pytest.approx(expected, rel=0.004)
@@ -143,7 +143,7 @@ def test_one_gaussian_release_costs_what_the_table_says():
 
 
 def test_a_second_stage_gets_what_the_first_left_of_the_budget():
-    spent = [Event(stage="moments", noise_multiplier=10)]
+    spent = [Release(stage="moments", noise_multiplier=10)]
     budget = Budget(epsilon=1, delta=1e-5)
     mnist = make_plan(budget, size=60_000, batch_size=128, epochs=4, spent=spent)
     fashion = make_plan(budget, size=60_000, batch_size=50, epochs=30, spent=spent)
@@ -200,8 +200,8 @@ def test_a_gaussian_release_costs_what_its_closed_form_says():
 
 
 def test_the_order_and_grouping_of_events_does_not_matter():
-    small = [Event(stage="a", step=i, rate=0.01, noise_multiplier=0.8) for i in range(40)]
-    large = [Event(stage="b", step=i, noise_multiplier=12.0) for i in range(3)]
+    small = [Release(stage="a", step=i, rate=0.01, noise_multiplier=0.8) for i in range(40)]
+    large = [Release(stage="b", step=i, noise_multiplier=12.0) for i in range(3)]
     mixed = [*small[:7], *large, *small[7:]]
     assert epsilon(small + large, 1e-5) == epsilon(mixed, 1e-5) == epsilon(mixed[::-1], 1e-5)
 
@@ -212,8 +212,8 @@ def test_the_rdp_bound_is_above_the_pld_bound():
 
 
 def test_no_events_cost_nothing_and_an_exact_one_costs_everything():
-    exact = Event(stage="statistics", noise_multiplier=0.0)
-    noisy = Event(stage="training", noise_multiplier=3.0)
+    exact = Release(stage="statistics", noise_multiplier=0.0)
+    noisy = Release(stage="training", noise_multiplier=3.0)
     assert epsilon([], 1e-5) == 0
     assert epsilon([noisy, exact], 1e-5) == math.inf
     assert epsilon([noisy, exact], 1e-5, accountant="rdp") == math.inf
@@ -221,8 +221,8 @@ def test_no_events_cost_nothing_and_an_exact_one_costs_everything():
 
 def test_a_truncated_batch_costs_more_and_a_loose_limit_almost_nothing():
     def cost(max_batch):
-        event = Event(stage="a", rate=0.1, noise_multiplier=1.5, max_batch=max_batch, size=1000)
-        return price(Counter({event.mechanism: 20}), 1e-5)
+        release = Release(stage="a", rate=0.1, noise_multiplier=1.5, max_batch=max_batch, size=1000)
+        return price(Counter({release.mechanism: 20}), 1e-5)
 
     free = pld(0.1, 1.5, 20)
     assert free * 0.999 < cost(200) < free * 1.02
@@ -245,7 +245,7 @@ def test_the_steps_that_a_budget_allows_fit_and_one_more_does_not():
 
 
 def test_a_spent_budget_is_refused_and_not_searched_for_ever():
-    spent = [Event(stage="before", noise_multiplier=1.0)]
+    spent = [Release(stage="before", noise_multiplier=1.0)]
     with pytest.raises(ConfigError, match="already spent"):
         make_plan(Budget(epsilon=2, delta=1e-5), size=1000, spent=spent)
 

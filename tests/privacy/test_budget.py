@@ -75,7 +75,7 @@ def test_epochs_become_steps_without_rounding_errors():
 
 def test_a_step_beyond_the_plan_is_refused():
     plan = Plan(noise_multiplier=1, expected_batch=1, steps=3)
-    assert plan.event("train", 2).step == 2
+    assert plan.release("train", 2).step == 2
     for step in (3, -1):
         with pytest.raises(PrivacyError, match="budget is spent"):
-            plan.event("train", step)
+            plan.release("train", step)

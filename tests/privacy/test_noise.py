@@ -40,7 +40,7 @@ def test_an_empty_batch_is_still_noised_and_charged(noise):
     book = ledger(noise)
     result = release(torch.zeros(1000), book=book)
     assert float(result.std()) == pytest.approx(1.5 * 4 / 20, rel=0.1)
-    assert len(book.events) == 1
+    assert len(book.releases) == 1
 
 
 @pytest.mark.parametrize("noise", SOURCES)
@@ -93,7 +93,7 @@ def test_sums_that_lie_flat_are_released_like_others(noise):
     sums = Sums.of(given)
     resumed = Ledger.from_records(book.records())
     second = privatize(sums, PLAN, resumed, secret, step=0, stage="train")
-    assert len(resumed.events) == 1
+    assert len(resumed.releases) == 1
     for name in given:
         assert torch.equal(first[name], second[name])
         assert torch.equal(sums[name], second[name]), "of the exact sums nothing is left"
@@ -130,7 +130,7 @@ def test_a_model_of_which_a_part_is_on_a_cpu_is_released_too(noise, secret, way,
     first = privatize(zeros, PLAN, book, secret, step=0, stage="train")
     again = Ledger.from_records(book.records())
     second = privatize(zeros, PLAN, again, secret, step=0, stage="train")
-    assert len(again.events) == 1
+    assert len(again.releases) == 1
     for name, found in first.items():
         assert torch.equal(found, second[name])
         drawn = found.double().numpy() * PLAN.expected_batch
@@ -149,7 +149,7 @@ def test_two_releases_of_one_step_cost_as_one_with_less_noise():
     for _ in range(3):
         book = Ledger.from_records(book.records())
         release(torch.randn(3), plan=plan, book=book, secret=secret)
-    assert len(book.events) == 4
+    assert len(book.releases) == 4
     assert book.epsilon() == pytest.approx(3.03, rel=0.01)
 
 
@@ -176,7 +176,7 @@ def test_the_ledger_is_charged_before_the_noise_is_made(monkeypatch):
     book = ledger()
 
     def spy(total, deviation, divisor, key):
-        seen.append(len(book.events))
+        seen.append(len(book.releases))
 
     seen = []
     monkeypatch.setattr("sfumato.privacy.noise.to_philox_mean", spy)
@@ -206,7 +206,7 @@ def test_a_ledger_that_names_no_secret_takes_none(secret):
     nameless = Ledger(replace(book.header, secret=""))
     with pytest.raises(PrivacyError, match="not the secret"):
         release(torch.zeros(3), book=nameless, secret=secret)
-    assert not nameless.events
+    assert not nameless.releases
 
 
 def test_the_grid_is_paid_for_by_all_coordinates_of_all_types():
@@ -227,9 +227,9 @@ def test_the_grid_is_paid_for_by_all_coordinates_of_all_types():
 def test_the_event_says_what_was_done():
     book = ledger()
     release(torch.zeros(3), book=book, step=7)
-    (event,) = book.events
-    assert (event.stage, event.step, event.rate, event.data) == ("train", 7, 0.1, "faces")
-    assert event.noise_multiplier == 1.5
+    (line,) = book.releases
+    assert (line.stage, line.step, line.rate, line.data) == ("train", 7, 0.1, "faces")
+    assert release.noise_multiplier == 1.5
 
 
 def test_steps_beyond_the_plan_are_refused():
@@ -268,7 +268,7 @@ def test_a_sum_that_is_not_finite_is_refused(bad, place, way):
         return
     with pytest.raises(PrivacyError, match='"wrong" is not finite'):
         privatize(sums, PLAN, book, SEED, step=0, stage="train")
-    assert not book.events
+    assert not book.releases
 
 
 def test_whole_numbers_are_refused():

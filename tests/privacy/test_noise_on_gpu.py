@@ -71,7 +71,7 @@ def test_a_repeated_step_is_the_same_release_and_another_sum_has_other_noise(noi
     first = release(Sums.of(some()), noise, book=book, secret=secret)
     resumed = Ledger.from_records(book.records())
     again = release(some(), noise, book=resumed, secret=secret)
-    assert len(resumed.events) == 1
+    assert len(resumed.releases) == 1
     assert all(torch.equal(first[name], again[name]) for name in first)
     changed = some()
     changed["bias"].view(torch.int32)[-1] ^= 1
@@ -119,9 +119,9 @@ def test_a_release_does_not_wait_for_the_gpu(noise):
     worked.record()
     release(sums, noise, book=book, secret=secret)
     assert not worked.query(), "it came back while the GPU was at work"
-    (event,) = book.events
+    (line,) = book.releases
     assert worked.query(), "the tag could only be told by then"
-    assert event.tag == tag_of(some(), secret, (book.header.id, "train", 0))
+    assert release.tag == tag_of(some(), secret, (book.header.id, "train", 0))
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])

@@ -8,9 +8,9 @@ import torch
 from sfumato.errors import ConfigError
 from sfumato.privacy.accounting import price
 from sfumato.privacy.budget import Budget, Plan, make_plan
-from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
+from sfumato.privacy.releases import Release
 from sfumato.privacy.secret import SessionKey
 
 DECAYING = Plan(
@@ -33,7 +33,7 @@ def test_the_ledger_prices_the_noise_of_each_step():
     ledger = Ledger(header)
     for step in range(80):
         privatize({"w": torch.zeros(3)}, DECAYING, ledger, secret, step=step, stage="train")
-    wanted = price(Counter(event.mechanism for event in ledger.events), 1e-5, "add-or-remove")
+    wanted = price(Counter(release.mechanism for release in ledger.releases), 1e-5, "add-or-remove")
     assert ledger.epsilon() == pytest.approx(DECAYING.epsilon(1e-5), rel=1e-3)
     assert ledger.epsilon() == pytest.approx(wanted, rel=1e-3)
     constant = Plan(noise_multiplier=2.0, expected_batch=10.0, rate=0.1, steps=80)
@@ -67,7 +67,7 @@ def test_a_schedule_that_ends_with_little_of_its_noise_begins_with_much(decay):
 
 
 def test_little_noise_that_was_spent_is_refused_by_its_name():
-    spent = [Event(stage="before", rate=0.1, noise_multiplier=0.015)]
+    spent = [Release(stage="before", rate=0.1, noise_multiplier=0.015)]
     for decay in (1.0, 0.015):
         with pytest.raises(ConfigError, match=r"noise multiplier 0\.015 cannot be priced"):
             make_plan(Budget(epsilon=8, delta=1e-5), size=10, noise_decay=decay, spent=spent)

@@ -34,12 +34,12 @@ def test_a_step_repeated_after_a_crash_is_the_same_release(noise):
     first = release(total, book=book, secret=secret)
     resumed = Ledger.from_records(book.records())
     assert torch.equal(release(total, book=resumed, secret=secret), first)
-    assert len(resumed.events) == 1
+    assert len(resumed.releases) == 1
     again = Ledger.from_records(book.records())
     changed = total.clone()
     changed[0] += 1e-3
     other = release(changed, book=again, secret=secret)
-    assert len(again.events) == 2, "another sum is another release, and pays"
+    assert len(again.releases) == 2, "another sum is another release, and pays"
     assert again.epsilon() > book.epsilon()
     assert not (other == first).any()
 
@@ -49,7 +49,7 @@ def test_equal_sums_do_not_show_in_the_public_ledger():
     book = ledger(secret=secret)
     for step in range(5):
         release(torch.zeros(4), book=book, secret=secret, step=step)
-    assert len({event.tag for event in book.events}) == 5
+    assert len({release.tag for release in book.releases}) == 5
 
 
 def test_sums_that_differ_in_anything_have_different_tags():
@@ -80,7 +80,7 @@ def test_a_difference_anywhere_is_other_noise_everywhere(noise):
         changed = {n: t + (n == name) for n, t in given.items()}
         again = Ledger.from_records(book.records())
         found = privatize(changed, PLAN, again, secret, step=0, stage="train")
-        assert len(again.events) == 2
+        assert len(again.releases) == 2
         assert not any((found[n] == first[n]).any() for n in given)
 
 
@@ -122,10 +122,10 @@ def test_what_a_gpu_cannot_tell_yet_is_paid_before_and_told_after(way):
     book.settle()
     book.settle()
     assert len(written) == 4 + 3 * told_later
-    assert Ledger.from_records(written).events == book.events
-    for step, event in enumerate(book.events):
+    assert Ledger.from_records(written).releases == book.releases
+    for step, line in enumerate(book.releases):
         place = (header.id, "train", step)
-        assert event.tag == tag_of({"x": torch.ones(4)}, secret, place)
+        assert line.tag == tag_of({"x": torch.ones(4)}, secret, place)
 
 
 def test_a_crash_before_a_tag_is_told_costs_that_release_and_never_hides_one(way):
@@ -136,5 +136,5 @@ def test_a_crash_before_a_tag_is_told_costs_that_release_and_never_hides_one(way
     first = release(torch.ones(4), book=Ledger(header, written.append), secret=secret)
     resumed = Ledger.from_records(written, written.append)
     assert torch.equal(release(torch.ones(4), book=resumed, secret=secret), first)
-    assert len(resumed.events) == 2, "nobody knows that it was the same"
-    assert Ledger.from_records(written).events == resumed.events
+    assert len(resumed.releases) == 2, "nobody knows that it was the same"
+    assert Ledger.from_records(written).releases == resumed.releases

@@ -20,9 +20,9 @@ def without_the_last(lines):
 
 
 def with_other_noise(lines):
-    event = json.loads(lines[5])
-    event["event"]["noise_multiplier"] = 0.1
-    return [*lines[:5], json.dumps(event), *lines[6:]]
+    release = json.loads(lines[5])
+    release["event"]["noise_multiplier"] = 0.1
+    return [*lines[:5], json.dumps(release), *lines[6:]]
 
 
 def spoil(path, how):

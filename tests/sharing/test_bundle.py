@@ -13,8 +13,8 @@ from PIL import Image
 
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError, DataError, PrivacyError, RunError
-from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.releases import Release
 from sfumato.sharing.bundle import read_bundle, verify_bundle
 
 
@@ -56,14 +56,14 @@ def test_the_card_derives_its_promise_from_the_ledger(tmp_path):
     assert card.epsilon == ledger.epsilon()
     assert card.epsilon_by_rdp == ledger.epsilon(accountant="rdp")
     assert (card.private, card.delta, card.unit) == ("faces", 1e-5, "person")
-    assert {name: spent.events for name, spent in card.stages.items()} == {
+    assert {name: spent.releases for name, spent in card.stages.items()} == {
         "train": 3, "moments": 1, "card": 1,
     }  # fmt: skip
 
 
 def test_a_student_of_another_ledger_needs_no_training_of_its_own(tmp_path):
     ledger, teacher = paid("moments", "card"), Ledger(Header(data="faces", delta=1e-5))
-    teacher.charge(Event(stage="fine-tune", noise_multiplier=3.0))
+    teacher.charge(Release(stage="fine-tune", noise_multiplier=3.0))
     ledger.inherit(teacher)
     card = write(tmp_path, ledger=ledger)
     assert "fine-tune" in card.stages
@@ -148,7 +148,7 @@ def test_the_card_says_when_it_must_not_be_released(tmp_path):
 def test_names_do_not_break_the_card(tmp_path):
     nasty = "a|b <script>alert(1)</script>\n# *x* [y](z) `q` \\|"
     ledger = paid("train", "moments", "card", data=nasty)
-    ledger.charge(Event(stage=nasty, noise_multiplier=50.0))
+    ledger.charge(Release(stage=nasty, noise_multiplier=50.0))
     write(tmp_path, ledger=ledger, model=nasty, public=nasty)
     edit(tmp_path, scores={nasty: 1.0})
     text = (tmp_path / "card.md").read_text()

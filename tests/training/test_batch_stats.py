@@ -142,7 +142,7 @@ def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeate
     for one, other in zip(first[:2], again[:2], strict=True):
         assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
     assert again[2] == [None] * 4
-    assert len(resumed.events) == 3
+    assert len(resumed.releases) == 3
     assert resumed.epsilon() == Ledger.from_records(written).epsilon()
 
 
@@ -181,5 +181,5 @@ def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path, monkey
         assert not all(p.isfinite().all() for p in model.parameters())
         ledger = train(run, spoilt=None)
         assert all(p.isfinite().all() for p in model.parameters())
-    assert [event.step for event in ledger.events] == [0, 1, 2, 3]
-    assert [event.tag == "" for event in ledger.events] == [False, False, True, False]
+    assert [release.step for release in ledger.releases] == [0, 1, 2, 3]
+    assert [release.tag == "" for release in ledger.releases] == [False, False, True, False]

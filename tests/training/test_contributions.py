@@ -68,7 +68,7 @@ def test_a_sum_longer_than_its_norms_is_refused_in_the_first_step(part, monkeypa
     lengthened(monkeypatch)
     with pytest.raises(PrivacyError, match="beyond the bound"):
         scene.step(batch(0, part))
-    assert not scene.ledger.events
+    assert not scene.ledger.releases
     assert all(p.grad is None for p in scene.clipper.parameters.values())
 
 
@@ -93,7 +93,7 @@ def test_later_steps_are_measured_rarely_at_times_that_nobody_can_foresee(monkey
         scene.step(batch(number, [0, 1], [2, 3]))
     with pytest.raises(PrivacyError, match="beyond the bound"):
         scene.step(batch(3, [0, 1], [2, 3]))
-    assert len(scene.ledger.events) == 3
+    assert len(scene.ledger.releases) == 3
 
 
 SOUND = {
@@ -113,7 +113,7 @@ def test_sound_steps_pass_at_every_batch(case, monkeypatch):
     scene = Scene(**SOUND[case])
     for number in range(6):
         scene.step(batch(number, [5 * number + i for i in range(5)], [number]))
-    assert len(scene.ledger.events) == 6
+    assert len(scene.ledger.releases) == 6
 
 
 def test_an_example_that_is_not_finite_is_no_alarm(monkeypatch):
@@ -122,4 +122,4 @@ def test_an_example_that_is_not_finite_is_no_alarm(monkeypatch):
     with torch.no_grad():
         scene.clipper.model[0].weight[:] = 1e30
     scene.step(batch(0, [0, 1, 2]))
-    assert len(scene.ledger.events) == 1
+    assert len(scene.ledger.releases) == 1

@@ -204,7 +204,7 @@ def test_noise_and_ledger_are_those_of_a_step_without_an_extender(kind):
             step(batch_of(places, step=number))
             if number == 0:
                 left[way] = gradients(model)
-        paid[way] = [replace(event, tag="", ledger="") for event in ledger.events]
+        paid[way] = [replace(release, tag="", ledger="") for release in ledger.releases]
     assert paid["with"] == paid["without"]
     known = public(net())(0)
     for name, noise in left["without"].items():
@@ -225,7 +225,7 @@ def test_a_norm_that_is_too_small_is_found_out_while_training(monkeypatch):
     monkeypatch.setattr(sums, "square_norm", lambda gradient: honest(gradient) / 4)
     with pytest.raises(PrivacyError, match="beyond the bound"):
         step(batch_of([1, 2, 3], step=1))
-    assert len(ledger.events) == 1
+    assert len(ledger.releases) == 1
 
 
 def test_a_step_whose_effect_is_lost_stays_lost():

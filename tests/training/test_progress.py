@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.events import Event
 from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.releases import Release
 from sfumato.training import progress as module
 from sfumato.training.progress import price_list, progress
 
@@ -44,16 +44,16 @@ def test_the_epsilon_shown_is_that_of_the_ledger_when_the_step_is_taken():
     plan = Plan(noise_multiplier=1.5, expected_batch=50, rate=0.05, steps=20, noise_decay=0.8)
     ledger = Ledger(Header(data="d", delta=1e-5))
     before = Ledger(Header(data="d", delta=1e-5))
-    before.charge(Event(stage="train", noise_multiplier=6.0))
+    before.charge(Release(stage="train", noise_multiplier=6.0))
     ledger.inherit(before)
     for step in range(8):
-        ledger.charge(plan.event("train", step))
+        ledger.charge(plan.release("train", step))
     # Begun again after step 5: step 5 was taken with other sums, and pays again.
     ledger = Ledger.from_records(ledger.records())
-    ledger.charge(replace(plan.event("train", 5), tag="another"))
+    ledger.charge(replace(plan.release("train", 5), tag="another"))
     shown = price_list(plan, ledger, "train")
     assert shown is not None
     assert shown(6) == shown(8) == pytest.approx(ledger.epsilon(), rel=1e-3)
     for step in range(8, 20):
-        ledger.charge(plan.event("train", step))
+        ledger.charge(plan.release("train", step))
     assert shown(20) == pytest.approx(ledger.epsilon(), rel=1e-3)

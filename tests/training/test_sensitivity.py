@@ -155,7 +155,7 @@ def test_a_model_that_mixes_the_examples_of_larger_batches_is_refused_at_the_fir
     admit(clipper, read.losses, read.trial(), 3)
     with pytest.raises(PrivacyError, match="depends on"):
         step(Batch(0, (Chunk(torch.arange(12), torch.ones(12, dtype=torch.bool)),)))
-    assert not book.events
+    assert not book.releases
 
 
 def test_a_gradient_that_is_kept_never_shows_the_exact_sums_of_a_later_step():

@@ -110,7 +110,7 @@ def test_a_step_whose_passes_write_to_a_buffer_is_refused_and_not_charged():
         parameter.grad = None
     with pytest.raises(UnsupportedLayer, match="seen"):
         step(batch(1, [3, 4]))
-    assert len(ledger.events) == 1
+    assert len(ledger.releases) == 1
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model.seen.any(), "what was private is taken out again"
 

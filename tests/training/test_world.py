@@ -45,7 +45,7 @@ def test_one_process_speaks_and_pays_for_all(two):
     out, printed, _ = two
     summary = json.loads(printed)
     ledger = Ledger.from_records(read_lines(out / "ledger.jsonl"))
-    assert len(ledger.events) == 5
+    assert len(ledger.releases) == 5
     assert ledger.epsilon() == summary["epsilon"] <= 3
 
 

@@ -124,15 +124,15 @@ def curve_of(ledger: "Ledger") -> dict[str, list[float]] | None:
 
     Where the noise changed from step to step, all steps count as those with the least.
     """
-    events = ledger.events
-    if ledger.header.unit != "example" or not events:
+    releases = ledger.releases
+    if ledger.header.unit != "example" or not releases:
         return None
-    if any(event.is_exact or event.max_batch is not None for event in events):
+    if any(release.is_exact or release.max_batch is not None for release in releases):
         return None
     return allowed_curve(
-        rate=max(event.rate for event in events),
-        noise_multiplier=min(event.noise_multiplier for event in events),
-        steps=len(events),
+        rate=max(release.rate for release in releases),
+        noise_multiplier=min(release.noise_multiplier for release in releases),
+        steps=len(releases),
     )
 
 

@@ -16,8 +16,8 @@ from sfumato.errors import ConfigError, PrivacyError
 
 if TYPE_CHECKING:
     from sfumato.privacy.budget import Budget, Plan
-    from sfumato.privacy.events import Event
     from sfumato.privacy.ledger import Ledger
+    from sfumato.privacy.releases import Release
 
 CARD_SHARE = 0.002
 """What the count of near copies gets of the budget. Of 60,000 images its error is a thousandth, of
@@ -44,7 +44,7 @@ class Shares:
 
 def share_budget(
     config: Config, *, size: int, delta: float, length: int, classes: int,
-    spent: "Sequence[Event] | None" = None,
+    spent: "Sequence[Release] | None" = None,
 ) -> Shares:  # fmt: skip
     """How the budget is shared, for `size` images (or people) and statistics of `length` numbers.
 
@@ -60,13 +60,13 @@ def share_budget(
     if config.epsilon is None:
         moments = USUAL_MOMENTS_NOISE if config.moments_noise is None else config.moments_noise
         # Priced before anything is spent: noise that has no price is refused here.
-        epsilon([one_release(config, size, moments).event("moments", 0)], delta, config.relation)
+        epsilon([one_release(config, size, moments).release("moments", 0)], delta, config.relation)
         return Shares(moments if config.k else None, USUAL_CARD_NOISE, config.noise_multiplier)
     budget = Budget(epsilon=config.epsilon, delta=delta)
     whole = least_noise_of(budget, size, config)
     card = whole / math.sqrt(CARD_SHARE)
     if spent is not None:
-        before = [*spent, one_release(config, size, card).event("card", 0)]
+        before = [*spent, one_release(config, size, card).release("card", 0)]
         require_room(config, before, delta, "the teacher")
         left = least_noise_of(budget, size, config, before) if config.k else None
         chosen = config.moments_noise
@@ -79,16 +79,16 @@ def share_budget(
     rows = size / (classes if config.per_class else 1)
     moments = moments_noise(config, whole, length, rows) if config.k else None
     plans = [one_release(config, size, noise) for noise in (card, moments) if noise is not None]
-    before = [plan.event(f"other {number}", 0) for number, plan in enumerate(plans)]
+    before = [plan.release(f"other {number}", 0) for number, plan in enumerate(plans)]
     require_room(config, before, delta, "--moments-noise or --moments-share")
     return Shares(moments, card, teacher_noise(config, size, budget, before))
 
 
-def require_room(config: Config, events: "Sequence[Event]", delta: float, what: str) -> None:
+def require_room(config: Config, releases: "Sequence[Release]", delta: float, what: str) -> None:
     """Refuse a budget that is spent before all have their share."""
     from sfumato.privacy.accounting import epsilon
 
-    cost = epsilon(events, delta, config.relation)
+    cost = epsilon(releases, delta, config.relation)
     if config.epsilon is not None and cost >= config.epsilon:
         raise ConfigError(
             f"--epsilon {config.epsilon:g} is for teacher, statistics and card together, and with "
@@ -96,11 +96,11 @@ def require_room(config: Config, events: "Sequence[Event]", delta: float, what: 
         )
 
 
-def require_within(config: Config, events: "Sequence[Event]", ledger: "Ledger") -> None:
+def require_within(config: Config, releases: "Sequence[Release]", ledger: "Ledger") -> None:
     """Refuse to release what would not keep the promise."""
     from sfumato.privacy.accounting import epsilon
 
-    spent = epsilon(events, ledger.header.delta, ledger.header.relation)
+    spent = epsilon(releases, ledger.header.delta, ledger.header.relation)
     if config.epsilon is not None and spent > config.epsilon * (1 + 1e-6):
         raise PrivacyError(
             f"the ledger adds up to epsilon {spent:.4g}, above the {config.epsilon:g} that was "
@@ -117,7 +117,7 @@ def one_release(config: Config, size: int, noise: float, max_norm: float = 1.0) 
 
 
 def least_noise_of(
-    budget: "Budget", size: int, config: Config, spent: "Sequence[Event]" = ()
+    budget: "Budget", size: int, config: Config, spent: "Sequence[Release]" = ()
 ) -> float:
     """The noise of a single release that spends all that is left."""
     from sfumato.privacy.budget import make_plan
@@ -152,7 +152,7 @@ def best_share(error: float) -> float:
     return math.exp(found.x)  # pyright: ignore
 
 
-def teacher_noise(config: Config, size: int, budget: "Budget", spent: "Sequence[Event]") -> float:
+def teacher_noise(config: Config, size: int, budget: "Budget", spent: "Sequence[Release]") -> float:
     """The least noise that training needs when the other releases are paid for."""
     from sfumato.commands.train.train_state import number_of_steps
     from sfumato.privacy.budget import make_plan

@@ -69,7 +69,7 @@ class Scene:
     @cached_property
     def shares(self) -> Shares:
         """The noise of everything."""
-        spent = None if self.book is None else self.book.events
+        spent = None if self.book is None else self.book.releases
         length = len_of_moments(self) if self.config.k else 0
         return share_budget(
             self.config, size=self.units, delta=self.delta, length=length,

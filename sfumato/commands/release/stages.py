@@ -63,9 +63,11 @@ def moments(scene: Scene, stage: Run) -> None:
     gauge = type(gauge).load(kept, torch.device("cpu"))
     plan = one_release(scene.config, scene.units, noise, gauge.max_norm)
     ledger, secret = open_book(scene)
-    before = [event for event in ledger.events if event.stage not in ("moments", "card")]
+    before = [release for release in ledger.releases if release.stage not in ("moments", "card")]
     card = one_release(scene.config, scene.units, scene.shares.card)
-    require_within(scene.config, [*before, plan.event("moments", 0), card.event("card", 0)], ledger)
+    require_within(
+        scene.config, [*before, plan.release("moments", 0), card.release("card", 0)], ledger
+    )
     noisy = privatize({"table": kept["table"]}, plan, ledger, secret, step=0, stage="moments")
     means = weighted_means(noisy["table"], gauge.weight, least=1 / scene.units).float()
     stage.save_tensors("moments.safetensors", {"means": means, **gauge.state()})
@@ -134,7 +136,7 @@ def pack(scene: Scene) -> "Card":
     logits = load_file(stage.path / "soft_labels.safetensors")["logits"]
     near = near_copies(scene, images, stage)
     ledger = finished_book(scene)
-    require_within(scene.config, ledger.events, ledger)
+    require_within(scene.config, ledger.releases, ledger)
     change = (images.pixels.int() - scene.public.pixels.int()).abs().float()
     moved = {"mean": float(change.mean()), "largest": float(change.max())}
     return write_bundle(

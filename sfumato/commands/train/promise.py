@@ -86,7 +86,7 @@ def plan_for(config: Config, size: int, before: "Ledger | None" = None) -> "tupl
         budget, size=size, batch_size=config.batch_size, steps=number_of_steps(config, size),
         noise_multiplier=noise, max_norm=config.max_grad_norm, relation=config.relation,
         noise_decay=config.noise_decay, clip_decay=config.clip_decay,
-        spent=() if before is None else before.events,
+        spent=() if before is None else before.releases,
     )  # fmt: skip
     return plan, delta
 
@@ -130,7 +130,7 @@ def steps_left_out(run: Run) -> int:
 def tell_going_on(paid: "Paid", step: int, run: Run) -> None:
     """Say where a run goes on that was cut, and which steps it may have paid for and lost."""
     ledger = paid.ledger
-    ours = {event.step for event in ledger.events if event.ledger == ledger.header.id}
+    ours = {release.step for release in ledger.releases if release.ledger == ledger.header.id}
     if not ours:
         return
     begun = f"going on after step {step}" if step else "beginning again, without a checkpoint yet"

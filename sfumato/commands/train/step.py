@@ -74,7 +74,7 @@ def make_step(
     clipper = GradientClipper(train_state.model, mode, clipping)
     if config.mode == "non-private":
         once = replace(paid.plan, steps=1)
-        paid.ledger.charge(once.event("train", 0, data=reading.images.name))
+        paid.ledger.charge(once.release("train", 0, data=reading.images.name))
         step = step_without_promise(config, train_state, reading, processes)
         return Made(step, clipper, reading, Work.plain(train_state.model))
     extender = new_extender(config, train_state, reading, paid.plan, processes, public)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sfumato.errors import ConfigError, DataError
-from sfumato.privacy.events import Relation
+from sfumato.privacy.releases import Relation
 
 Inside = Float[np.ndarray, " inside"] | Sequence[float]
 Outside = Float[np.ndarray, " outside"] | Sequence[float]

@@ -19,7 +19,7 @@ Relation = Literal["add-or-remove", "replace"]
 class Mechanism(NamedTuple):
     """All that an accountant needs to know of an event: equal mechanisms have one price.
 
-    The fields mean what they mean in `Event`; `size` is given only where `max_batch` is.
+    The fields mean what they mean in `Release`; `size` is given only where `max_batch` is.
     """
 
     rate: float
@@ -29,7 +29,7 @@ class Mechanism(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class Release:
     """A sum of vectors of norm at most C over a Poisson batch, released with Gaussian noise.
 
     Every example joins the batch with probability `rate`; the noise has deviation
