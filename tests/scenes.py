@@ -20,7 +20,7 @@ def answers(labels, seed, sure=2.0):
     return noise + sure * torch.nn.functional.one_hot(labels, NAMES)
 
 
-def scene(classes=5, each=(8, 12, 9, 7), seed=0, sure=2.0):
+def context(classes=5, each=(8, 12, 9, 7), seed=0, sure=2.0):
     """Labels of the four sets, in no order, and what one judge says of them."""
     generator = torch.Generator().manual_seed(seed)
     found = []

@@ -14,7 +14,7 @@ from releases import ledger_of, make, tiny
 from safetensors.torch import load_file
 from scipy import stats
 
-from sfumato.commands.release.scene import set_scene, teacher_of
+from sfumato.commands.release.context import make_context, teacher_of
 from sfumato.commands.release.stages import moments
 from sfumato.privacy import moments as sums
 from sfumato.privacy import noise
@@ -42,9 +42,9 @@ def taught(settings, tmp_path_factory):
 def eyes(settings, taught):
     """The teacher, how it reads private images, and the gauge that public ones fix."""
     with open_run(settings, verb="release", out=taught) as run:
-        scene = set_scene(settings, run)
-        model, reading = teacher_of(scene)
-    public = replace(reading, images=scene.public)
+        context = make_context(settings, run)
+        model, reading = teacher_of(context)
+    public = replace(reading, images=context.public)
     return model, reading, synth.make_gauge(model, public, SLACK)
 
 
@@ -206,10 +206,10 @@ def test_units_and_bound_come_from_public_images_alone(settings, taught, tmp_pat
     for name, turned in (("one", False), ("two", True)):
         shutil.copytree(taught, tmp_path / name)
         with open_run(settings, verb="release", out=tmp_path / name) as run:
-            scene = set_scene(settings, run)
-            pixels = 255 - scene.private.pixels if turned else scene.private.pixels
-            scene = replace(scene, private=replace(scene.private, pixels=pixels))
-            moments(scene, run.stage("moments"))
+            context = make_context(settings, run)
+            pixels = 255 - context.private.pixels if turned else context.private.pixels
+            context = replace(context, private=replace(context.private, pixels=pixels))
+            moments(context, run.stage("moments"))
         found.append(load_file(tmp_path / name / "stages/moments/moments.safetensors"))
     assert not torch.equal(found[0]["means"], found[1]["means"])
     for name in ("units", "max_norm", "variances"):

@@ -147,10 +147,10 @@ def test_the_loop_over_an_ordinary_loader_runs_and_says_what_it_costs(capsys):
 
 
 def test_the_loop_of_plain_functions_learns(capsys):
-    scene = {}
-    exec(blocks(PAGES["docs/library.md"], "python")[0], scene)
+    context = {}
+    exec(blocks(PAGES["docs/library.md"], "python")[0], context)
     test = load_images("digits", "test")
-    found = scene["model"](test.pixels.float() / 255).argmax(dim=1)
+    found = context["model"](test.pixels.float() / 255).argmax(dim=1)
     assert (found == test.labels).float().mean() > 0.7
 
 

@@ -14,13 +14,13 @@ from sfumato.trust import is_own_code, require_trust
 if TYPE_CHECKING:
     from sfumato.privacy.ledger import Ledger
 
-Scene = TypeVar("Scene")
-Work = Callable[[Scene, Run], object]
+Context = TypeVar("Context")
+Work = Callable[[Context, Run], object]
 
 
 def follow(
-    scene: Scene,
-    stages: Mapping[str, Work[Scene]],
+    context: Context,
+    stages: Mapping[str, Work[Context]],
     last: str,
     place: Callable[[str], Run],
     say: Callable[[str], None],
@@ -35,7 +35,7 @@ def follow(
         stage = place(name)
         if not stage.finished or name == again:
             say(f"stage {name}")
-            work(scene, stage)
+            work(context, stage)
         summary = stage.summary
         if name == last:
             break

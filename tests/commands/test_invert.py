@@ -17,7 +17,7 @@ from sfumato.cli import main
 from sfumato.commands import invert
 from sfumato.commands.invert import PRESETS
 from sfumato.commands.invert import stages as invert_stages
-from sfumato.commands.invert.scene import open_access, set_scene
+from sfumato.commands.invert.context import make_context, open_access
 from sfumato.commands.invert.score import four_sets
 from sfumato.commands.invert.settings import STAGES
 from sfumato.runs import Run, open_run
@@ -62,23 +62,23 @@ def test_nothing_outside_private_tells_how_well_it_went(finished):
 
 def test_a_judge_stays_private_and_its_classes_begin_with_those_of_the_target(settings, tmp_path):
     with open_run(settings, verb="invert", out=tmp_path / "run") as run:
-        scene = set_scene(settings, run)
-    lessons = invert_stages.judging_images(scene)
+        context = make_context(settings, run)
+    lessons = invert_stages.judging_images(context)
     assert lessons.classes == ("0", "1", "2", "5", "6", "7")
-    some = invert_stages.learnt_by_judges(scene)
+    some = invert_stages.learnt_by_judges(context)
     assert 60 < some.sum() < 120  # of 180: the others are shown to the judges
-    assert len(lessons) == len(scene.others) + some.sum()
+    assert len(lessons) == len(context.others) + some.sum()
     assert lessons.labels.bincount()[:3].tolist() == [30, 30, 30]
     place = lessons.classes.index("6")
     shown = lessons.pixels[lessons.labels == place]
-    assert torch.equal(shown, scene.public.pixels[some & (scene.public.labels == 1)])
+    assert torch.equal(shown, context.public.pixels[some & (context.public.labels == 1)])
 
 
 def test_images_that_judges_are_shown_were_learnt_by_none_of_them(finished, settings):
     with open_run(settings, verb="invert", out=finished) as run:
-        scene = set_scene(settings, run)
-        pixels, labels = four_sets(scene)
-    lessons = {image.numpy().tobytes() for image in invert_stages.judging_images(scene).pixels}
+        context = make_context(settings, run)
+        pixels, labels = four_sets(context)
+    lessons = {image.numpy().tobytes() for image in invert_stages.judging_images(context).pixels}
     shown = (pixels.public * 255).round().to(torch.uint8)
     assert len(shown) == len(labels.public) > 9
     assert not [image for image in shown if image.numpy().tobytes() in lessons]
@@ -95,13 +95,15 @@ def test_no_image_is_in_two_of_the_four_sets(settings, tmp_path, given):
         target = learn(lesson("digits@0-4", image_size=16, steps=1), tmp_path / "target")
         config = replace(config, target=str(target))
     with open_run(config, verb="invert", out=tmp_path / "run") as run:
-        scene = set_scene(config, run)
-    sets = [hashes(some) for some in (scene.members, scene.others, scene.held_out, scene.public)]
+        context = make_context(config, run)
+    sets = [
+        hashes(some) for some in (context.members, context.others, context.held_out, context.public)
+    ]
     sizes = [2000, 250, 250, 2000] if given else [1000, 1000, 500, 2000]
     assert [len(some) for some in sets] == sizes
     assert len(set.union(*sets)) == sum(sizes)
-    assert not scene.public.private
-    assert scene.members.private
+    assert not context.public.private
+    assert context.members.private
 
 
 def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
@@ -217,9 +219,9 @@ def test_nothing_that_came_of_the_target_lies_outside_private(finished):
 
 def test_an_attacker_gets_answers_and_no_weights(settings, tmp_path):
     with open_run(settings, verb="invert", out=tmp_path / "run") as run:
-        scene = set_scene(settings, run)
-        invert.attack(scene, "target")
-    access = open_access(scene)
+        context = make_context(settings, run)
+        invert.attack(context, "target")
+    access = open_access(context)
     granted = {name for name in dir(access) if not name.startswith("_")}
     assert granted == {"answers", "asked", "classes", "device", "logits", "shape"}
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from sfumato.attacks.pupils import GanSettings
 from sfumato.commands.invert import sweep as invert_sweep
-from sfumato.commands.invert.scene import same_images, set_scene
+from sfumato.commands.invert.context import make_context, same_images
 from sfumato.commands.invert.sweep import CAUTION, LADDER, ladder, matched, targets
 from sfumato.errors import SfumatoError
 from sfumato.runs import Run
@@ -118,7 +118,7 @@ def test_private_targets_learn_by_their_own_rate_and_controls_by_that_of_the_oth
 def test_a_control_is_stopped_where_it_is_as_accurate(settings, tmp_path):
     """Far above chance, so that a control that learns nothing would be seen."""
     config = replace(settings, sweep=False, mode="non-private", noise_seed=None)
-    base = set_scene(config, Run(tmp_path))
+    base = make_context(config, Run(tmp_path))
     found = matched(config, 0.8, base)
     assert found.noise_seed == found.seed  # or the one attacked would be another
     assert (found.lr, found.optimizer, found.mode) == (config.lr, config.optimizer, "non-private")
@@ -201,9 +201,9 @@ def test_all_targets_of_a_sweep_learn_the_same_images_and_no_judge_knows_them(tm
         tmp_path, data=str(base), sweep=True, epsilons=("8",), seeds=1, people="folder",
         unit="person", units=("example", "person"), batch_size=5, delta=1e-3, image_size=16,
     )  # fmt: skip
-    scene = set_scene(config, Run(tmp_path / "run"))
-    members = {image.numpy().tobytes() for image in scene.members.pixels}
-    assert not members & {image.numpy().tobytes() for image in scene.others.pixels}
+    context = make_context(config, Run(tmp_path / "run"))
+    members = {image.numpy().tobytes() for image in context.members.pixels}
+    assert not members & {image.numpy().tobytes() for image in context.others.pixels}
     for _, _, settings in targets(config):
-        other = same_images(scene, settings, Run(tmp_path / "run"))
+        other = same_images(context, settings, Run(tmp_path / "run"))
         assert {image.numpy().tobytes() for image in other.members.pixels} == members

@@ -27,7 +27,7 @@ from whole_runs import fixtures
 from sfumato.commands import invert
 from sfumato.commands.invert import PRESETS, Config
 from sfumato.commands.invert import stages as invert_stages
-from sfumato.commands.invert.scene import given_target, open_access, set_scene
+from sfumato.commands.invert.context import given_target, make_context, open_access
 from sfumato.commands.invert.score import as_judge
 from sfumato.errors import DataError
 from sfumato.runs import Run, open_run
@@ -49,8 +49,8 @@ def test_a_target_that_sfumato_trained_is_attacked_as_it_is(settings, tmp_path):
     assert found["target_test_accuracy"] == pytest.approx(scored)  # of all test images
     assert found["test_images"] == 60
     with open_run(replace(config, seed=7), verb="invert", out=tmp_path / "other") as run:
-        scene = set_scene(config, run)
-    assert (len(scene.members), len(scene.others), len(scene.held_out)) == (180, 30, 30)
+        context = make_context(config, run)
+    assert (len(context.members), len(context.others), len(context.held_out)) == (180, 30, 30)
 
 
 def test_a_target_of_ones_own_is_asked_with_its_own_weights_and_norms(settings, tmp_path):
@@ -90,15 +90,15 @@ def test_pixels_of_a_target_of_ones_own_can_be_said_and_are_missed(settings, tmp
         order = replace(config, target_pixels=pixels)
         with open_run(order, verb="invert", out=tmp_path / name, say=said[name].append) as run:
             invert.run(order, run)
-            scene = set_scene(order, run)
+            context = make_context(order, run)
     assert "black is 0 and white 255. If it was trained on these, say --target-pixels 0 255." in (
         "".join(said["as_usual"])
     )
     assert "mind" not in "".join(said["as_learnt"])
-    shown = scene.held_out.pixels
+    shown = context.held_out.pixels
     with torch.no_grad():
         torch.testing.assert_close(
-            open_access(scene).answers(shown), net.eval()(shown.float()), rtol=1e-4, atol=1e-4
+            open_access(context).answers(shown), net.eval()(shown.float()), rtol=1e-4, atol=1e-4
         )
     assert "mind" not in (tmp_path / "as_usual/log.txt").read_text()  # it may be shared
 
@@ -106,7 +106,7 @@ def test_pixels_of_a_target_of_ones_own_can_be_said_and_are_missed(settings, tmp
 def test_public_images_come_in_the_size_and_colours_of_the_target(settings, tmp_path):
     config = replace(settings, public="patches")
     with open_run(config, verb="invert", out=tmp_path / "run") as run:
-        assert set_scene(config, run).public.shape == (1, 16, 16)
+        assert make_context(config, run).public.shape == (1, 16, 16)
 
 
 def test_other_things_of_the_same_names_are_other_classes_to_judges(settings, tmp_path):
@@ -118,7 +118,7 @@ def test_other_things_of_the_same_names_are_other_classes_to_judges(settings, tm
     for name in ("other_classes", "shared_classes"):
         config_said = replace(config, **{name: True})
         with open_run(config_said, verb="invert", out=tmp_path / name) as run:
-            lessons[name] = invert_stages.judging_images(set_scene(config_said, run))
+            lessons[name] = invert_stages.judging_images(make_context(config_said, run))
     apart, merged = lessons["other_classes"], lessons["shared_classes"]
     assert apart.classes == ("0", "1", "2", "public 0", "public 1", "public 2")
     assert merged.classes == ("0", "1", "2")
@@ -208,7 +208,7 @@ def test_a_judge_that_is_there_sees_images_as_it_learnt_to(settings, finished, t
     out = tmp_path / "run"
     attack(replace(settings, stage="latent"), out)
     with open_run(settings, verb="invert", out=out) as run:
-        others = invert_stages.judging_images(set_scene(settings, run))
+        others = invert_stages.judging_images(make_context(settings, run))
     others.save_npz(tmp_path / "lessons.npz", others.select(range(0, len(others), 9)))
     # scnn has BatchNorm, which sfumato train replaces: the judge must be built like that.
     judge = learn(lesson(tmp_path / "lessons.npz", model="scnn", image_size=32), tmp_path / "judge")
@@ -224,15 +224,15 @@ def test_where_a_class_is_a_person_everyone_has_images_of_everyone(settings, tmp
     alone[0].save_npz(tmp_path / "faces.npz", alone[1])
     config = replace(settings, data=str(tmp_path / "faces.npz"))
     with open_run(config, verb="invert", out=tmp_path / "run") as run:
-        scene = set_scene(config, run)
-        assert [len(some) for some in (scene.members, scene.others)] == [90, 90]
-        assert scene.members.people is not None
-        assert set(scene.others.labels.tolist()) == {0, 1, 2}
+        context = make_context(config, run)
+        assert [len(some) for some in (context.members, context.others)] == [90, 90]
+        assert context.members.people is not None
+        assert set(context.others.labels.tolist()) == {0, 1, 2}
     groups = torch.arange(180) // 5  # but patients are of one side or the other
     alone = replace(images, people=groups), replace(test, people=torch.arange(60) // 5 + 36)
     alone[0].save_npz(tmp_path / "faces.npz", alone[1])
     with open_run(config, verb="invert", out=tmp_path / "run") as run:
-        scene = set_scene(config, run)
-    assert len(scene.members) == 90
-    assert scene.members.people is not None
-    assert all(int(count) == 5 for count in scene.members.people.bincount())
+        context = make_context(config, run)
+    assert len(context.members) == 90
+    assert context.members.people is not None
+    assert all(int(count) == 5 for count in context.members.people.bincount())

@@ -101,9 +101,9 @@ def test_the_network_of_a_run_is_built_without_sfumato_as_the_page_shows(
     (code,) = [b for b in PAGE.read_text().split("```python\n") if "timm.create_model(made" in b]
     code = code.partition("```")[0]
     assert "sfumato" not in code
-    scene: dict = {}
+    context: dict = {}
     monkeypatch.chdir(tmp_path)
-    exec(code, scene)
+    exec(code, context)
     trained = sfumato.load_model(out)
     x = torch.rand(50, 1, 32, 32)
-    torch.testing.assert_close(scene["network"](x), trained.network(x))
+    torch.testing.assert_close(context["network"](x), trained.network(x))

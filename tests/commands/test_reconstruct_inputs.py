@@ -11,8 +11,8 @@ from folders import save_folder
 from reconstructions import TINY, attack
 
 from sfumato.attacks.heads import HeadRecipe
+from sfumato.commands.reconstruct.context import make_context
 from sfumato.commands.reconstruct.evaluate import at_most
-from sfumato.commands.reconstruct.scene import set_scene
 from sfumato.commands.reconstruct.study import table_of
 from sfumato.data.alike import overlap
 from sfumato.data.images import Images
@@ -122,10 +122,10 @@ def test_targets_that_the_attacker_has_are_left_out_and_many_are_refused(tmp_pat
         save_folder(replace(train, pixels=pixels, labels=labels), has)
         run = Run(tmp_path, said.append)
         if count == 3:
-            scene = set_scene(config, run)
-            assert len(scene.targets) == 297
-            assert not len(overlap(scene.targets, scene.own))
+            context = make_context(config, run)
+            assert len(context.targets) == 297
+            assert not len(overlap(context.targets, context.own))
             assert said == ["the attacker has 3 of the test images: these are left out"]
         else:
             with pytest.raises(DataError, match="4 of the 300 images under attack"):
-                set_scene(config, run)
+                make_context(config, run)

@@ -18,7 +18,7 @@ from sfumato.commands import train, warmup
 from sfumato.commands.load_model import load_model
 from sfumato.commands.warmup import classifier as warmup_classifier
 from sfumato.commands.warmup import generator as warmup_generator
-from sfumato.commands.warmup.scene import set_scene
+from sfumato.commands.warmup.context import make_context
 from sfumato.commands.warmup.settings import PRESETS, STAGES
 from sfumato.commands.warmup.watch import watch
 from sfumato.data.augment import Augmentation
@@ -50,8 +50,8 @@ def test_what_is_made_before_the_private_stage_does_not_depend_on_a_private_imag
     finished, settings, tmp_path
 ):
     with open_run(settings, verb="warmup", out=tmp_path / "look") as run:
-        scene = set_scene(settings, run)
-    known = {image.numpy().tobytes() for image in scene.public.pixels}
+        context = make_context(settings, run)
+    known = {image.numpy().tobytes() for image in context.public.pixels}
     arrays = dict(np.load(settings.data))
     generator = np.random.default_rng(0)
     for name in ("x_train", "x_test"):
@@ -126,7 +126,7 @@ def test_copies_are_said_beside_those_of_held_out_images(finished):
 
 def test_drawn_copies_are_said_aloud(finished, settings):
     said = []
-    held_out, learnt = warmup_generator.parts_of(set_scene(settings, None))
+    held_out, learnt = warmup_generator.parts_of(make_context(settings, None))
     found = watch(learnt, learnt, held_out, finished / "stages/generator", said.append)
     assert found["copies"] == 1
     assert said[-1].startswith("copies among 43 drawn images: 100.0% (of held-out images ")
@@ -241,8 +241,8 @@ def test_a_promise_about_people_takes_all_images_of_one_to_the_same_part(setting
     told = json.loads((tmp_path / "run/stages/split/done.json").read_text())
     assert told["private"] == 90 - 27
     with open_run(config, verb="warmup", out=tmp_path / "run") as run:
-        scene = set_scene(config, run)
-    images = {image.numpy().tobytes() for image in scene.public.pixels}
+        context = make_context(config, run)
+    images = {image.numpy().tobytes() for image in context.public.pixels}
     with np.load(settings.data) as arrays:
         known = np.array([image.tobytes() in images for image in arrays["x_train"]])
     assert (known[0::2] == known[1::2]).all()
@@ -337,14 +337,16 @@ def test_public_images_are_shown_as_often_and_changed_as_much_as_asked(
     def look(model, reading, rho, compiled):
         seen.update(images=reading.images, moves=reading.augmentation)
 
-    monkeypatch.setattr(warmup_classifier, "drawn_images", lambda scene: scene.public.select([3]))
+    monkeypatch.setattr(
+        warmup_classifier, "drawn_images", lambda context: context.public.select([3])
+    )
     monkeypatch.setattr("sfumato.training.sharp.sharp_step", look)
     monkeypatch.setattr("sfumato.training.plain.train_plainly", lambda model, *_, **__: model)
     changes = {"warm_repeats": 3, "warm_colour": 0.2, "warm_affine": 0.1}
     run = Run(tmp_path, print)
-    scene = set_scene(replace(settings, **changes), run)
-    warmup_classifier.warm_up(scene, run)
-    public = scene.public.pixels
+    context = make_context(replace(settings, **changes), run)
+    warmup_classifier.warm_up(context, run)
+    public = context.public.pixels
     assert torch.equal(seen["images"].pixels, torch.cat([public[3:4], public, public, public]))
     moves = Augmentation(crop=1, flip=settings.flip, cutout=4, colour=0.2, affine=0.1)
     assert seen["moves"] == moves

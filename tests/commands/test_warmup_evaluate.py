@@ -12,7 +12,7 @@ from whole_runs import fixtures
 
 from sfumato.cli import main
 from sfumato.commands.warmup import evaluate as warmup_evaluate
-from sfumato.commands.warmup.scene import set_scene
+from sfumato.commands.warmup.context import make_context
 from sfumato.errors import ConfigError
 from sfumato.reporting.card import read_card
 from sfumato.runs import open_run
@@ -46,10 +46,10 @@ def test_drawn_images_are_compared_with_test_images_beside_as_many_public_ones(f
 def test_where_more_are_drawn_they_stand_beside_private_ones(settings, finished, tmp_path):
     config = replace(settings, number=70)
     with open_run(config, verb="warmup", out=tmp_path / "run") as run:
-        scene = set_scene(config, run)
-        scene.private.select(range(70)).save_npz(run.stage("sample").path / "images.npz")
-        extractor = warmup_evaluate.prepare_evaluation(scene)
-        found = warmup_evaluate.fidelity(scene, extractor)
+        context = make_context(config, run)
+        context.private.select(range(70)).save_npz(run.stage("sample").path / "images.npz")
+        extractor = warmup_evaluate.prepare_evaluation(context)
+        found = warmup_evaluate.fidelity(context, extractor)
     counts = {name: part["made_count"] for name, part in found.items() if name != "features"}
     assert counts == {"drawn": 54, "public": 54, "drawn_more": 70, "private": 70}
     told = warmup_evaluate.tell_fidelity(found)
@@ -71,10 +71,10 @@ def test_distances_are_told_with_how_many_images_each_is_of():
 
 def test_too_few_images_to_compare_do_not_stop_a_run(settings, finished, tmp_path):
     with open_run(settings, verb="warmup", out=tmp_path / "run") as run:
-        scene = set_scene(settings, run)
-        scene.public.select(range(0, 54, 12)).save_npz(run.stage("sample").path / "images.npz")
-        extractor = warmup_evaluate.prepare_evaluation(scene)
-        found = warmup_evaluate.fidelity(scene, extractor)
+        context = make_context(settings, run)
+        context.public.select(range(0, 54, 12)).save_npz(run.stage("sample").path / "images.npz")
+        extractor = warmup_evaluate.prepare_evaluation(context)
+        found = warmup_evaluate.fidelity(context, extractor)
     assert found.keys() == {"features"}
     assert "too few" in warmup_evaluate.tell_fidelity(found)
 
@@ -84,7 +84,7 @@ def test_how_good_images_are_stays_private_and_is_shown(settings, finished, tmp_
     said = []
     config = replace(settings, stage="evaluate")
     with open_run(config, verb="warmup", out=tmp_path / "run", say=said.append) as run:
-        warmup_evaluate.evaluate(set_scene(config, run), run.stage("evaluate"))
+        warmup_evaluate.evaluate(make_context(config, run), run.stage("evaluate"))
     (line,) = [words for words in said if words.startswith("images, for your eyes")]
     assert "30 drawn" in line
     assert "30 public" in line
@@ -98,13 +98,13 @@ def test_each_control_is_named_before_it_runs_and_once(settings, finished, tmp_p
     said = []
     config = replace(settings, stage="evaluate", controls=True)
     with open_run(config, verb="warmup", out=tmp_path / "run", say=said.append) as run:
-        scene = set_scene(config, run)
-        warmup_evaluate.controls(scene, run.stage("evaluate"))
+        context = make_context(config, run)
+        warmup_evaluate.controls(context, run.stage("evaluate"))
         named = [words.partition(":")[0] for words in said if words.startswith("control ")]
         assert named == ["control scratch", "control public-alone", "control public-alone-dp"]
         assert said[0].startswith("control scratch: private training without")
         said.clear()
-        warmup_evaluate.controls(scene, run.stage("evaluate"))
+        warmup_evaluate.controls(context, run.stage("evaluate"))
     assert said == [], "nothing runs again"
 
 

@@ -15,7 +15,7 @@ from whole_runs import fixtures
 from sfumato.cli import main
 from sfumato.commands import warmup
 from sfumato.commands.warmup import generator as warmup_generator
-from sfumato.commands.warmup.scene import set_scene
+from sfumato.commands.warmup.context import make_context
 from sfumato.commands.warmup.settings import PRESETS, PRIVATE_STAGES
 from sfumato.data.arrays import read_note
 from sfumato.data.load import load_images
@@ -117,9 +117,9 @@ def test_drawn_images_are_no_longer_private_and_pictures_of_them_are_there(finis
 
 def test_private_images_do_not_reach_the_public_generator(settings, tmp_path):
     with open_run(settings, verb="warmup", out=tmp_path / "run") as run:
-        scene = set_scene(settings, run)
+        context = make_context(settings, run)
         with pytest.raises(PrivacyError, match="adds no noise"):
-            warmup_generator.parts_of(replace(scene, public=scene.private))
+            warmup_generator.parts_of(replace(context, public=context.private))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from whole_runs import fixtures
 
 from sfumato.cli import main
 from sfumato.commands.warmup import generator as warmup_generator
-from sfumato.commands.warmup.scene import set_scene
+from sfumato.commands.warmup.context import make_context
 from sfumato.commands.warmup.settings import PRESETS
 from sfumato.diffusion.diffusion import Diffusion
 from sfumato.errors import ConfigError, DataError, PrivacyError
@@ -69,9 +69,9 @@ def test_a_later_stage_is_checked_though_an_earlier_one_is_there(settings, tmp_p
 
 def test_private_images_never_reach_the_generator(settings, tmp_path):
     with open_run(settings, verb="warmup", out=tmp_path / "run") as run:
-        scene = set_scene(settings, run)
+        context = make_context(settings, run)
         with pytest.raises(PrivacyError, match="which is private"):
-            warmup_generator.album_of(replace(scene, public=scene.private))
+            warmup_generator.album_of(replace(context, public=context.private))
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -13,7 +13,7 @@ from warmups import MADE, same, tiny, warm
 
 from sfumato.commands import warmup
 from sfumato.commands.warmup import generator as warmup_generator
-from sfumato.commands.warmup.scene import set_scene
+from sfumato.commands.warmup.context import make_context
 from sfumato.config import to_json
 from sfumato.data.example_rng import seed_of
 from sfumato.diffusion import generator
@@ -51,10 +51,10 @@ def together(settings, out, *words):
 def by_hand(settings, folder):
     """The steps of two processes, one after the other: their parts of the gradient added up."""
     with open_run(settings, verb="warmup", out=folder) as run:
-        scene = set_scene(settings, run)
-    album, diffusion = warmup_generator.album_of(scene), settings.diffusion
-    start = warmup_generator.make_denoiser(scene)
-    painter = generator.new_painter(start, diffusion, scene.device)
+        context = make_context(settings, run)
+    album, diffusion = warmup_generator.album_of(context), settings.diffusion
+    start = warmup_generator.make_denoiser(context)
+    painter = generator.new_painter(start, diffusion, context.device)
     weights = list(painter.denoiser.parameters())
     for step in range(diffusion.steps):
         parts = []
@@ -94,9 +94,11 @@ def test_the_parts_of_a_batch_weigh_as_one(settings, tmp_path, monkeypatch, size
     monkeypatch.setattr(generator, "denoising_losses", one_each)
     diffusion = replace(settings.diffusion, gen_batch=batch)
     with open_run(settings, verb="warmup", out=tmp_path / "run") as run:
-        scene = set_scene(settings, run)
-    album = warmup_generator.album_of(scene)
-    painter = generator.new_painter(warmup_generator.make_denoiser(scene), diffusion, scene.device)
+        context = make_context(settings, run)
+    album = warmup_generator.album_of(context)
+    painter = generator.new_painter(
+        warmup_generator.make_denoiser(context), diffusion, context.device
+    )
     total = 0
     for rank in range(size):
         rng = torch.Generator().manual_seed(rank)
@@ -170,11 +172,11 @@ def test_a_mistake_is_told_and_no_process_hangs(tmp_path):
 def test_a_step_in_two_recordings_is_the_step(settings, tmp_path, device):
     settings = replace(settings, device=device)
     with open_run(settings, verb="warmup", out=tmp_path / "run") as run:
-        scene = set_scene(settings, run)
-    album, processes = warmup_generator.album_of(scene), ProcessGroup(0, 2)
+        context = make_context(settings, run)
+    album, processes = warmup_generator.album_of(context), ProcessGroup(0, 2)
     ours, theirs = (
         generator.new_painter(
-            warmup_generator.make_denoiser(scene).eval(), settings.diffusion, scene.device
+            warmup_generator.make_denoiser(context).eval(), settings.diffusion, context.device
         )
         for _ in range(2)
     )
@@ -184,7 +186,7 @@ def test_a_step_in_two_recordings_is_the_step(settings, tmp_path, device):
         turn = generator.new_turn(ours, album, settings.diffusion, torch.float32, processes)
         for step in range(WARM + 4):
             turn(5, step)
-            rng = torch.Generator(scene.device).manual_seed(seed_of(5, step))
+            rng = torch.Generator(context.device).manual_seed(seed_of(5, step))
             generator.learn(theirs, album, settings.diffusion, torch.float32, rng, processes)
             theirs.optimizer.step()
     finally:

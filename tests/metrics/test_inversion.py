@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from scenes import NAMES, answers, scene
+from scenes import NAMES, answers, context
 
 from sfumato.metrics.classes import over_classes
 from sfumato.metrics.inversion import member_gaps, score
@@ -36,7 +36,7 @@ def slow_rows(table, labels, label):
 
 @pytest.mark.parametrize("k", [1, 5])
 def test_a_guess_counts_if_its_class_is_among_the_first_names(k):
-    labels, judged = scene(sure=1.0)
+    labels, judged = context(sure=1.0)
     found = scored(labels, judged)["judges"]["one"]
     for prefix, kind in (
         ("", "guesses"), ("floor_", "public"), ("held_out_", "held_out"), ("members_", "members"),
@@ -58,7 +58,7 @@ def test_a_guess_counts_if_its_class_is_among_the_first_names(k):
 
 
 def test_distances_are_those_of_slow_loops():
-    labels, judged = scene()
+    labels, judged = context()
     found = scored(labels, judged)["judges"]["one"]
     for prefix, kind in (("", "guesses"), ("held_out_", "held_out")):
         for label in range(5):
@@ -75,7 +75,7 @@ def test_distances_are_those_of_slow_loops():
 
 
 def test_the_gap_is_that_of_slow_loops_where_nothing_is_cut():
-    labels, judged = scene(each=(4, 6, 6, 3))
+    labels, judged = context(each=(4, 6, 6, 3))
     gaps = member_gaps(judged.each(lambda seen: seen.features), labels)
     for gap, row, label in zip(
         gaps.tolist(), judged.guesses.features.double().tolist(), labels.guesses, strict=True
@@ -91,7 +91,7 @@ def test_the_gap_is_that_of_slow_loops_where_nothing_is_cut():
 
 def test_more_members_alone_make_no_gap():
     """Uncut, the nearest of forty members is much closer than the nearest of four others."""
-    labels, judged = scene(classes=10, each=(40, 40, 4, 1))
+    labels, judged = context(classes=10, each=(40, 40, 4, 1))
     features = judged.each(lambda seen: seen.features)
     cut = [float(member_gaps(features, labels, seed=seed).mean()) for seed in range(10)]
     uncut = np.mean([
@@ -104,14 +104,14 @@ def test_more_members_alone_make_no_gap():
 
 
 def test_the_interval_of_the_gap_draws_classes_and_then_guesses():
-    labels, judged = scene()
+    labels, judged = context()
     gaps = member_gaps(judged.each(lambda seen: seen.features), labels, seed=3).numpy()
     found = scored(labels, judged, seed=3)["judges"]["one"]["member_gap"]
     assert found == over_classes(gaps, labels.guesses.numpy(), seed=3, inner=True)
 
 
 def test_guesses_that_are_members_have_a_gap_and_score_as_the_judge_does():
-    labels, judged = with_guesses(*scene(classes=8, each=(8, 12, 12, 7)), "members")
+    labels, judged = with_guesses(*context(classes=8, each=(8, 12, 12, 7)), "members")
     found = scored(labels, judged)["judges"]["one"]
     assert found["member_gap"]["mean"] > 0
     assert found["member_gap"]["interval"][0] > 0
@@ -121,7 +121,7 @@ def test_guesses_that_are_members_have_a_gap_and_score_as_the_judge_does():
 
 
 def test_guesses_that_are_held_out_have_the_opposite_gap_and_score_as_held_out_images():
-    labels, judged = with_guesses(*scene(classes=8, each=(8, 12, 12, 7)), "held_out")
+    labels, judged = with_guesses(*context(classes=8, each=(8, 12, 12, 7)), "held_out")
     found = scored(labels, judged)["judges"]["one"]
     assert found["member_gap"]["interval"][1] < 0
     assert found["top1"] == found["held_out_top1"]
@@ -132,14 +132,14 @@ def test_guesses_that_are_held_out_have_the_opposite_gap_and_score_as_held_out_i
 def test_guesses_that_know_only_the_class_have_a_gap_around_nought():
     inside = 0
     for seed in range(20):
-        labels, judged = scene(classes=10, each=(20, 15, 15, 1), seed=seed)
+        labels, judged = context(classes=10, each=(20, 15, 15, 1), seed=seed)
         low, high = scored(labels, judged)["judges"]["one"]["member_gap"]["interval"]
         inside += low <= 0 <= high
     assert inside >= 17, "an interval of 95 % should hold the truth almost always"
 
 
 def test_a_judge_that_answers_at_random_scores_as_chance():
-    labels, judged = scene(classes=10, each=(60, 5, 30, 60), sure=0.0)
+    labels, judged = context(classes=10, each=(60, 5, 30, 60), sure=0.0)
     found = score(labels, {"coin": judged})["judges"]["coin"]
     for name in ("top1", "floor_top1", "held_out_top1"):
         low, high = found[name]["interval"]
@@ -150,7 +150,7 @@ def test_a_judge_that_answers_at_random_scores_as_chance():
 
 
 def test_a_judge_whose_names_are_permuted_scores_nothing():
-    labels, judged = scene(sure=50.0)
+    labels, judged = context(sure=50.0)
     wrong = judged.each(lambda seen: Seen(seen.logits.roll(1, dims=1), seen.features))
     found = score(labels, {"right": judged, "wrong": wrong})
     assert found["judges"]["right"]["top1"]["mean"] == 1
@@ -159,14 +159,14 @@ def test_a_judge_whose_names_are_permuted_scores_nothing():
 
 
 def test_a_judge_that_says_the_same_of_all_names_has_named_none():
-    labels, judged = scene()
+    labels, judged = context()
     dumb = judged.each(lambda seen: Seen(torch.zeros_like(seen.logits), seen.features))
     found = score(labels, {"dumb": dumb})["judges"]["dumb"]
     assert found["top1"]["mean"] == found["top5"]["mean"] == 0
 
 
 def test_votes_are_those_of_a_slow_count():
-    labels, first = scene(sure=1.0)
+    labels, first = context(sure=1.0)
     others = {
         f"judge {seed}": first.each(
             lambda seen, numbers, seed=seed: Seen(answers(numbers, seed, 1.0), seen.features),
@@ -190,7 +190,7 @@ def test_votes_are_those_of_a_slow_count():
 
 
 def test_the_same_seed_gives_the_same_scores_and_they_are_json():
-    labels, judged = scene(each=(8, 12, 9, 7))
+    labels, judged = context(each=(8, 12, 9, 7))
     found = scored(labels, judged)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert scored(labels, judged) == found
@@ -198,8 +198,8 @@ def test_the_same_seed_gives_the_same_scores_and_they_are_json():
 
 
 def test_few_classes_are_warned_of_and_many_are_not():
-    assert "5 classes" in scored(*scene(classes=5))["warning"]
-    labels, judged = scene(classes=10)
+    assert "5 classes" in scored(*context(classes=5))["warning"]
+    labels, judged = context(classes=10)
     more = judged.each(
         lambda seen: Seen(torch.cat([seen.logits, seen.logits - 9], 1), seen.features)
     )
@@ -208,7 +208,7 @@ def test_few_classes_are_warned_of_and_many_are_not():
 
 
 def test_all_classes_named_is_an_interval_that_still_has_a_width():
-    labels, judged = scene(sure=50.0)
+    labels, judged = context(sure=50.0)
     found = scored(labels, judged)["majority"]
     assert found["top1"]["interval"] == [1, 1]
     assert found["recovered"]["mean"] == 1
@@ -216,7 +216,7 @@ def test_all_classes_named_is_an_interval_that_still_has_a_width():
 
 
 def test_one_class_has_rates_and_no_interval():
-    found = scored(*scene(classes=1))
+    found = scored(*context(classes=1))
     assert found["classes"] == 1
     assert "one class" in found["warning"]
     assert found["majority"]["top1"]["interval"] is None
@@ -224,7 +224,7 @@ def test_one_class_has_rates_and_no_interval():
 
 
 def test_one_guess_a_class_is_scored_and_says_why_it_has_no_precision():
-    found = scored(*scene(each=(1, 1, 1, 1)))["judges"]["one"]
+    found = scored(*context(each=(1, 1, 1, 1)))["judges"]["one"]
     assert "precision" not in found
     assert set(found["left_out"]) == set("01234")
     assert "Give more images" in found["left_out"]["0"]
@@ -232,7 +232,7 @@ def test_one_guess_a_class_is_scored_and_says_why_it_has_no_precision():
 
 
 def test_a_class_with_too_few_images_is_left_out_of_precision_alone():
-    labels, judged = scene()
+    labels, judged = context()
     keep = (labels.guesses != 3) | (torch.cumsum(labels.guesses == 3, 0) <= 2)
     guesses = Seen(judged.guesses.logits[keep], judged.guesses.features[keep])
     labels = Sets(labels.guesses[keep], labels.members, labels.held_out, labels.public)
@@ -247,6 +247,6 @@ def test_a_class_with_too_few_images_is_left_out_of_precision_alone():
 
 
 def test_five_names_have_no_top_five():
-    labels, judged = scene(classes=3)
+    labels, judged = context(classes=3)
     few = judged.each(lambda seen: Seen(seen.logits[:, :5], seen.features))
     assert "top5" not in score(labels, {"one": few})["majority"]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from scenes import NAMES, scene
+from scenes import NAMES, context
 
 from sfumato.errors import ConfigError, DataError
 from sfumato.metrics.inversion import score
@@ -37,7 +37,7 @@ def test_pixels_in_another_range_are_refused(value):
 
 
 def test_images_of_classes_that_nobody_guessed_change_nothing():
-    labels, judged = scene(classes=6, each=(8, 12, 9, 7))
+    labels, judged = context(classes=6, each=(8, 12, 9, 7))
     keep = labels.each(lambda numbers: numbers < 5)
     fewer = labels.each(lambda numbers, rows: numbers[rows], keep)
     seen = judged.each(lambda seen, rows: Seen(seen.logits[rows], seen.features[rows]), keep)
@@ -48,14 +48,14 @@ def test_images_of_classes_that_nobody_guessed_change_nothing():
 
 @pytest.mark.parametrize("kind", ["members", "held_out", "public"])
 def test_a_class_that_a_set_lacks_is_refused_with_the_remedy(kind):
-    labels, judged = scene()
+    labels, judged = context()
     changed = {**vars(labels), kind: getattr(labels, kind).where(getattr(labels, kind) != 2, 3)}
     with pytest.raises(ConfigError, match=f"{kind} has no image of class 2.*give {kind} images"):
         score(Sets(**changed), {"one": judged})
 
 
 def test_what_cannot_be_judged_is_refused():
-    labels, judged = scene()
+    labels, judged = context()
     with pytest.raises(ConfigError, match="at least one judge"):
         score(labels, {})
     short = Sets(labels.guesses[1:], labels.members, labels.held_out, labels.public)

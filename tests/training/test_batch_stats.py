@@ -36,7 +36,7 @@ from sfumato.training.steps import Paid, private_step
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def scene(device="cpu"):
+def context(device="cpu"):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(400, 3)).to(device)
     reading = Reading(portraits(), torch.device(device), (0.5,), (0.5,), seed=3)
@@ -45,7 +45,7 @@ def scene(device="cpu"):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_tally_is_that_of_all_chunks_captured_or_not(device):
-    _, clipper, reading = scene(device)
+    _, clipper, reading = context(device)
     clip, stats = captured(clipper, clipper.clip, reading), BatchStats(torch.device(device))
     mask = torch.tensor([True, True, False, True], device=device)
     for turn in range(WARM + 3):
@@ -65,7 +65,7 @@ def test_a_tally_is_that_of_all_chunks_captured_or_not(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_examples_that_are_not_finite_are_counted_even_where_they_do_not_count(device):
-    _, clipper, reading = scene(device)
+    _, clipper, reading = context(device)
     stats = BatchStats(torch.device(device))
     for there in (True, False):
         x, y = reading.trial(4)
@@ -79,7 +79,7 @@ def test_examples_that_are_not_finite_are_counted_even_where_they_do_not_count(d
 
 
 def test_a_chunk_that_nobody_told_of_is_noticed():
-    _, clipper, reading = scene()
+    _, clipper, reading = context()
     stats = BatchStats(torch.device("cpu"))
     assert stats.read(0, ProcessGroup()) == [0.0] * 5
     clipper.clip(reading.losses, reading.trial(4), 4, tell=stats)
@@ -105,7 +105,7 @@ def batch(step, *parts):
 def test_to_check_contributions_changes_nothing_of_the_step(monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 3))
-    _, _, reading = scene()
+    _, _, reading = context()
     plan = Plan(noise_multiplier=0.0, expected_batch=4.0, steps=9, max_norm=2.0)
     secret, found = SessionKey.from_seed(0), []
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
@@ -122,7 +122,7 @@ def test_to_check_contributions_changes_nothing_of_the_step(monkeypatch):
 
 @pytest.mark.usefixtures("kernels")
 def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeated():
-    model, clipper, reading = scene()
+    model, clipper, reading = context()
     plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=9, max_norm=2.0)
     secret, written = SessionKey.draw(), []
     header = Header(data="d", delta=1e-5, secret=secret.commitment)
@@ -149,7 +149,7 @@ def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeate
 @pytest.mark.usefixtures("kernels")
 def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(gather, "contributions_due", lambda _: False)
-    model, clipper, reading = scene()
+    model, clipper, reading = context()
     plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=4, max_norm=2.0)
     secret = SessionKey.draw()
     header = Header(data="d", delta=1e-5, secret=secret.commitment)

@@ -27,7 +27,7 @@ def batch(step, *parts):
     return Batch(step, tuple(map(Chunk, map(torch.tensor, parts), every)))
 
 
-class Scene:
+class Context:
     """A private step of a small model, its ledger, and how often something was clipped in it."""
 
     def __init__(self, *, max_norm=0.01, mode="ghost_mixed", changes=None, **clipping):
@@ -64,36 +64,36 @@ def lengthened(monkeypatch, by=1.5):
 
 @pytest.mark.parametrize("part", [[7], [0, 1, 2, 3]], ids=["one example", "four"])
 def test_a_sum_longer_than_its_norms_is_refused_in_the_first_step(part, monkeypatch):
-    scene = Scene()
+    context = Context()
     lengthened(monkeypatch)
     with pytest.raises(PrivacyError, match="beyond the bound"):
-        scene.step(batch(0, part))
-    assert not scene.ledger.releases
-    assert all(p.grad is None for p in scene.clipper.parameters.values())
+        context.step(batch(0, part))
+    assert not context.ledger.releases
+    assert all(p.grad is None for p in context.clipper.parameters.values())
 
 
 def test_the_first_step_is_that_of_this_process_and_has_examples(monkeypatch):
-    scene = Scene()
+    context = Context()
     lengthened(monkeypatch)
-    scene.step(batch(40))  # nobody was drawn
+    context.step(batch(40))  # nobody was drawn
     with pytest.raises(PrivacyError, match="beyond the bound"):
-        scene.step(batch(41, [0, 1, 2]))
+        context.step(batch(41, [0, 1, 2]))
 
 
 def test_later_steps_are_measured_rarely_at_times_that_nobody_can_foresee(monkeypatch):
-    scene = Scene()
-    scene.step(batch(0, [0, 1], [2, 3]))
-    assert scene.clips == 2 + 2, "two examples, then the two chunks"
+    context = Context()
+    context.step(batch(0, [0, 1], [2, 3]))
+    assert context.clips == 2 + 2, "two examples, then the two chunks"
     asked = [admit.contributions_due(turn) for turn in range(1, 20_001)]
     assert 120 < sum(asked) < 290
     assert admit.contributions_due(0)
     lengthened(monkeypatch)
     monkeypatch.setattr(gather, "contributions_due", lambda before: before == 3)
     for number in (1, 2):
-        scene.step(batch(number, [0, 1], [2, 3]))
+        context.step(batch(number, [0, 1], [2, 3]))
     with pytest.raises(PrivacyError, match="beyond the bound"):
-        scene.step(batch(3, [0, 1], [2, 3]))
-    assert len(scene.ledger.releases) == 3
+        context.step(batch(3, [0, 1], [2, 3]))
+    assert len(context.ledger.releases) == 3
 
 
 SOUND = {
@@ -110,16 +110,16 @@ SOUND = {
 @pytest.mark.parametrize("case", SOUND)
 def test_sound_steps_pass_at_every_batch(case, monkeypatch):
     monkeypatch.setattr(gather, "contributions_due", lambda _: True)
-    scene = Scene(**SOUND[case])
+    context = Context(**SOUND[case])
     for number in range(6):
-        scene.step(batch(number, [5 * number + i for i in range(5)], [number]))
-    assert len(scene.ledger.releases) == 6
+        context.step(batch(number, [5 * number + i for i in range(5)], [number]))
+    assert len(context.ledger.releases) == 6
 
 
 def test_an_example_that_is_not_finite_is_no_alarm(monkeypatch):
     monkeypatch.setattr(gather, "contributions_due", lambda _: True)
-    scene = Scene()
+    context = Context()
     with torch.no_grad():
-        scene.clipper.model[0].weight[:] = 1e30
-    scene.step(batch(0, [0, 1, 2]))
-    assert len(scene.ledger.releases) == 1
+        context.clipper.model[0].weight[:] = 1e30
+    context.step(batch(0, [0, 1, 2]))
+    assert len(context.ledger.releases) == 1

@@ -27,7 +27,7 @@ def exact(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-def scene(device, dropout=0.0):
+def context(device, dropout=0.0):
     torch.manual_seed(0)
     layers = [
         nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Dropout(dropout), nn.Flatten(),
@@ -47,7 +47,7 @@ def same(found, wanted):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_each_call_clips_what_it_is_given_with_the_parameters_there_are(device):
-    model, clipper, reading = scene(device)
+    model, clipper, reading = context(device)
     clip = captured(clipper, clipper.clip, reading)
     mask = torch.tensor([True, True, False, True], device=device)
     for turn in range(WARM + 3):
@@ -62,7 +62,7 @@ def test_each_call_clips_what_it_is_given_with_the_parameters_there_are(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_another_bound_is_not_that_of_a_capture(device):
-    _, clipper, reading = scene(device)
+    _, clipper, reading = context(device)
     clip, mask = (
         captured(clipper, clipper.clip, reading),
         torch.ones(4, dtype=torch.bool).to(device),
@@ -82,7 +82,7 @@ def test_captures_are_kept_apart_by_norm_bound_and_mode_where_there_is_no_gpu_to
             return super().__call__(key, *given)
 
     monkeypatch.setattr(quick, "Captured", Remembered)
-    model, clipper, reading = scene("cpu")
+    model, clipper, reading = context("cpu")
     clip, mask = captured(clipper, clipper.clip, reading), torch.ones(4, dtype=torch.bool)
     for bound, mode in ((1e-2, True), (2e-2, True), (2e-2, False), (1e-2, True)):
         clipper.clipping = Clipping(max_norm=bound)
@@ -94,7 +94,7 @@ def test_captures_are_kept_apart_by_norm_bound_and_mode_where_there_is_no_gpu_to
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing(device):
-    _, clipper, reading = scene(device)
+    _, clipper, reading = context(device)
     clip, mask = (
         captured(clipper, clipper.clip, reading),
         torch.ones(4, dtype=torch.bool).to(device),
@@ -116,7 +116,7 @@ def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_dropout_in_a_capture_follows_the_seed_of_torch(device):
-    _, clipper, reading = scene(device, dropout=0.5)
+    _, clipper, reading = context(device, dropout=0.5)
     clip, mask = (
         captured(clipper, clipper.clip, reading),
         torch.ones(4, dtype=torch.bool).to(device),
@@ -139,7 +139,7 @@ def test_dropout_in_a_capture_follows_the_seed_of_torch(device):
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
 def test_what_is_compiled_is_captured_too():
     """Weights that are standardised come before the batch: graphs of theirs must not be kept."""
-    _, _, reading = scene("cuda")
+    _, _, reading = context("cuda")
     layers = [StandardisedConv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(800, 3)]
     clipper = GradientClipper(nn.Sequential(*layers).to("cuda"), clipping=Clipping(max_norm=1e-2))
     clip, mask = (
@@ -157,7 +157,7 @@ def test_what_is_compiled_is_captured_too():
 
 
 def test_without_care_such_an_example_shows():
-    _, clipper, reading = scene("cpu")
+    _, clipper, reading = context("cpu")
     x, y = reading.trial(4)
     x[1] = torch.nan
     found = clipper.clip(reading.losses, (x, y), 4, tell=nobody)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sfumato.commands import Recipe, as_label, train
-from sfumato.commands.invert.scene import Scene, set_scene
+from sfumato.commands.invert.context import Context, make_context
 from sfumato.commands.invert.settings import PRESETS as PRESETS
 from sfumato.commands.invert.settings import STAGES
 from sfumato.commands.invert.settings import Config as Config
@@ -26,7 +26,7 @@ def needs_run(config: Config) -> bool:
 
 def run(config: Config, run: Run | None) -> dict[str, Any]:
     """Target, judge, select, prior, latent, score; or a sweep of targets."""
-    from sfumato.commands.invert.checks import check_scene
+    from sfumato.commands.invert.checks import check_context
 
     if config.explain:
         return train.run(config.training, None)
@@ -35,20 +35,20 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         from sfumato.commands.invert.sweep import sweep
 
         return sweep(config, run)
-    scene = set_scene(config, run)
-    check_scene(scene)
-    summary = attack(scene, STAGES[-1] if config.stage == "all" else config.stage)
+    context = make_context(config, run)
+    check_context(context)
+    summary = attack(context, STAGES[-1] if config.stage == "all" else config.stage)
     if config.stage != "all":
         return {**summary, "stage": config.stage, "run": str(run.path)}
     return run.finish({**summary, "run": str(run.path)})
 
 
-def attack(scene: Scene, last: str) -> dict[str, Any]:
+def attack(context: Context, last: str) -> dict[str, Any]:
     """Take the stages up to this one."""
-    return follow(scene, works(), last, scene.stage, scene.run.log)
+    return follow(context, works(), last, context.stage, context.run.log)
 
 
-def works() -> dict[str, Callable[[Scene, Run], object]]:
+def works() -> dict[str, Callable[[Context, Run], object]]:
     """What each stage does."""
     from sfumato.commands.invert.score import score
     from sfumato.commands.invert.stages import judge, latent, prior, select, target

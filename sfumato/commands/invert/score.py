@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.commands import train
-from sfumato.commands.invert.scene import Scene, open_access
+from sfumato.commands.invert.context import Context, open_access
 from sfumato.commands.invert.stages import (
     guesses_of,
     judged_classes,
@@ -32,33 +32,35 @@ EACH = 500
 """Images of a class that guesses are compared with, at most."""
 
 
-def score(scene: Scene, stage: Run) -> None:
+def score(context: Context, stage: Run) -> None:
     """Let judges look at guesses, at members, at images nobody saw, and at the public ones."""
     from sfumato.metrics.inversion import score as count
     from sfumato.reporting.inversion_figures import contact_sheet
 
-    pixels, labels = four_sets(scene)
-    judged_by = judgements(scene, pixels)
+    pixels, labels = four_sets(context)
+    judged_by = judgements(context, pixels)
     found = count(labels, judged_by)
-    unseen = scene.unseen
-    found["target_test_accuracy"] = accuracy_of(open_access(scene), unseen)
+    unseen = context.unseen
+    found["target_test_accuracy"] = accuracy_of(open_access(context), unseen)
     found["test_images"] = len(unseen)
     found["attack_accuracy"] = found["majority"]["top1"]["mean"]
-    found["method"] = scene.config.method
+    found["method"] = context.config.method
     if ceiling_of(found) < 0.5:
         found["warning"] += (
             " A judge names fewer than half of real images rightly: its word means little. Raise "
             "--judge-epochs."
         )
-    scene.run.write_json("private/scores.json", found)
+    context.run.write_json("private/scores.json", found)
     contact_sheet(
-        scene.run.private / "guesses.png", pixels.members, pixels.guesses, labels, judged_by,
-        scene.members.classes,
+        context.run.private / "guesses.png", pixels.members, pixels.guesses, labels, judged_by,
+        context.members.classes,
     )  # fmt: skip
-    scene.run.say(headline(found))
+    context.run.say(headline(found))
     if found["warning"]:
-        scene.run.say(f"  mind: {found['warning'].strip()}")
-    stage.finish({"text": tell(scene), "data": scene.members.name, "public": scene.public.name})
+        context.run.say(f"  mind: {found['warning'].strip()}")
+    stage.finish(
+        {"text": tell(context), "data": context.members.name, "public": context.public.name}
+    )
 
 
 def accuracy_of(access: "Access", images: "Images") -> float:
@@ -67,28 +69,28 @@ def accuracy_of(access: "Access", images: "Images") -> float:
     return float((answers == images.labels).float().mean())
 
 
-def four_sets(scene: Scene) -> "tuple[Sets[Tensor], Sets[Tensor]]":
+def four_sets(context: Context) -> "tuple[Sets[Tensor], Sets[Tensor]]":
     """Pixels between 0 and 1, and labels, of guesses, members, held-out and public images."""
     import torch
 
     from sfumato.metrics.judges import Sets
 
-    guesses, chosen = guesses_of(scene), selection_of(scene)
-    members, held_out = (thin(some, EACH) for some in (scene.members, scene.held_out))
+    guesses, chosen = guesses_of(context), selection_of(context)
+    members, held_out = (thin(some, EACH) for some in (context.members, context.held_out))
     # Images that judges learnt would make the floor too low.
-    strange = ~learnt_by_judges(scene)
+    strange = ~learnt_by_judges(context)
     left = [places[strange[places]] for places in chosen.places]
     each = [
         (some if len(some) else places)[:EACH]
         for some, places in zip(left, chosen.places, strict=True)
     ]
-    public = [scene.public.pixels[places] for places in each]
+    public = [context.public.pixels[places] for places in each]
 
     def real(pixels: "Tensor") -> "Tensor":
-        return (pixels.float() / 255).to(scene.device)
+        return (pixels.float() / 255).to(context.device)
 
     pixels = Sets(
-        guesses.images.clamp(0, 1).to(scene.device), real(members.pixels), real(held_out.pixels),
+        guesses.images.clamp(0, 1).to(context.device), real(members.pixels), real(held_out.pixels),
         real(torch.cat(public)),
     )  # fmt: skip
     counts = torch.tensor([len(places) for places in each])
@@ -106,23 +108,25 @@ def thin(images: "Images", each: int) -> "Images":
     return images.select(torch.cat(places))
 
 
-def judgements(scene: Scene, pixels: "Sets[Tensor]") -> "dict[str, Judged]":
+def judgements(context: Context, pixels: "Sets[Tensor]") -> "dict[str, Judged]":
     """What every judge says of every set."""
     from sfumato.metrics.judges import look
     from sfumato.models.zoo import load_weights
     from sfumato.training.plain import reading_of
 
     found: dict[str, Judged] = {}
-    for name in scene.config.judges:
-        model = new_judge(scene, name)
-        load_weights(model, scene.shared.private / "judges" / name / "model.safetensors")
-        found[name] = look(as_judge(model, reading_of(model, scene.others, scene.device)), pixels)
-    for path in scene.config.judge:
-        found[str(path)] = look(as_judge(*given_judge(scene, path)), pixels)
+    for name in context.config.judges:
+        model = new_judge(context, name)
+        load_weights(model, context.shared.private / "judges" / name / "model.safetensors")
+        found[name] = look(
+            as_judge(model, reading_of(model, context.others, context.device)), pixels
+        )
+    for path in context.config.judge:
+        found[str(path)] = look(as_judge(*given_judge(context, path)), pixels)
     return found
 
 
-def given_judge(scene: Scene, path: Path) -> "tuple[nn.Module, Reading]":
+def given_judge(context: Context, path: Path) -> "tuple[nn.Module, Reading]":
     """A judge that is there already, or the reason why it must not judge.
 
     One that learnt what the target learnt would know more of it than the class, and one whose
@@ -132,34 +136,37 @@ def given_judge(scene: Scene, path: Path) -> "tuple[nn.Module, Reading]":
     from sfumato.data.load import load_images
     from sfumato.models.zoo import load_weights
 
-    settings, weights, _ = given_run(path, scene.config)
+    settings, weights, _ = given_run(path, context.config)
     lessons = load_images(settings.data, "train", people=settings.people, **settings.loading)
-    if lessons.shape[0] != scene.members.shape[0]:
+    if lessons.shape[0] != context.members.shape[0]:
         raise ConfigError(
             f"judge {path} looks at {lessons.shape[0]} colour channels, and the target's images "
-            f"have {scene.members.shape[0]}. Train it with --grey, or on colour images."
+            f"have {context.members.shape[0]}. Train it with --grey, or on colour images."
         )
-    if lessons.classes != judged_classes(scene):
+    if lessons.classes != judged_classes(context):
         raise ConfigError(
             f"judge {path} knows the classes {', '.join(lessons.classes)}. It should know "
-            f"{', '.join(judged_classes(scene))}, private and public ones, in this order. Train it "
-            "on them, or use --judges."
+            f"{', '.join(judged_classes(context))}, private and public ones, in this order. Train "
+            "it on them, or use --judges."
         )
-    framed = load_images(settings.data, "train", people=settings.people, **scene.loading)
-    for own, whose in ((scene.members, "the target learnt"), (scene.held_out, "nobody may know")):
+    framed = load_images(settings.data, "train", people=settings.people, **context.loading)
+    for own, whose in (
+        (context.members, "the target learnt"),
+        (context.held_out, "nobody may know"),
+    ):
         shared = len(overlap(own, framed))
         if shared:
             raise DataError(
                 f"judge {path} learnt {shared} of the images that {whose}, so it cannot tell the "
                 "class from its training images. Take another judge."
             )
-    twins = equal_tensors(weights, scene.weights) if scene.weights.exists() else []
+    twins = equal_tensors(weights, context.weights) if context.weights.exists() else []
     if twins:
         raise DataError(
             f'judge {path} shares weights with the target ("{twins[0]}", {len(twins)} tensors in '
             "all), so what convinces one convinces the other. Take another judge."
         )
-    train_state, reading = train.prepare(settings, lessons, scene.device)
+    train_state, reading = train.prepare(settings, lessons, context.device)
     missing = load_weights(train_state.model, weights)
     if missing:
         raise ConfigError(f'{weights} has no "{missing[0]}": the run {path} is not whole.')
@@ -225,13 +232,13 @@ def ceiling_of(found: dict[str, Any]) -> float:
     return min(judge["held_out_top1"]["mean"] for judge in found["judges"].values())
 
 
-def tell(scene: Scene) -> str:
+def tell(context: Context) -> str:
     """For people: what was attacked, and where to look."""
-    folder = scene.run.private
+    folder = context.run.private
     return "\n".join(
         [
-            f"{len(scene.members.classes)} classes of {scene.members.name} asked of "
-            f"{scene.target.model}, with public images of {scene.public.name}:",
+            f"{len(context.members.classes)} classes of {context.members.name} asked of "
+            f"{context.target.model}, with public images of {context.public.name}:",
             f"  pictures  {folder}/guesses.png: training images above, guesses below",
             f"  scores    {folder}/scores.json: do not share",
         ]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sfumato.commands import train
-from sfumato.commands.invert.scene import Scene, same_images, set_scene
+from sfumato.commands.invert.context import Context, make_context, same_images
 from sfumato.commands.invert.settings import Config
 from sfumato.runs import Run
 
@@ -33,7 +33,7 @@ def sweep(config: Config, run: Run) -> dict[str, Any]:
     """Attack every target, then one table and two plots."""
     from sfumato.reporting.inversion_figures import sweep_plots, sweep_table
 
-    base = set_scene(config, run)
+    base = make_context(config, run)
     check_sweep(base)
     rows: list[SweepRow] = []
     for name, kind, settings in targets(config):
@@ -54,17 +54,17 @@ def sweep(config: Config, run: Run) -> dict[str, Any]:
     return run.finish({"text": text, "run": str(run.path), "targets": len(rows)})
 
 
-def check_sweep(base: Scene) -> None:
+def check_sweep(base: Context) -> None:
     """Refuse at once what any of the targets would be refused for."""
-    from sfumato.commands.invert.checks import check_scene, check_target
+    from sfumato.commands.invert.checks import check_context, check_target
 
     first = True
     for _, _, settings in targets(base.config):
-        scene = same_images(base, settings, base.run)
+        context = same_images(base, settings, base.run)
         if first:
-            check_scene(scene)
+            check_context(context)
         elif settings.seed == base.config.seed:
-            check_target(scene)
+            check_target(context)
         first = False
 
 
@@ -96,7 +96,7 @@ def promise(config: Config, epsilon: str) -> dict[str, Any]:
 
 
 def attack(
-    name: str, kind: str, config: Config, base: Scene, twin: float | None = None
+    name: str, kind: str, config: Config, base: Context, twin: float | None = None
 ) -> "SweepRow":
     """The whole attack on one target; all of it stays in `private/`, and is done once."""
     from sfumato.commands.invert import attack as take_stages
@@ -105,13 +105,13 @@ def attack(
 
     place = Run(base.run.private / "sweep" / name, base.run.say)
     place.path.mkdir(parents=True, exist_ok=True)
-    scene = same_images(base, config, place)
-    if not scene.stage("score").finished:
+    context = same_images(base, config, place)
+    if not context.stage("score").finished:
         base.run.log(f"target {name}")
-        take_stages(scene, "score")
+        take_stages(context, "score")
     found = read_json(place.path / "private" / "scores.json")
     judge = next(iter(found["judges"].values()))
-    spent = float(read_json(scene.stage("target").path / "done.json")["epsilon"])
+    spent = float(read_json(context.stage("target").path / "done.json")["epsilon"])
     return SweepRow(
         target=kind, epsilon=spent if twin is None else twin, control=twin is not None,
         seed=config.seed, test_accuracy=found["target_test_accuracy"],
@@ -120,7 +120,7 @@ def attack(
     )  # fmt: skip
 
 
-def matched(config: Config, wanted: float, base: Scene) -> Config:
+def matched(config: Config, wanted: float, base: Context) -> Config:
     """These settings without privacy, stopped early: about as accurate as `wanted`."""
     from sfumato.files import read_json
 
@@ -147,14 +147,14 @@ def plainly(config: Config, steps: int) -> Config:
     )  # fmt: skip
 
 
-def ladder(config: Config, steps: int, base: Scene) -> Run:
+def ladder(config: Config, steps: int, base: Context) -> Run:
     """A target of so many steps, trained once."""
     place = Run(base.run.private / "ladder" / f"{config.seed}-{steps}", base.run.say)
     place.path.mkdir(parents=True, exist_ok=True)
     if not place.finished:
-        scene = same_images(base, plainly(config, steps), place)
-        scene.members.save_npz(place.private / "members.npz", scene.held_out)
-        train.run(scene.target, place)
+        context = same_images(base, plainly(config, steps), place)
+        context.members.save_npz(place.private / "members.npz", context.held_out)
+        train.run(context.target, place)
     return place
 
 

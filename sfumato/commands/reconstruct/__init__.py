@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sfumato.commands import Recipe, as_label
-from sfumato.commands.reconstruct.scene import Scene, set_scene
+from sfumato.commands.reconstruct.context import Context, make_context
 from sfumato.commands.reconstruct.settings import PRESETS as PRESETS
 from sfumato.commands.reconstruct.settings import STAGES as STAGES
 from sfumato.commands.reconstruct.settings import Config as Config
@@ -30,16 +30,16 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     """The stages in order, up to the one that was asked for; finished ones are skipped."""
     from sfumato.commands.reconstruct.study import look_at, study
 
-    scene = set_scene(config, require_one_process("reconstruct", WITH_TORCHRUN, run))
-    check_early(scene)
+    context = make_context(config, require_one_process("reconstruct", WITH_TORCHRUN, run))
+    check_early(context)
     if config.vary is not None:
-        return study(scene)
-    summary = take(scene, "evaluate" if config.stage == "all" else config.stage)
+        return study(context)
+    summary = take(context, "evaluate" if config.stage == "all" else config.stage)
     if config.target is not None:
-        return look_at(scene, config.target)
+        return look_at(context, config.target)
     if config.stage != "all":
-        return {**summary, "stage": config.stage, "run": str(scene.run.path)}
-    return scene.run.finish({**summary, "run": str(scene.run.path)})
+        return {**summary, "stage": config.stage, "run": str(context.run.path)}
+    return context.run.finish({**summary, "run": str(context.run.path)})
 
 
 def show(summary: Mapping[str, Any]) -> str:
@@ -51,7 +51,7 @@ def show(summary: Mapping[str, Any]) -> str:
     return f"{summary['run']} is finished."
 
 
-def check_early(scene: Scene) -> None:
+def check_early(context: Context) -> None:
     """Refuse at once what a later stage could not draw or read."""
     import torch
 
@@ -59,9 +59,9 @@ def check_early(scene: Scene) -> None:
     from sfumato.commands.reconstruct.study import tensors_in
 
     with torch.device("meta"):
-        new_decoder(scene, 2 * scene.recipe.classes)
-    if scene.config.target is not None:
-        tensors_in(scene.config.target)
+        new_decoder(context, 2 * context.recipe.classes)
+    if context.config.target is not None:
+        tensors_in(context.config.target)
 
 
 RECIPE = Recipe(

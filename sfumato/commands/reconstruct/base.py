@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sfumato.commands.reconstruct.scene import Scene
+from sfumato.commands.reconstruct.context import Context
 from sfumato.errors import ConfigError
 from sfumato.runs import Run
 
@@ -11,29 +11,29 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def base(scene: Scene, stage: Run) -> None:
+def base(context: Context, stage: Run) -> None:
     """A public network that heads learn well on: given, or trained and tried."""
     from sfumato.attacks.fleet import Fleet
     from sfumato.attacks.heads import accuracy_of_heads
     from sfumato.metrics.features import extract, headless, pretrain
 
-    config, best = scene.config, 0.0
-    shot = replace(scene.recipe, class_size=1, noise_multiplier=0.0, max_norm=None, rate=1.0)
+    config, best = context.config, 0.0
+    shot = replace(context.recipe, class_size=1, noise_multiplier=0.0, max_norm=None, rate=1.0)
     made = config.pretrained or config.weights is not None
     for number in range(1 if made else config.base_tries):
-        model = build_base(scene, number)
+        model = build_base(context, number)
         if not made:
             attempt = stage.stage(str(number))
             model = pretrain(
-                model, scene.base, attempt, epochs=config.base_epochs, lr=config.base_lr,
-                device=scene.device, seed=config.seed + number,
+                model, context.base, attempt, epochs=config.base_epochs, lr=config.base_lr,
+                device=context.device, seed=config.seed + number,
             )  # fmt: skip
             attempt.finish({"steps": "all"})
         state = {name: value.clone() for name, value in model.state_dict().items()}
-        model = headless(model.to(scene.device))
+        model = headless(model.to(context.device))
         found = extract(
-            model, scene.own.select(range(0, len(scene.own), max(1, len(scene.own) // 2000))),
-            scene.device, size=config.feature_size, norm=config.feature_norm,
+            model, context.own.select(range(0, len(context.own), max(1, len(context.own) // 2000))),
+            context.device, size=config.feature_size, norm=config.feature_norm,
         )  # fmt: skip
         heads = Fleet(found.values, found.labels, shot, config.seed).heads(0, 256)
         score = float(accuracy_of_heads(heads.weights, shot, found.values, found.labels).mean())
@@ -52,7 +52,7 @@ def base(scene: Scene, stage: Run) -> None:
     )
 
 
-def build_base(scene: Scene, number: int = 0) -> "nn.Module":
+def build_base(context: Context, number: int = 0) -> "nn.Module":
     """The base's network, with its public weights if it has any."""
     import torch
 
@@ -60,8 +60,8 @@ def build_base(scene: Scene, number: int = 0) -> "nn.Module":
     from sfumato.metrics.features import AT_ONCE
     from sfumato.models.zoo import build_model
 
-    config = scene.config
-    channels, height, width = scene.base.shape
+    config = context.config
+    channels, height, width = context.base.shape
     if config.feature_size is not None:
         height = width = config.feature_size
         require_room(
@@ -71,30 +71,30 @@ def build_base(scene: Scene, number: int = 0) -> "nn.Module":
         )
     torch.manual_seed(config.seed + number)
     return build_model(
-        config.base, classes=len(scene.base.classes), shape=(channels, height, width),
+        config.base, classes=len(context.base.classes), shape=(channels, height, width),
         pretrained=config.pretrained, weights=config.weights,
     )  # fmt: skip
 
 
-def features(scene: Scene, stage: Run) -> None:
+def features(context: Context, stage: Run) -> None:
     """Features of the attacker's images and, in `private/`, of those it is after."""
     from sfumato.metrics.features import extract, headless
     from sfumato.models.zoo import load_weights, pixel_statistics
 
-    config = scene.config
-    model = build_base(scene)
-    load_weights(model, scene.public.stage("base").path / "model.safetensors")
-    model = headless(model.to(scene.device))
+    config = context.config
+    model = build_base(context)
+    load_weights(model, context.public.stage("base").path / "model.safetensors")
+    model = headless(model.to(context.device))
     options: dict[str, Any] = {"size": config.feature_size, "norm": config.feature_norm}
-    own = extract(model, scene.own, scene.device, **options)
+    own = extract(model, context.own, context.device, **options)
     own.save(stage.path)
-    mean, deviation = pixel_statistics(model, scene.own.shape[0])
+    mean, deviation = pixel_statistics(model, context.own.shape[0])
     stage.write_json(
         "normalisation.json",
         {
-            "base": config.base, "image_size": config.feature_size or scene.own.shape[1],
+            "base": config.base, "image_size": config.feature_size or context.own.shape[1],
             "pixel_mean": mean, "pixel_deviation": deviation, "feature_norm": config.feature_norm,
         },
     )  # fmt: skip
-    extract(model, scene.targets, scene.device, **options).save(stage.private)
+    extract(model, context.targets, context.device, **options).save(stage.private)
     stage.finish({"features": own.values.shape[1], "images": len(own), "norm": config.feature_norm})

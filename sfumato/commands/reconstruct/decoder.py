@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sfumato.commands.reconstruct.context import Context, fleet_of
 from sfumato.commands.reconstruct.heads import statistics_of
-from sfumato.commands.reconstruct.scene import Scene, fleet_of
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ POOL = 2048
 """Heads that are made at once while the network learns."""
 
 
-def train(scene: Scene, stage: Run) -> None:
+def train(context: Context, stage: Run) -> None:
     """The attacker's network learns to see images in weights."""
     import torch
 
@@ -29,8 +29,8 @@ def train(scene: Scene, stage: Run) -> None:
     from sfumato.training.progress import progress
     from sfumato.training.setup import make_optimizer, make_schedule
 
-    config, fleet, statistics = scene.config, fleet_of(scene), statistics_of(scene)
-    decoder = build_decoder(scene, fleet)
+    config, fleet, statistics = context.config, fleet_of(context), statistics_of(context)
+    decoder = build_decoder(context, fleet)
     optimizer = make_optimizer(
         decoder, "adamw", lr=config.decoder_lr, momentum=0.0, weight_decay=1e-3
     )
@@ -38,10 +38,13 @@ def train(scene: Scene, stage: Run) -> None:
     train_state = TrainState(decoder, optimizer, schedule, new_average(decoder, config.ema))
     train_state.load(stage.load_checkpoint())
     step = decoder_step(
-        decoder, game_of(scene, scene.own), heads_by_step(scene, fleet), statistics.standardise,
+        decoder,
+        game_of(context, context.own),
+        heads_by_step(context, fleet),
+        statistics.standardise,
         precision=torch.bfloat16 if config.precision == "bf16" else torch.float32,
         compile=config.compile,
-    )  # fmt: skip
+    )
     batches = (Batch(number, ()) for number in range(train_state.step, config.steps))
     tell = progress(config.steps, train_state.step, None, stage.say, unit="heads")
     fit(train_state, batches, step, stage, tell=tell)
@@ -50,48 +53,48 @@ def train(scene: Scene, stage: Run) -> None:
     stage.finish({"decoder": config.decoder, "parameters": size, "steps": config.steps})
 
 
-def game_of(scene: Scene, images: "Images") -> "Game":
+def game_of(context: Context, images: "Images") -> "Game":
     """What the decoder is asked for, on one set of images."""
     from sfumato.attacks.decode import Game
 
-    recipe = scene.recipe
-    pixels = images.pixels.to(scene.device)
-    return Game(pixels, recipe.classes, recipe.class_size, scene.config.conditional)
+    recipe = context.recipe
+    pixels = images.pixels.to(context.device)
+    return Game(pixels, recipe.classes, recipe.class_size, context.config.conditional)
 
 
-def build_decoder(scene: Scene, fleet: "Fleet") -> "nn.Module":
+def build_decoder(context: Context, fleet: "Fleet") -> "nn.Module":
     """The attacker's network for heads of this fleet."""
     import torch
 
-    torch.manual_seed(scene.config.seed)
-    weights = scene.recipe.num_parameters(fleet.dimension)
-    return new_decoder(scene, weights).to(scene.device)
+    torch.manual_seed(context.config.seed)
+    weights = context.recipe.num_parameters(fleet.dimension)
+    return new_decoder(context, weights).to(context.device)
 
 
-def new_decoder(scene: Scene, weights: int) -> "nn.Module":
+def new_decoder(context: Context, weights: int) -> "nn.Module":
     """A network for heads of so many weights; sizes that cannot be drawn are refused."""
     from sfumato.models.decoder import PublishedDecoder, RowDecoder
 
-    config, recipe = scene.config, scene.recipe
+    config, recipe = context.config, context.recipe
     kind = RowDecoder if config.decoder == "rows" else PublishedDecoder
     classes = recipe.classes if config.conditional else 0
-    return kind(weights, scene.own.shape, classes, config.width)
+    return kind(weights, context.own.shape, classes, config.width)
 
 
-def trained_decoder(scene: Scene, fleet: "Fleet") -> "nn.Module":
+def trained_decoder(context: Context, fleet: "Fleet") -> "nn.Module":
     """The network as the stage train left it."""
     from safetensors.torch import load_file
 
-    decoder = build_decoder(scene, fleet)
-    decoder.load_state_dict(load_file(scene.run.stage("train").path / "model.safetensors"))
+    decoder = build_decoder(context, fleet)
+    decoder.load_state_dict(load_file(context.run.stage("train").path / "model.safetensors"))
     return decoder.eval()
 
 
-def heads_by_step(scene: Scene, fleet: "Fleet") -> "Callable[[int], Heads]":
+def heads_by_step(context: Context, fleet: "Fleet") -> "Callable[[int], Heads]":
     """The heads of each step, made for many steps at once."""
     from sfumato.attacks.fleet import Heads
 
-    size = scene.config.batch_heads
+    size = context.config.batch_heads
     pool = max(1, POOL // size) * size
     last: tuple[int, Heads] | None = None
 

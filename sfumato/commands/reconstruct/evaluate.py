@@ -7,9 +7,9 @@ the attacker's, and everything it writes goes to `private/`.
 import math
 from typing import TYPE_CHECKING, Any
 
+from sfumato.commands.reconstruct.context import LEARNT, Context, fleet_of, own_features
 from sfumato.commands.reconstruct.decoder import game_of, trained_decoder
 from sfumato.commands.reconstruct.heads import statistics_of
-from sfumato.commands.reconstruct.scene import LEARNT, Scene, fleet_of, own_features
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -24,20 +24,20 @@ REFERENCES = 256
 """Heads of the attacker's own whose guesses say what error an image has with those who lack it."""
 
 
-def evaluate(scene: Scene, stage: Run) -> None:
+def evaluate(context: Context, stage: Run) -> None:
     """Attack heads that were trained on images the attacker never had; count, bound and draw."""
     from sfumato.metrics.trials import pick, score
     from sfumato.reporting.figures import save_gallery, save_roc
 
-    trials = attack(scene)
-    scores, curves = score(trials, scene.targets, scene.own, level=scene.config.level)
+    trials = attack(context)
+    scores, curves = score(trials, context.targets, context.own, level=context.config.level)
     kappa = scores["blind_guess"]["best_picture"]
-    scores["privacy"] = promise(scene.recipe, trials, scene.config.level, kappa)
-    scene.run.write_json("private/scores.json", scores)
-    recipe, folder = scene.recipe, scene.run.private
+    scores["privacy"] = promise(context.recipe, trials, context.config.level, kappa)
+    context.run.write_json("private/scores.json", scores)
+    recipe, folder = context.recipe, context.run.private
     title = f"heads of {recipe.images} images, {describe(recipe)}"
     # What privacy bounds is a test about one image, against real heads with another in its place.
-    spoken = {"relative error", "error"} if scene.config.conditional else set()
+    spoken = {"relative error", "error"} if context.config.conditional else set()
     bound = bound_curve(recipe) if spoken else None
     unspoken = "" if bound is None else " (not what the bound is about)"
     named = {
@@ -50,41 +50,45 @@ def evaluate(scene: Scene, stage: Run) -> None:
     )  # fmt: skip
     blocks = pick(trials)
     shown = len(blocks[0][1])
-    names = scene.own.classes[:shown] if scene.config.conditional else [""] * shown
+    names = context.own.classes[:shown] if context.config.conditional else [""] * shown
     save_gallery(folder / "gallery.png", blocks, names)
-    scene.run.say(headline(scores))
-    stage.finish({"text": tell(scene, scores), **public_numbers(scene)})
+    context.run.say(headline(scores))
+    stage.finish({"text": tell(context, scores), **public_numbers(context)})
 
 
-def attack(scene: Scene) -> "Trials":
+def attack(context: Context) -> "Trials":
     """Train heads on the target images, and let the attacker's network look at their weights."""
     from sfumato.attacks.decode import nearest_images, reconstruct
     from sfumato.attacks.heads import accuracy_of_heads
     from sfumato.metrics.trials import Trials, partners, usual_errors
 
-    config, fleet, statistics = scene.config, fleet_of(scene, private=True), statistics_of(scene)
-    decoder, game = trained_decoder(scene, fleet), game_of(scene, scene.targets)
+    config, fleet, statistics = (
+        context.config,
+        fleet_of(context, private=True),
+        statistics_of(context),
+    )
+    decoder, game = trained_decoder(context, fleet), game_of(context, context.targets)
     partner = partners(config.trials, fleet.per_permutation)
     heads = fleet.heads(0, config.trials)
     guesses = reconstruct(decoder, statistics.standardise(heads), game).cpu()
-    own = fleet_of(scene).heads(0, REFERENCES)
+    own = fleet_of(context).heads(0, REFERENCES)
     references = reconstruct(decoder, statistics.standardise(own), game).cpu()
     fake = None
     if statistics.correlation is not None:
-        noise = statistics.fake(config.trials, seed=config.seed).to(scene.device)
+        noise = statistics.fake(config.trials, seed=config.seed).to(context.device)
         fake = reconstruct(decoder, noise, game).cpu()
     simple = {}
-    if config.conditional and not scene.recipe.hidden:
-        own_images = game_of(scene, scene.own)
-        found = nearest_images(heads, scene.recipe, own_features(scene), own_images)
+    if config.conditional and not context.recipe.hidden:
+        own_images = game_of(context, context.own)
+        found = nearest_images(heads, context.recipe, own_features(context), own_images)
         simple["nearest_by_weights"] = found.cpu()
     accuracy = accuracy_of_heads(
-        heads.weights[:256], scene.recipe, fleet.features, fleet.labels
+        heads.weights[:256], context.recipe, fleet.features, fleet.labels
     ).mean()
-    size = scene.recipe.class_size if config.conditional else heads.members.shape[1]
+    size = context.recipe.class_size if config.conditional else heads.members.shape[1]
     return Trials(
         guesses, game.truths(heads.members).cpu(), heads.members[:, ::size].cpu(),
-        partner, usual_errors(scene.targets, references),
+        partner, usual_errors(context.targets, references),
         float(accuracy), fake, simple,
     )  # fmt: skip
 
@@ -149,11 +153,11 @@ def describe(recipe: "HeadRecipe") -> str:
     return f"noise multiplier {recipe.noise_multiplier:.3g}, rate {recipe.rate:g}"
 
 
-def public_numbers(scene: Scene) -> dict[str, Any]:
+def public_numbers(context: Context) -> dict[str, Any]:
     """What may stand in the summary: settings, and nothing that was measured on secret images."""
-    recipe = scene.recipe
+    recipe = context.recipe
     return {
-        "data": scene.targets.name, "base": scene.config.base, "images": recipe.images,
+        "data": context.targets.name, "base": context.config.base, "images": recipe.images,
         "noise_multiplier": recipe.noise_multiplier, "steps": recipe.steps, "rate": recipe.rate,
     }  # fmt: skip
 
@@ -167,19 +171,19 @@ def headline(scores: dict[str, Any]) -> str:
     )
 
 
-def tell(scene: Scene, scores: dict[str, Any]) -> str:
+def tell(context: Context, scores: dict[str, Any]) -> str:
     """For people: what was attacked, and where to look."""
     from sfumato.reporting.words import up
 
-    recipe, folder = scene.recipe, scene.run.private
+    recipe, folder = context.recipe, context.run.private
     privacy = scores["privacy"]
     lines = [
-        f"Heads of {recipe.images} images of {scene.targets.name} on {scene.config.base}, "
+        f"Heads of {recipe.images} images of {context.targets.name} on {context.config.base}, "
         f"{describe(recipe)}:",
         f"  pictures  {folder}/gallery.png: truth above, what the attacker got below",
         f"  ROC       {folder}/roc.png",
         f"  scores    {folder}/scores.json: do not share",
-        f"  the rest  {scene.run.path}: {LEARNT}",
+        f"  the rest  {context.run.path}: {LEARNT}",
     ]
     promised = "none: epsilon is infinite"
     if "epsilon" in privacy:

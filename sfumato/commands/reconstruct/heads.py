@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING
 
-from sfumato.commands.reconstruct.scene import Scene, fleet_of, own_features
+from sfumato.commands.reconstruct.context import Context, fleet_of, own_features
 from sfumato.errors import RunError
 from sfumato.runs import Run
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from sfumato.attacks.statistics import WeightStatistics
 
 
-def shadow(scene: Scene, stage: Run) -> None:
+def shadow(context: Context, stage: Run) -> None:
     """See how fast heads can be made and how good they are; nothing is kept."""
     from sfumato.attacks.heads import accuracy_of_heads
 
-    fleet = fleet_of(scene)
+    fleet = fleet_of(context)
     began = time.perf_counter()
     heads = fleet.heads(0, 256)
     rate = len(heads) / (time.perf_counter() - began)
-    found = own_features(scene)
-    score = accuracy_of_heads(heads.weights, scene.recipe, found.values, found.labels)
-    recipe = scene.recipe
+    found = own_features(context)
+    score = accuracy_of_heads(heads.weights, context.recipe, found.values, found.labels)
+    recipe = context.recipe
     stage.finish(
         {
             "heads_per_second": round(rate),
@@ -33,27 +33,27 @@ def shadow(scene: Scene, stage: Run) -> None:
     )
 
 
-def stats(scene: Scene, stage: Run) -> None:
+def stats(context: Context, stage: Run) -> None:
     """Mean and deviation of every weight over many heads."""
     from sfumato.attacks.statistics import weight_statistics
 
-    config, fleet = scene.config, fleet_of(scene)
+    config, fleet = context.config, fleet_of(context)
     starts = range(0, config.stats_heads, 4096)
     batches = (fleet.heads(i, min(4096, config.stats_heads - i)) for i in starts)
     found = weight_statistics(batches, correlation=config.null == "both")
     found.save(stage.path / "statistics.safetensors")
-    constant = found.dropped(scene.recipe, fleet.dimension)
+    constant = found.dropped(context.recipe, fleet.dimension)
     if constant:
         some = ", ".join(constant[:5])
         stage.log(f"{len(constant)} weights are the same in all heads and say nothing: {some} ...")
     stage.finish({"heads": found.count, "constant_weights": len(constant)})
 
 
-def statistics_of(scene: Scene) -> "WeightStatistics":
+def statistics_of(context: Context) -> "WeightStatistics":
     """What the stage stats found."""
     from sfumato.attacks.statistics import WeightStatistics
 
-    path = scene.run.stage("stats").path / "statistics.safetensors"
+    path = context.run.stage("stats").path / "statistics.safetensors"
     if not path.exists():
         raise RunError(f"{path} is not there: run the stage stats first.")
     return WeightStatistics.load(path)

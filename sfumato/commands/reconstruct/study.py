@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sfumato.commands.reconstruct.context import LEARNT, Context, fleet_of
 from sfumato.commands.reconstruct.decoder import game_of, trained_decoder
 from sfumato.commands.reconstruct.evaluate import DELTA, at_most
 from sfumato.commands.reconstruct.heads import statistics_of
-from sfumato.commands.reconstruct.scene import LEARNT, Scene, fleet_of
 from sfumato.commands.reconstruct.stages import take
 from sfumato.errors import ConfigError
 from sfumato.files import read_json
@@ -19,55 +19,55 @@ if TYPE_CHECKING:
     from sfumato.attacks.heads import HeadRecipe
 
 
-def study(scene: Scene) -> dict[str, Any]:
+def study(context: Context) -> dict[str, Any]:
     """The attack for each value of one setting, on one base: a table and a plot in `private/`."""
     import torch
 
     from sfumato.files import atomic
     from sfumato.reporting.figures import save_image_rows, save_study
 
-    name, _ = scene.config.varied
-    take(scene, "features")
+    name, _ = context.config.varied
+    take(context, "features")
     rows: dict[str, dict[str, Any]] = {}
     pictures: list[tuple[str, Tensor]] = []
-    for value, recipe in scene.config.variations().items():
-        config = replace(scene.config, head=recipe, vary=None)
-        part = replace(scene, config=config, run=scene.run.stage(f"{name}={value}"))
-        scene.run.log(f"{name} = {value}")
+    for value, recipe in context.config.variations().items():
+        config = replace(context.config, head=recipe, vary=None)
+        part = replace(context, config=config, run=context.run.stage(f"{name}={value}"))
+        context.run.log(f"{name} = {value}")
         take(part, "evaluate")
         rows[value] = read_json(part.run.path / "private" / "scores.json")
         truths, guesses = first_head(part)
         if not any(torch.equal(truths, shown) for _, shown in pictures):
             pictures.append(("truth", truths))
         pictures.append((f"{name.replace('_', ' ')} {value}", guesses))
-    table = scene.run.private / "study.md"
+    table = context.run.private / "study.md"
     with atomic(table) as file:
         file.write(table_of(name, rows).encode())
-    save_study(scene.run.private / "study.png", name, rows)
+    save_study(context.run.private / "study.png", name, rows)
     names = [""]
-    if scene.config.conditional:
-        names = scene.own.classes
-        pictures.append(("mean of the class", scene.own.class_means()))
-    save_image_rows(scene.run.private / "pictures.png", pictures, names)
+    if context.config.conditional:
+        names = context.own.classes
+        pictures.append(("mean of the class", context.own.class_means()))
+    save_image_rows(context.run.private / "pictures.png", pictures, names)
     lines = [
         f"The attack for {len(rows)} values of {name}:",
         f"  table     {table}",
         f"  plot      {table.with_suffix('.png')}",
-        f"  pictures  {scene.run.private}/pictures.png: the truth, what the attacker got, and what "
-        "anybody could guess",
-        f"  the rest  {scene.run.path}: {LEARNT}",
+        f"  pictures  {context.run.private}/pictures.png: the truth, what the attacker got, and "
+        "what anybody could guess",
+        f"  the rest  {context.run.path}: {LEARNT}",
     ]
-    return scene.run.finish({"text": "\n".join(lines), "run": str(scene.run.path)})
+    return context.run.finish({"text": "\n".join(lines), "run": str(context.run.path)})
 
 
-def first_head(scene: Scene) -> "tuple[Tensor, Tensor]":
+def first_head(context: Context) -> "tuple[Tensor, Tensor]":
     """The images that one head under attack was trained on, and what is seen in its weights."""
     from sfumato.attacks.decode import reconstruct
 
-    fleet = fleet_of(scene, private=True)
-    game, heads = game_of(scene, scene.targets), fleet.heads(0, 1)
-    z = statistics_of(scene).standardise(heads)
-    guesses = reconstruct(trained_decoder(scene, fleet), z, game)[0].cpu()
+    fleet = fleet_of(context, private=True)
+    game, heads = game_of(context, context.targets), fleet.heads(0, 1)
+    z = statistics_of(context).standardise(heads)
+    guesses = reconstruct(trained_decoder(context, fleet), z, game)[0].cpu()
     return game.truths(heads.members)[0, :, 0].cpu() / 2 + 0.5, guesses / 2 + 0.5
 
 
@@ -97,27 +97,29 @@ def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
     return "".join(f"| {line} |\n" for line in lines)
 
 
-def look_at(scene: Scene, path: Path) -> dict[str, Any]:
+def look_at(context: Context, path: Path) -> dict[str, Any]:
     """What the attacker sees in a head that somebody brings, made by the same recipe."""
     from sfumato.attacks.decode import reconstruct
     from sfumato.attacks.fleet import Heads
     from sfumato.reporting.figures import save_image_rows
 
-    fleet = fleet_of(scene)
-    weights = head_in(path, scene.recipe, fleet.dimension)
-    heads = Heads(weights[None].to(scene.device), fleet.members(0, 1), fleet.kind)
-    z = statistics_of(scene).standardise(heads)
+    fleet = fleet_of(context)
+    weights = head_in(path, context.recipe, fleet.dimension)
+    heads = Heads(weights[None].to(context.device), fleet.members(0, 1), fleet.kind)
+    z = statistics_of(context).standardise(heads)
     far = float(z.square().mean().sqrt())
-    guesses = reconstruct(trained_decoder(scene, fleet), z, game_of(scene, scene.own))[0].cpu()
+    guesses = reconstruct(trained_decoder(context, fleet), z, game_of(context, context.own))[
+        0
+    ].cpu()
     # Heads of one name are different heads, and one head has one picture.
-    picture = scene.run.private / f"target-{path.stem}-{digest_of(weights)}.png"
-    names = scene.own.classes if scene.config.conditional else ["any"]
+    picture = context.run.private / f"target-{path.stem}-{digest_of(weights)}.png"
+    names = context.own.classes if context.config.conditional else ["any"]
     save_image_rows(picture, [("attacker", guesses / 2 + 0.5)], names)
     lines = [f"What can be seen in {path}: {picture}"]
     learnt = images_learnt(path)
-    if learnt not in (None, scene.recipe.images):
+    if learnt not in (None, context.recipe.images):
         lines.append(
-            f"  It learnt {learnt} examples, and heads of this recipe {scene.recipe.images}, so "
+            f"  It learnt {learnt} examples, and heads of this recipe {context.recipe.images}, so "
             f"little can be expected. Attack it by a run with --images {learnt}."
         )
     if far > UNLIKE:
@@ -125,7 +127,7 @@ def look_at(scene: Scene, path: Path) -> dict[str, Any]:
             f"  Its weights are {far:.1f} times as far from the mean as those of this recipe: it "
             "was made by another one, or on another base, and little can be expected."
         )
-    return {"text": "\n".join(lines), "run": str(scene.run.path), "distance": far}
+    return {"text": "\n".join(lines), "run": str(context.run.path), "distance": far}
 
 
 def digest_of(weights: "Tensor") -> str:

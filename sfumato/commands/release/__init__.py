@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sfumato.commands import Recipe, as_label, train
-from sfumato.commands.release.scene import Scene, promise_of, set_scene
+from sfumato.commands.release.context import Context, make_context, promise_of
 from sfumato.commands.release.settings import PRESETS as PRESETS
 from sfumato.commands.release.settings import STAGES
 from sfumato.commands.release.settings import Config as Config
@@ -38,37 +38,37 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
     if config.explain:
         return train.run(config.training, None)
     run = require_one_process("release", "trains a teacher: give it with --teacher RUN", run)
-    scene = set_scene(config, run)
+    context = make_context(config, run)
     if not (run.path / "stages").exists():
-        check_early(scene)
+        check_early(context)
     last = "evaluate" if config.stage == "all" else config.stage
     # Evaluation is free, so it is done again when it is asked for, with more controls for example.
     again = AGAIN if config.stage == AGAIN else ""
-    summary = follow(scene, works(), last, run.stage, run.log, again)
+    summary = follow(context, works(), last, run.stage, run.log, again)
     done: dict[str, Any] = {}
     if last == "evaluate":  # also stage by stage: a finished run throws its secret away
-        done = run.finish({**promise_of(scene), **summary, "run": str(run.path)})
+        done = run.finish({**promise_of(context), **summary, "run": str(run.path)})
     if config.stage != "all":
         return {**summary, "stage": config.stage, "run": str(run.path)}
     return done
 
 
-def check_early(scene: Scene) -> None:
+def check_early(context: Context) -> None:
     """Refuse now what would otherwise fail when the budget is spent."""
     from sfumato.commands.release.student import new_student
 
-    fewest = max(6, len(scene.private.classes))
-    for images in (scene.public, scene.private, scene.test):
+    fewest = max(6, len(context.private.classes))
+    for images in (context.public, context.private, context.test):
         if len(images) < fewest:
             raise DataError(
                 f'"{images.name}" has {len(images)} images, and at least {fewest} are needed: one '
                 "for each class, and neighbours to compare with. Give more."
             )
-    new_student(scene, scene.public)
-    scene.run.log(f"noise multipliers: {scene.shares.words}")
+    new_student(context, context.public)
+    context.run.log(f"noise multipliers: {context.shares.words}")
 
 
-def works() -> dict[str, Callable[[Scene, Run], object]]:
+def works() -> dict[str, Callable[[Context, Run], object]]:
     """What each stage does."""
     from sfumato.commands.release.evaluate import evaluate
     from sfumato.commands.release.stages import match, moments, teach

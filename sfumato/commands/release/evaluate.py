@@ -7,7 +7,7 @@ everything but the pictures of public and released images goes to `private/`.
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sfumato.commands.release.scene import Scene, teacher_of
+from sfumato.commands.release.context import Context, teacher_of
 from sfumato.commands.release.stages import pixel_rows
 from sfumato.commands.release.student import distil, new_student, trained_student
 from sfumato.metrics.fidelity import Extractor, compare_sets, thin
@@ -19,33 +19,35 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
 
 
-def evaluate(scene: Scene, stage: Run) -> None:
+def evaluate(context: Context, stage: Run) -> None:
     """Score the student, its teacher and controls; compare images; look for near copies."""
     from sfumato.sharing.bundle import read_bundle
     from sfumato.training.steps import accuracy
 
-    images, logits, _, _ = read_bundle(scene.run.path / "bundle")
-    model, reading = teacher_of(scene)
+    images, logits, _, _ = read_bundle(context.run.path / "bundle")
+    model, reading = teacher_of(context)
     scores: dict[str, Any] = {
-        "test_accuracy": accuracy(*trained_student(scene)),
-        "teacher_accuracy": accuracy(model, replace(reading, images=scene.test.to(scene.device))),
-        "test_images": len(scene.test),
-        "agreement_with_dealt_classes": agreement(logits, len(scene.private.classes)),
+        "test_accuracy": accuracy(*trained_student(context)),
+        "teacher_accuracy": accuracy(
+            model, replace(reading, images=context.test.to(context.device))
+        ),
+        "test_images": len(context.test),
+        "agreement_with_dealt_classes": agreement(logits, len(context.private.classes)),
     }
-    if scene.config.controls:
-        scores["controls"] = controls(scene, model)
-    scores["quality"] = compare_images(scene, images, model)
-    scores["membership"] = membership(scene, images)
-    scene.run.write_json("private/scores.json", scores)
-    chance = 1 / len(scene.private.classes)
+    if context.config.controls:
+        scores["controls"] = controls(context, model)
+    scores["quality"] = compare_images(context, images, model)
+    scores["membership"] = membership(context, images)
+    context.run.write_json("private/scores.json", scores)
+    chance = 1 / len(context.private.classes)
     words = "" if scores["test_accuracy"] > 2 * chance else ": about as good as guessing"
     # On the screen only: whoever runs this owns the images, and nothing else may keep the score.
-    scene.run.say(
+    context.run.say(
         f"test accuracy, for your eyes: teacher {scores['teacher_accuracy']:.3f}, student "
         f"{scores['test_accuracy']:.3f}{words}"
     )
-    draw(scene, images)
-    stage.finish({"bundle": str(scene.run.path / "bundle"), "student": scene.student})
+    draw(context, images)
+    stage.finish({"bundle": str(context.run.path / "bundle"), "student": context.student})
 
 
 def agreement(logits: "Tensor", classes: int) -> float:
@@ -55,7 +57,7 @@ def agreement(logits: "Tensor", classes: int) -> float:
     return float((logits.argmax(dim=1) == deal_classes(len(logits), classes)).float().mean())
 
 
-def controls(scene: Scene, teacher: "nn.Module") -> dict[str, float]:
+def controls(context: Context, teacher: "nn.Module") -> dict[str, float]:
     """Accuracy of students of other material: what did matching, and the teacher, bring?
 
     k=0 are the public images, unmoved, with the teacher's answers. public has no teacher: its own
@@ -66,49 +68,49 @@ def controls(scene: Scene, teacher: "nn.Module") -> dict[str, float]:
     from sfumato.sharing.match import deal_classes
     from sfumato.training.distil import cached
 
-    _, reading = teacher_of(scene)
-    untouched, logits = released(scene, teacher, reading, scene.public.pixels)
-    same = scene.public.classes == scene.private.classes
+    _, reading = teacher_of(context)
+    untouched, logits = released(context, teacher, reading, context.public.pixels)
+    same = context.public.classes == context.private.classes
     dealt = deal_classes(len(untouched), len(untouched.classes))
-    labelled = replace(untouched, labels=scene.public.labels if same else dealt)
+    labelled = replace(untouched, labels=context.public.labels if same else dealt)
     return {
-        "k=0": score_student(scene, "k0", untouched, cached(logits.to(scene.device))),
-        "public-only": score_student(scene, "public-only", labelled),
-        "real": score_student(scene, "real", scene.private),
+        "k=0": score_student(context, "k0", untouched, cached(logits.to(context.device))),
+        "public-only": score_student(context, "public-only", labelled),
+        "real": score_student(context, "real", context.private),
     }
 
 
-def score_student(scene: Scene, name: str, images: "Images", answers: Any = None) -> float:
+def score_student(context: Context, name: str, images: "Images", answers: Any = None) -> float:
     """Test accuracy of a student of these images, trained once and kept in `private/`."""
     from sfumato.models.zoo import load_weights
     from sfumato.training.steps import accuracy
 
-    place = Run(scene.run.private / "students" / name, scene.run.say)
+    place = Run(context.run.private / "students" / name, context.run.say)
     place.path.mkdir(parents=True, exist_ok=True)
-    model, reading = new_student(scene, images)
+    model, reading = new_student(context, images)
     if place.finished:
         load_weights(model, place.path / "model.safetensors")
     else:
-        scene.run.log(f'a student of other material, "{name}", for comparison')
-        distil(scene, model, reading, answers, place)
+        context.run.log(f'a student of other material, "{name}", for comparison')
+        distil(context, model, reading, answers, place)
         place.save_tensors("model.safetensors", model.state_dict())
         place.finish({"images": len(images)})
-    return accuracy(model.eval(), replace(reading, images=scene.test.to(scene.device)))
+    return accuracy(model.eval(), replace(reading, images=context.test.to(context.device)))
 
 
-def compare_images(scene: Scene, images: "Images", teacher: "nn.Module") -> dict[str, Any]:
+def compare_images(context: Context, images: "Images", teacher: "nn.Module") -> dict[str, Any]:
     """Released images beside private ones, in the teacher's features.
 
     For scale, public and test images stand beside them.
     """
     from sfumato.metrics.features import headless
 
-    extractor = Extractor(headless(teacher), f"last layer of the teacher, {scene.teacher.model}")
-    sets = {"released": images, "public": scene.public, "test": scene.test}
-    return compare_sets(extractor, scene.private, sets, scene.device)
+    extractor = Extractor(headless(teacher), f"last layer of the teacher, {context.teacher.model}")
+    sets = {"released": images, "public": context.public, "test": context.test}
+    return compare_sets(extractor, context.private, sets, context.device)
 
 
-def membership(scene: Scene, images: "Images") -> dict[str, float]:
+def membership(context: Context, images: "Images") -> dict[str, float]:
     """Are released images nearer to the private images than to test images, which they never met?
 
     In pixels, of 0 to 255. An AUC of a half: no; but train and test sets may differ of themselves,
@@ -121,11 +123,11 @@ def membership(scene: Scene, images: "Images") -> dict[str, float]:
     from sfumato.metrics.quality import nearest_distances
 
     def distances(some: "Images", made: "Images") -> "np.ndarray":
-        rows = pixel_rows(thin(some), scene.device), pixel_rows(made, scene.device)
+        rows = pixel_rows(thin(some), context.device), pixel_rows(made, context.device)
         return nearest_distances(*rows).cpu().numpy()
 
-    near, far = distances(scene.private, images), distances(scene.test, images)
-    blind = distances(scene.private, scene.public), distances(scene.test, scene.public)
+    near, far = distances(context.private, images), distances(context.test, images)
+    blind = distances(context.private, context.public), distances(context.test, context.public)
     return {
         "nearest_released_to_private": float(np.median(near)),
         "nearest_released_to_test": float(np.median(far)),
@@ -136,28 +138,28 @@ def membership(scene: Scene, images: "Images") -> dict[str, float]:
     }
 
 
-def draw(scene: Scene, images: "Images") -> None:
+def draw(context: Context, images: "Images") -> None:
     """Public before and released after, a class a column; and, privately, the nearest images."""
     import torch
 
     from sfumato.reporting.figures import save_image_rows
     from sfumato.sharing.match import deal_classes
 
-    classes = scene.private.classes[:10]
-    dealt = deal_classes(len(images), len(scene.private.classes))
+    classes = context.private.classes[:10]
+    dealt = deal_classes(len(images), len(context.private.classes))
     rows = []
-    for turn in range(min(4, len(images) // len(scene.private.classes))):
+    for turn in range(min(4, len(images) // len(context.private.classes))):
         places = [int(torch.nonzero(dealt == label)[turn]) for label in range(len(classes))]
-        for name, some in (("public", scene.public), ("released", images)):
+        for name, some in (("public", context.public), ("released", images)):
             rows.append((name, some.pixels[places].float() / 255))
-    save_image_rows(scene.run.path / "pictures.png", rows, classes)
-    some = thin(scene.private)
-    made = pixel_rows(images, scene.device)
+    save_image_rows(context.run.path / "pictures.png", rows, classes)
+    some = thin(context.private)
+    made = pixel_rows(images, context.device)
     places = [int(torch.nonzero(dealt == label)[0]) for label in range(len(classes))]
-    distances = torch.cdist(made[places].float(), pixel_rows(some, scene.device).float())
+    distances = torch.cdist(made[places].float(), pixel_rows(some, context.device).float())
     nearest = distances.argmin(dim=1).cpu()
     pairs = [
         ("released", images.pixels[places].float() / 255),
         ("nearest private", some.pixels[nearest].float() / 255),
     ]
-    save_image_rows(scene.run.private / "nearest.png", pairs, classes)
+    save_image_rows(context.run.private / "nearest.png", pairs, classes)

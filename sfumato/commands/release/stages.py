@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sfumato.commands import train
 from sfumato.commands.release.budget import one_release, require_within, teacher_settings
-from sfumato.commands.release.scene import Scene, finished_book, open_book, teacher_of
+from sfumato.commands.release.context import Context, finished_book, open_book, teacher_of
 from sfumato.commands.train.train_state import group_by_person
 from sfumato.runs import Run
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from sfumato.training.reading import Reading
 
 
-def teach(scene: Scene, stage: Run) -> None:
+def teach(context: Context, stage: Run) -> None:
     """The teacher: trained here, as `sfumato train` would, or one that is there already."""
-    if scene.book is None:
-        settings = teacher_settings(scene.config, scene.shares.teacher)
+    if context.book is None:
+        settings = teacher_settings(context.config, context.shares.teacher)
         train.run(settings.training, stage)
         return
-    assert scene.config.teacher is not None
-    stage.finish({"teacher": str(scene.config.teacher), "model": scene.teacher.model})
+    assert context.config.teacher is not None
+    stage.finish({"teacher": str(context.config.teacher), "model": context.teacher.model})
 
 
-def moments(scene: Scene, stage: Run) -> None:
+def moments(context: Context, stage: Run) -> None:
     """What the teacher sees in private images, released with noise."""
     import torch
     from safetensors.torch import load_file
@@ -43,71 +43,71 @@ def moments(scene: Scene, stage: Run) -> None:
     from sfumato.privacy.noise import privatize
     from sfumato.sharing.moments import make_gauge, sum_moments
 
-    noise = scene.shares.moments
+    noise = context.shares.moments
     if noise is None:
         stage.finish({"statistics": "none: no image is moved"})
         return
-    model, reading = teacher_of(scene)
+    model, reading = teacher_of(context)
     reading = replace(reading, precision=torch.float32)
-    public = replace(reading, images=scene.public.to(scene.device), people=None)
-    gauge = make_gauge(model, public, scene.config.moments_slack)
+    public = replace(reading, images=context.public.to(context.device), people=None)
+    gauge = make_gauge(model, public, context.config.moments_slack)
     exact = stage.private / "sums.safetensors"
     if not exact.exists():
-        groups = scene.private.labels if scene.config.per_class else None
-        count = len(scene.private.classes) if scene.config.per_class else 1
+        groups = context.private.labels if context.config.per_class else None
+        count = len(context.private.classes) if context.config.per_class else 1
         table = sum_moments(model, reading, gauge, groups, count)
         stage.save_tensors("private/sums.safetensors", {"table": table, **gauge.state()})
     # Read back, so that a run cut here releases the same sums again, with the same noise. They go
     # when the stage is finished: adding up again might round otherwise.
     kept = load_file(exact)
     gauge = type(gauge).load(kept, torch.device("cpu"))
-    plan = one_release(scene.config, scene.units, noise, gauge.max_norm)
-    ledger, secret = open_book(scene)
+    plan = one_release(context.config, context.units, noise, gauge.max_norm)
+    ledger, secret = open_book(context)
     before = [release for release in ledger.releases if release.stage not in ("moments", "card")]
-    card = one_release(scene.config, scene.units, scene.shares.card)
+    card = one_release(context.config, context.units, context.shares.card)
     require_within(
-        scene.config, [*before, plan.release("moments", 0), card.release("card", 0)], ledger
+        context.config, [*before, plan.release("moments", 0), card.release("card", 0)], ledger
     )
     noisy = privatize({"table": kept["table"]}, plan, ledger, secret, step=0, stage="moments")
-    means = weighted_means(noisy["table"], gauge.weight, least=1 / scene.units).float()
+    means = weighted_means(noisy["table"], gauge.weight, least=1 / context.units).float()
     stage.save_tensors("moments.safetensors", {"means": means, **gauge.state()})
     stage.finish({"numbers": means.numel(), "noise_multiplier": noise, "epsilon": ledger.epsilon()})
 
 
-def goal_of(scene: Scene) -> "Goal | None":
+def goal_of(context: Context) -> "Goal | None":
     """What was released of the statistics."""
     from safetensors.torch import load_file
 
     from sfumato.sharing.match import Goal
     from sfumato.sharing.moments import Gauge
 
-    path = scene.run.stage("moments").path / "moments.safetensors"
+    path = context.run.stage("moments").path / "moments.safetensors"
     if not path.exists():
         return None
     kept = load_file(path)
-    return Goal(Gauge.load(kept, scene.device), kept["means"].to(scene.device))
+    return Goal(Gauge.load(kept, context.device), kept["means"].to(context.device))
 
 
-def match(scene: Scene, stage: Run) -> None:
+def match(context: Context, stage: Run) -> None:
     """Move the public images, write down the teacher's answers, and pack the bundle."""
     from sfumato.sharing.match import deal_classes
     from sfumato.sharing.match import match as move_all
 
-    model, reading = teacher_of(scene)
-    public = replace(reading, images=scene.public.to(scene.device), people=None)
-    public = replace(public, precision=scene.precision)
-    targets = deal_classes(len(scene.public), len(scene.private.classes))
-    settings = scene.config.matching
-    pixels = move_all(model, public, targets, goal_of(scene), settings, stage, scene.run.log)
-    images, logits = released(scene, model, reading, pixels)
+    model, reading = teacher_of(context)
+    public = replace(reading, images=context.public.to(context.device), people=None)
+    public = replace(public, precision=context.precision)
+    targets = deal_classes(len(context.public), len(context.private.classes))
+    settings = context.config.matching
+    pixels = move_all(model, public, targets, goal_of(context), settings, stage, context.run.log)
+    images, logits = released(context, model, reading, pixels)
     images.save_npz(stage.path / "images.npz")
     stage.save_tensors("soft_labels.safetensors", {"logits": logits})
-    card = pack(scene)
+    card = pack(context)
     stage.finish({"images": len(images), "epsilon": card.epsilon, "delta": card.delta})
 
 
 def released(
-    scene: Scene, model: "nn.Module", reading: "Reading", pixels: "Tensor"
+    context: Context, model: "nn.Module", reading: "Reading", pixels: "Tensor"
 ) -> "tuple[Images, Tensor]":
     """The moved images, with the teacher's answers to just these pixels."""
     import torch
@@ -115,39 +115,41 @@ def released(
     from sfumato.training.steps import logits_of
 
     moved = replace(
-        scene.public, pixels=pixels, labels=torch.zeros(len(pixels), dtype=torch.int64),
-        classes=scene.private.classes, name=f"{scene.private.name}-from-{scene.public.name}",
+        context.public, pixels=pixels, labels=torch.zeros(len(pixels), dtype=torch.int64),
+        classes=context.private.classes, name=f"{context.private.name}-from-{context.public.name}",
     )  # fmt: skip
-    reading = replace(reading, images=moved.to(scene.device), precision=torch.float32, people=None)
+    reading = replace(
+        reading, images=moved.to(context.device), precision=torch.float32, people=None
+    )
     logits = logits_of(model, reading)
     return replace(moved, labels=logits.argmax(dim=1)), logits
 
 
-def pack(scene: Scene) -> "Card":
+def pack(context: Context) -> "Card":
     """Write the bundle, with what its card needs to say."""
     from safetensors.torch import load_file
 
     from sfumato.data.arrays import load_npz
     from sfumato.sharing.bundle import write_bundle
 
-    stage = scene.run.stage("match")
+    stage = context.run.stage("match")
     images = load_npz(stage.path / "images.npz", "train", private=False)
-    name = f"{scene.private.name}-from-{scene.public.name}"
+    name = f"{context.private.name}-from-{context.public.name}"
     logits = load_file(stage.path / "soft_labels.safetensors")["logits"]
-    near = near_copies(scene, images, stage)
-    ledger = finished_book(scene)
-    require_within(scene.config, ledger.releases, ledger)
-    change = (images.pixels.int() - scene.public.pixels.int()).abs().float()
+    near = near_copies(context, images, stage)
+    ledger = finished_book(context)
+    require_within(context.config, ledger.releases, ledger)
+    change = (images.pixels.int() - context.public.pixels.int()).abs().float()
     moved = {"mean": float(change.mean()), "largest": float(change.max())}
     return write_bundle(
-        scene.run.path / "bundle", replace(images, name=name), logits, ledger,
-        format=scene.config.format, k=scene.config.k, model=scene.teacher.model,
-        public=scene.public.name, temperature=scene.config.temperature, moved=moved,
+        context.run.path / "bundle", replace(images, name=name), logits, ledger,
+        format=context.config.format, k=context.config.k, model=context.teacher.model,
+        public=context.public.name, temperature=context.config.temperature, moved=moved,
         near_copies=near,
     )  # fmt: skip
 
 
-def near_copies(scene: Scene, images: "Images", stage: Run) -> dict[str, float]:
+def near_copies(context: Context, images: "Images", stage: Run) -> dict[str, float]:
     """The share of private images that have a released image very close to them, with noise.
 
     Very close: closer than 99 of 100 public images are to the nearest that is not their double.
@@ -162,26 +164,26 @@ def near_copies(scene: Scene, images: "Images", stage: Run) -> dict[str, float]:
 
     if (stage.path / "near_copies.json").exists():
         return read_json(stage.path / "near_copies.json")
-    rows = partial(pixel_rows, device=scene.device)
-    usual = nearest_distances(rows(scene.public), rows(scene.public), itself=True)
+    rows = partial(pixel_rows, device=context.device)
+    usual = nearest_distances(rows(context.public), rows(context.public), itself=True)
     usual = usual[usual > 0]  # doubles among public images say nothing of how far others are apart
     threshold = float(usual.sort().values[len(usual) // 100]) if len(usual) else 0.0
     if not (stage.path / "private" / "count.json").exists():
-        near = (nearest_distances(rows(scene.private), rows(images)) < threshold).cpu()
-        people = group_by_person(scene.teacher, scene.private)
+        near = (nearest_distances(rows(context.private), rows(images)) < threshold).cpu()
+        people = group_by_person(context.teacher, context.private)
         if people is not None:
-            assert scene.private.people is not None
-            counts = torch.zeros(len(people)).index_add(0, scene.private.people, near.float())
+            assert context.private.people is not None
+            counts = torch.zeros(len(people)).index_add(0, context.private.people, near.float())
             near = counts > 0
         stage.write_json("private/count.json", int(near.sum()))
     count = read_json(stage.path / "private" / "count.json")
-    plan = one_release(scene.config, scene.units, scene.shares.card)
-    ledger, secret = open_book(scene)
+    plan = one_release(context.config, context.units, context.shares.card)
+    ledger, secret = open_book(context)
     total = {"count": torch.tensor([count], dtype=torch.float64)}
     noisy = privatize(total, plan, ledger, secret, step=0, stage="card")["count"]
     found = {
         "share": min(1.0, max(0.0, float(noisy))), "threshold": threshold,
-        "standard_error": plan.noise_deviation / scene.units,
+        "standard_error": plan.noise_deviation / context.units,
     }  # fmt: skip
     stage.write_json("near_copies.json", found)
     return found

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sfumato.commands.release.scene import Scene, finished_book
+from sfumato.commands.release.context import Context, finished_book
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -17,24 +17,24 @@ FEW_STEPS = 300
 """Below this a student is warned of: batches are too large for so few images."""
 
 
-def student(scene: Scene, stage: Run) -> None:
+def student(context: Context, stage: Run) -> None:
     """Train it on the bundle, as anybody could who was handed it."""
     from sfumato.sharing.bundle import read_bundle
     from sfumato.training.distil import cached
     from sfumato.training.trained import Description
 
-    images, logits, _, _ = read_bundle(scene.run.path / "bundle")
-    model, reading = new_student(scene, images)
-    distil(scene, model, reading, cached(logits.to(scene.device)), stage)
-    promise = finished_book(scene).promise()
+    images, logits, _, _ = read_bundle(context.run.path / "bundle")
+    model, reading = new_student(context, images)
+    distil(context, model, reading, cached(logits.to(context.device)), stage)
+    promise = finished_book(context).promise()
     made = Description.of(
-        reading, model, name=scene.student, norm="keep", centre_crop=scene.config.centre_crop
+        reading, model, name=context.student, norm="keep", centre_crop=context.config.centre_crop
     )
     made.keep(stage, model, promise)
-    stage.finish({"student": scene.student, "images": len(images)})
+    stage.finish({"student": context.student, "images": len(images)})
 
 
-def new_student(scene: Scene, images: "Images") -> "tuple[nn.Module, Reading]":
+def new_student(context: Context, images: "Images") -> "tuple[nn.Module, Reading]":
     """A student at its start, and how it reads images: on a GPU in bf16, for nothing is private."""
     import torch
 
@@ -42,25 +42,25 @@ def new_student(scene: Scene, images: "Images") -> "tuple[nn.Module, Reading]":
     from sfumato.training.plain import reading_of
     from sfumato.training.setup import placed
 
-    seed = scene.config.seed
+    seed = context.config.seed
     torch.manual_seed(seed)
-    model = build_model(scene.student, classes=len(images.classes), shape=images.shape)
-    model = placed(model, scene.device)
-    return model, reading_of(model, images, scene.device, seed=seed, precision=scene.precision)
+    model = build_model(context.student, classes=len(images.classes), shape=images.shape)
+    model = placed(model, context.device)
+    return model, reading_of(model, images, context.device, seed=seed, precision=context.precision)
 
 
 def distil(
-    scene: Scene, model: "nn.Module", reading: "Reading", answers: "Answers | None", stage: Run
+    context: Context, model: "nn.Module", reading: "Reading", answers: "Answers | None", stage: Run
 ) -> "nn.Module":
     """Train a student on answers, or on labels where there are none."""
     from sfumato.training.distil import distil_step
     from sfumato.training.plain import train_plainly
     from sfumato.training.steps import plain_step
 
-    config = scene.config
+    config = context.config
     steps = round(config.student_epochs * len(reading.images) / config.student_batch)
     if steps < FEW_STEPS:
-        scene.run.log(
+        context.run.log(
             f"a student of {steps} steps learns little: lower --student-batch, or raise "
             "--student-epochs"
         )
@@ -75,10 +75,10 @@ def distil(
     )  # fmt: skip
 
 
-def trained_student(scene: Scene) -> "tuple[nn.Module, Reading]":
+def trained_student(context: Context) -> "tuple[nn.Module, Reading]":
     """The student, and how it reads test images."""
     from sfumato.models.zoo import load_weights
 
-    model, reading = new_student(scene, scene.test)
-    load_weights(model, scene.run.stage("student").path / "model.safetensors")
-    return model.eval(), replace(reading, images=scene.test.to(scene.device))
+    model, reading = new_student(context, context.test)
+    load_weights(model, context.run.stage("student").path / "model.safetensors")
+    return model.eval(), replace(reading, images=context.test.to(context.device))

@@ -12,8 +12,8 @@ from typing import Any
 
 from sfumato.commands import Recipe, as_label, train
 from sfumato.commands.stages import follow, tell_stage
+from sfumato.commands.warmup.context import Context, make_context
 from sfumato.commands.warmup.draw import show_drawn, write_file
-from sfumato.commands.warmup.scene import Scene, set_scene
 from sfumato.commands.warmup.settings import PRESETS as PRESETS
 from sfumato.commands.warmup.settings import STAGES
 from sfumato.commands.warmup.settings import Config as Config
@@ -36,14 +36,14 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
         return train.run(config.training, None)
     if run is None or num_processes() > 1:
         return together(config, run, works(config))
-    scene = set_scene(config, run)
+    context = make_context(config, run)
     last = STAGES[-1] if config.stage == "all" else config.stage
     again = AGAIN if config.stage == AGAIN else ""
-    summary = follow(scene, works(config), last, run.stage, run.log, again)
+    summary = follow(context, works(config), last, run.stage, run.log, again)
     if last == STAGES[-1]:
         learnt = "generator" if config.private else "train"
         summary = {**run.stage(learnt).summary, **summary, "run": str(run.path)}
-        told = {"public": scene.public.name, "public_images": len(scene.public)}
+        told = {"public": context.public.name, "public_images": len(context.public)}
         made = run.stage("sample").summary if config.number else {"drawn": 0}
         told |= {name: made[name] for name in ("drawn", "samples") if name in made}
         run.finish({**summary, **told})
@@ -51,7 +51,7 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
                                                      "run": str(run.path)}  # fmt: skip
 
 
-def works(config: Config) -> dict[str, Callable[[Scene, Run], object]]:
+def works(config: Config) -> dict[str, Callable[[Context, Run], object]]:
     """What each stage does."""
     from sfumato.commands.warmup import brought as warmup_brought
     from sfumato.commands.warmup import private as warmup_private
@@ -60,7 +60,7 @@ def works(config: Config) -> dict[str, Callable[[Scene, Run], object]]:
     from sfumato.commands.warmup.generator import generator, guide, sample, split
 
     made = (split, generator, guide, sample, warm_up, privately, evaluate)
-    found: dict[str, Callable[[Scene, Run], object]] = dict(zip(STAGES, made, strict=True))
+    found: dict[str, Callable[[Context, Run], object]] = dict(zip(STAGES, made, strict=True))
     if config.private:
         found |= {"generator": warmup_private.generator, "evaluate": warmup_private.evaluate}
     if config.samples is not None:

@@ -7,7 +7,7 @@ generator of it had learnt. That no private image is among them, pixel for pixel
 from typing import TYPE_CHECKING
 
 from sfumato.commands.origin import require_unpaid
-from sfumato.commands.warmup.scene import Scene
+from sfumato.commands.warmup.context import Context
 from sfumato.commands.warmup.settings import Config
 from sfumato.errors import DataError
 from sfumato.runs import Run
@@ -39,32 +39,32 @@ def own_public(config: Config, private: "Images", test: "Images") -> "Images":
     return public
 
 
-def read_samples(scene: Scene) -> "Images":
+def read_samples(context: Context) -> "Images":
     """The images of --samples, or why they cannot take the place of drawn ones."""
     from sfumato.data.alike import require_alike
     from sfumato.data.arrays import load_samples
 
-    assert scene.config.samples is not None
-    require_unpaid(scene.config.samples, scene.private.name)
-    samples = load_samples(scene.config.samples, scene.private)
-    for images in (scene.private, scene.test):
+    assert context.config.samples is not None
+    require_unpaid(context.config.samples, context.private.name)
+    samples = load_samples(context.config.samples, context.private)
+    for images in (context.private, context.test):
         require_alike(images, samples)
     return samples
 
 
-def sample(scene: Scene, stage: Run | None) -> None:
+def sample(context: Context, stage: Run | None) -> None:
     """Keep them where drawn images are kept."""
     if stage is None:
         return
-    samples = read_samples(scene)
+    samples = read_samples(context)
     samples.save_npz(stage.path / "images.npz")
-    told = {"samples": str(scene.config.samples), "promise": UNKNOWN}
+    told = {"samples": str(context.config.samples), "promise": UNKNOWN}
     stage.finish({"drawn": len(samples), **told})
 
 
-def declared(scene: Scene) -> str:
+def declared(context: Context) -> str:
     """The images that were declared public, for the ledger."""
-    config, public = scene.config, scene.public
+    config, public = context.config, context.public
     how = "brought" if config.public_images is not None else f"chosen by seed {config.seed}"
     made = "" if config.samples is None else f", and of {config.samples.name} (made elsewhere)"
     return f"{public.name} ({len(public)}, {how}){made}"

@@ -7,45 +7,50 @@ from typing import TYPE_CHECKING
 
 from sfumato.commands import train
 from sfumato.commands.train.train_state import describe
-from sfumato.commands.warmup.scene import Scene
+from sfumato.commands.warmup.context import Context
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
     from sfumato.data.images import Images
 
 
-def warm_up(scene: Scene, stage: Run) -> None:
+def warm_up(context: Context, stage: Run) -> None:
     """Train the classifier on drawn images, if there are any, and the public ones."""
-    images = scene.public.select(list(range(len(scene.public))) * scene.config.warm_repeats)
-    if scene.config.number:
-        images = drawn_images(scene).joined(images, f"drawn and {images.name}")
-    warm_model(scene, images, stage, epochs=scene.config.warm_epochs)
+    images = context.public.select(list(range(len(context.public))) * context.config.warm_repeats)
+    if context.config.number:
+        images = drawn_images(context).joined(images, f"drawn and {images.name}")
+    warm_model(context, images, stage, epochs=context.config.warm_epochs)
 
 
-def drawn_images(scene: Scene) -> "Images":
+def drawn_images(context: Context) -> "Images":
     """What the stage sample left."""
     from sfumato.data.load import load_images
 
-    path = scene.run.stage("sample").path / "images.npz"
+    path = context.run.stage("sample").path / "images.npz"
     return load_images(str(path), "train", private=False)
 
 
-def warm_model(scene: Scene, images: "Images", stage: Run, *, epochs: float) -> None:
+def warm_model(context: Context, images: "Images", stage: Run, *, epochs: float) -> None:
     """Write the classifier after the warm-up on these public images, and finish the stage."""
     from sfumato.data.augment import Augmentation
     from sfumato.training.plain import train_plainly
     from sfumato.training.sharp import sharp_step
     from sfumato.training.steps import plain_step
 
-    config = scene.config
+    config = context.config
     # All of it learns: what a later stage leaves frozen must have been good for something.
-    settings = replace(one_by_one(from_weights(scene, None)), train_only="all", freeze=())
-    train_state, reading = train.prepare(settings, images.require_public("a warm-up"), scene.device)
+    settings = replace(one_by_one(from_weights(context, None)), train_only="all", freeze=())
+    train_state, reading = train.prepare(
+        settings, images.require_public("a warm-up"), context.device
+    )
     moves = Augmentation(
-        crop=config.crop, flip=config.flip, cutout=config.warm_cutout, colour=config.warm_colour,
+        crop=config.crop,
+        flip=config.flip,
+        cutout=config.warm_cutout,
+        colour=config.warm_colour,
         affine=config.warm_affine,
-    )  # fmt: skip
-    reading = replace(reading, augmentation=moves, views=1, precision=scene.precision)
+    )
+    reading = replace(reading, augmentation=moves, views=1, precision=context.precision)
     kind = partial(sharp_step, rho=config.warm_rho) if config.warm_rho else plain_step
     step = kind(train_state.model, reading, compiled=config.compile)
     model = train_plainly(
@@ -56,22 +61,22 @@ def warm_model(scene: Scene, images: "Images", stage: Run, *, epochs: float) -> 
     stage.finish({"images": len(images)})
 
 
-def privately(scene: Scene, stage: Run) -> None:
+def privately(context: Context, stage: Run) -> None:
     """DP-SGD on the private rest, from the warm start."""
     from sfumato.commands.warmup.brought import declared
 
-    warm = scene.run.stage("warmup").path / "model.safetensors"
-    public = drawn_images(scene) if scene.config.extender != "none" else None
+    warm = context.run.stage("warmup").path / "model.safetensors"
+    public = drawn_images(context) if context.config.extender != "none" else None
     train.run_on(
-        from_weights(scene, warm), scene.private, scene.test, stage, public=public,
-        declared=declared(scene),
+        from_weights(context, warm), context.private, context.test, stage, public=public,
+        declared=declared(context),
     )  # fmt: skip
 
 
-def from_weights(scene: Scene, weights: Path | None) -> train.Config:
+def from_weights(context: Context, weights: Path | None) -> train.Config:
     """Settings of the private stage, from this start."""
     # BatchNorm becomes the same before and after the warm-up, weights or not.
-    settings = replace(scene.config.training, norm=scene.config.norm or "group")
+    settings = replace(context.config.training, norm=context.config.norm or "group")
     return settings if weights is None else replace(settings, weights=weights, pretrained=False)
 
 

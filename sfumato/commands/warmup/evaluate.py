@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.commands import train
 from sfumato.commands.warmup.classifier import drawn_images, from_weights, one_by_one, warm_model
-from sfumato.commands.warmup.scene import Scene
+from sfumato.commands.warmup.context import Context
 from sfumato.metrics.fidelity import FEWEST, Extractor, compare_sets, named_extractor, thin
 from sfumato.runs import Run
 
@@ -28,68 +28,68 @@ CONTROLS = {
 """Controls by the names of their places."""
 
 
-def evaluate(scene: Scene, stage: Run) -> None:
+def evaluate(context: Context, stage: Run) -> None:
     """Score warm-up, private stage and controls, and compare images: private, for test images are.
 
     A stage that is taken again keeps the controls that it scored before.
     """
     from sfumato.files import read_json
 
-    extractor = prepare_evaluation(scene)
-    known = scene.run.private / "scores.json"
+    extractor = prepare_evaluation(context)
+    known = context.run.private / "scores.json"
     before = read_json(known) if stage.finished and known.exists() else {}
     accuracies = {name: value for name, value in before.items() if isinstance(value, float)}
     accuracies |= {
-        "warmup": score(scene),
-        "dp": read_json(scene.run.stage("train").private / "scores.json")["test_accuracy"],
+        "warmup": score(context),
+        "dp": read_json(context.run.stage("train").private / "scores.json")["test_accuracy"],
     }
-    if scene.config.controls:
-        accuracies |= controls(scene, stage)
+    if context.config.controls:
+        accuracies |= controls(context, stage)
     # On the screen only: whoever runs this owns the images, and nothing else may keep the scores.
     told = ", ".join(f"{name} {value:.3f}" for name, value in accuracies.items())
-    scene.run.say(f"test accuracy, for your eyes: {told}")
-    scores = {**accuracies, "test_images": len(scene.test)}
-    if scene.config.number:
-        scores["fidelity"] = fidelity(scene, extractor)
-        scene.run.say(f"images, for your eyes: {tell_fidelity(scores['fidelity'])}")
-    scene.run.write_json("private/scores.json", scores)
+    context.run.say(f"test accuracy, for your eyes: {told}")
+    scores = {**accuracies, "test_images": len(context.test)}
+    if context.config.number:
+        scores["fidelity"] = fidelity(context, extractor)
+        context.run.say(f"images, for your eyes: {tell_fidelity(scores['fidelity'])}")
+    context.run.write_json("private/scores.json", scores)
     stage.finish({"controls": sorted(accuracies.keys() - {"warmup", "dp"})})
 
 
-def prepare_evaluation(scene: Scene) -> Extractor:
+def prepare_evaluation(context: Context) -> Extractor:
     """The extractor, which is made first: one that cannot be had is refused at once."""
-    config = scene.config
-    return named_extractor(config.extractor, config.extractor_weights, scene.test.shape)
+    config = context.config
+    return named_extractor(config.extractor, config.extractor_weights, context.test.shape)
 
 
-def controls(scene: Scene, stage: Run) -> dict[str, float]:
+def controls(context: Context, stage: Run) -> dict[str, float]:
     """The same recipe on public images alone, in as many steps, and DP without a warm-up."""
-    scratch = {"dp_from_scratch": privately_from(None, scene, stage, "scratch")}
-    if not scene.config.number:
+    scratch = {"dp_from_scratch": privately_from(None, context, stage, "scratch")}
+    if not context.config.number:
         return scratch
-    warm, place = scene.config.warm_epochs, own_place(stage, "public-alone")
+    warm, place = context.config.warm_epochs, own_place(stage, "public-alone")
     alone = place.path / "model.safetensors"
     if not place.finished:
-        drawn, public = len(drawn_images(scene)), len(scene.public)
-        shown = warm * (drawn + scene.config.warm_repeats * public)
+        drawn, public = len(drawn_images(context)), len(context.public)
+        shown = warm * (drawn + context.config.warm_repeats * public)
         say_control(stage, "public-alone")
-        warm_model(scene, scene.public, place, epochs=shown / len(scene.public))
+        warm_model(context, context.public, place, epochs=shown / len(context.public))
     return {
-        "warmup_on_public_images_alone": score(scene, alone),
-        "dp_from_public_images_alone": privately_from(alone, scene, stage, "public-alone-dp"),
+        "warmup_on_public_images_alone": score(context, alone),
+        "dp_from_public_images_alone": privately_from(alone, context, stage, "public-alone-dp"),
         **scratch,
     }
 
 
-def privately_from(weights: Path | None, scene: Scene, stage: Run, name: str) -> float:
+def privately_from(weights: Path | None, context: Context, stage: Run, name: str) -> float:
     """Test accuracy after the private stage, from these weights; no drawn image is looked at."""
     from sfumato.files import read_json
 
     place = own_place(stage, name)
     if not place.finished:
         say_control(stage, name)
-    settings = replace(from_weights(scene, weights), extender="none", extender_images=None)
-    train.run_on(settings, scene.private, scene.test, place)
+    settings = replace(from_weights(context, weights), extender="none", extender_images=None)
+    train.run_on(settings, context.private, context.test, place)
     return read_json(place.private / "scores.json")["test_accuracy"]
 
 
@@ -105,29 +105,29 @@ def own_place(stage: Run, name: str) -> Run:
     return place
 
 
-def score(scene: Scene, weights: Path | None = None) -> float:
+def score(context: Context, weights: Path | None = None) -> float:
     """Test accuracy of the classifier with these weights, or those after the warm-up."""
     from sfumato.training.steps import accuracy
 
-    weights = weights or scene.run.stage("warmup").path / "model.safetensors"
-    settings = one_by_one(from_weights(scene, weights))
-    train_state, reading = train.prepare(settings, scene.test, scene.device)
-    return accuracy(train_state.model, replace(reading, precision=scene.precision))
+    weights = weights or context.run.stage("warmup").path / "model.safetensors"
+    settings = one_by_one(from_weights(context, weights))
+    train_state, reading = train.prepare(settings, context.test, context.device)
+    return accuracy(train_state.model, replace(reading, precision=context.precision))
 
 
-def fidelity(scene: Scene, extractor: Extractor) -> dict[str, Any]:
+def fidelity(context: Context, extractor: Extractor) -> dict[str, Any]:
     """How drawn images compare with test images, and for scale, how as many real ones do.
 
     `drawn` stands beside the public images that the generator learnt; `drawn_more`, where there are
     more of them, beside private ones: what images from the very source of the test images have.
     """
-    drawn = drawn_images(scene)
-    sets = side_by_side("drawn", drawn, "public", scene.public) if len(scene.public) else {}
-    if len(drawn) > len(scene.public):
-        sets |= side_by_side("drawn_more" if sets else "drawn", drawn, "private", scene.private)
-    if min(map(len, (scene.test, *sets.values()))) < FEWEST:
+    drawn = drawn_images(context)
+    sets = side_by_side("drawn", drawn, "public", context.public) if len(context.public) else {}
+    if len(drawn) > len(context.public):
+        sets |= side_by_side("drawn_more" if sets else "drawn", drawn, "private", context.private)
+    if min(map(len, (context.test, *sets.values()))) < FEWEST:
         return {"features": extractor.name}
-    return compare_sets(extractor, scene.test, sets, scene.device, MOST)
+    return compare_sets(extractor, context.test, sets, context.device, MOST)
 
 
 def side_by_side(name: str, some: "Images", other: str, others: "Images") -> "dict[str, Images]":

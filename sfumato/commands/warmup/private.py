@@ -11,43 +11,43 @@ from typing import TYPE_CHECKING
 from sfumato.commands import train
 from sfumato.commands.train.promise import open_ledger, promise_summary
 from sfumato.commands.train.train_state import make_train_state, new_reading
-from sfumato.commands.warmup.scene import Scene
+from sfumato.commands.warmup.context import Context
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def generator(scene: Scene, stage: Run | None) -> None:
+def generator(context: Context, stage: Run | None) -> None:
     """A diffusion model of the private images, under a ledger of its own, by all processes."""
     from sfumato.commands.warmup.generator import blueprint_of, make_denoiser
     from sfumato.data.known import require_same_data
     from sfumato.diffusion.noising import NoisingReading
 
-    settings, processes = scene.config.training, scene.processes
-    processes.ask(lambda: require_same_data(scene.private, stage))
-    half = (0.5,) * scene.private.shape[0]  # pixels from 0 to 1 become -1 to 1
-    reading = new_reading(NoisingReading, settings, scene.private, scene.device, (half, half))
-    train_state = make_train_state(settings, make_denoiser(scene), reading)
+    settings, processes = context.config.training, context.processes
+    processes.ask(lambda: require_same_data(context.private, stage))
+    half = (0.5,) * context.private.shape[0]  # pixels from 0 to 1 become -1 to 1
+    reading = new_reading(NoisingReading, settings, context.private, context.device, (half, half))
+    train_state = make_train_state(settings, make_denoiser(context), reading)
     paid = open_ledger(settings, reading, stage, processes)
     plan = paid.plan
-    every = math.ceil(plan.steps / scene.config.diffusion.gen_looks)
+    every = math.ceil(plan.steps / context.config.diffusion.gen_looks)
 
     def look(done: int) -> None:
         if not done % every and done < plan.steps:
-            show_learnt(scene, stage, math.ceil(done * plan.expected_batch), train_state.best)
+            show_learnt(context, stage, math.ceil(done * plan.expected_batch), train_state.best)
 
     train.learn(settings, train_state, reading, paid, stage, processes, look=look)
     if stage is None:
         return
-    show_learnt(scene, stage, math.ceil(plan.steps * plan.expected_batch), train_state.best)
+    show_learnt(context, stage, math.ceil(plan.steps * plan.expected_batch), train_state.best)
     state, promise = train_state.best.state_dict(), promise_summary(paid)
     stage.save_tensors("model.safetensors", state, paid.ledger.promise())
-    blueprint_of(scene).keep(stage)
+    blueprint_of(context).keep(stage)
     stage.finish({**promise, "model": "a generator", "run": str(stage.path)})
 
 
-def show_learnt(scene: Scene, stage: Run | None, seen: int, made: "nn.Module") -> None:
+def show_learnt(context: Context, stage: Run | None, seen: int, made: "nn.Module") -> None:
     """A picture of what the generator draws after about so many images.
 
     Its weights are paid for by then, and nothing else is looked at.
@@ -58,15 +58,21 @@ def show_learnt(scene: Scene, stage: Run | None, seen: int, made: "nn.Module") -
     from sfumato.diffusion.album import SHOWN
     from sfumato.diffusion.sample import draw_images
 
-    labels = torch.arange(len(scene.private.classes)).repeat_interleave(SHOWN)
+    labels = torch.arange(len(context.private.classes)).repeat_interleave(SHOWN)
     seeds = -1 - torch.arange(len(labels))
     samples = draw_images(
-        made, labels, seeds, scene.private.shape, solver="dpm", steps=12, precision=scene.precision
+        made,
+        labels,
+        seeds,
+        context.private.shape,
+        solver="dpm",
+        steps=12,
+        precision=context.precision,
     )
-    show_samples(scene, stage, seen, samples)
+    show_samples(context, stage, seen, samples)
 
 
-def evaluate(scene: Scene, stage: Run) -> None:
+def evaluate(context: Context, stage: Run) -> None:
     """What drawn images teach a classifier, on test images: private, for they are."""
     from sfumato.commands.warmup.evaluate import (
         fidelity,
@@ -75,9 +81,9 @@ def evaluate(scene: Scene, stage: Run) -> None:
         tell_fidelity,
     )
 
-    found, reached = fidelity(scene, prepare_evaluation(scene)), score(scene)
-    scores = {"drawn": reached, "test_images": len(scene.test), "fidelity": found}
-    scene.run.write_json("private/scores.json", scores)
-    scene.run.say(f"test accuracy after drawn images alone, for your eyes: {reached:.3f}")
-    scene.run.say(f"images, for your eyes: {tell_fidelity(found)}")
+    found, reached = fidelity(context, prepare_evaluation(context)), score(context)
+    scores = {"drawn": reached, "test_images": len(context.test), "fidelity": found}
+    context.run.write_json("private/scores.json", scores)
+    context.run.say(f"test accuracy after drawn images alone, for your eyes: {reached:.3f}")
+    context.run.say(f"images, for your eyes: {tell_fidelity(found)}")
     stage.finish({"controls": []})

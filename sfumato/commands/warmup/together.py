@@ -7,7 +7,7 @@ directory: it looks, writes and speaks, and says which stages are finished.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sfumato.commands.warmup.scene import set_scene
+from sfumato.commands.warmup.context import make_context
 from sfumato.commands.warmup.settings import Config
 from sfumato.errors import ConfigError
 from sfumato.runs import Run
@@ -33,7 +33,7 @@ def together(
         )
     processes = join_processes(pick_device(config.device))
     try:
-        scene = set_scene(config, run, processes)
+        context = make_context(config, run, processes)
         summary: dict[str, Any] = {}
         for name, work in stages.items():
             stage = None if run is None else run.stage(name)
@@ -41,7 +41,7 @@ def together(
                 if run is not None:
                     run.log(f"stage {name}, {processes.size} processes")
                 if name in SHARED or stage is not None:
-                    work(scene, stage)
+                    work(context, stage)
             summary = {} if stage is None else stage.summary
             if name == config.stage:
                 break

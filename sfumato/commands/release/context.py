@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Scene:
+class Context:
     """Who has what."""
 
     config: Config
@@ -77,7 +77,7 @@ class Scene:
         )  # fmt: skip
 
 
-def set_scene(config: Config, run: Run) -> Scene:
+def make_context(config: Config, run: Run) -> Context:
     """Load images, and refuse at once what cannot be released from."""
     from sfumato.commands.origin import (
         note_start,
@@ -113,13 +113,15 @@ def set_scene(config: Config, run: Run) -> Scene:
         public, _ = public.split(config.public_images / len(public), seed=config.seed)
     for own in (private, test):  # public images that are test images would flatter every score
         require_alike(own, public)
-    scene = Scene(config, run, pick_device(config.device), private, test, public, settings, book)
-    if config.k and not len_of_moments(scene):
+    context = Context(
+        config, run, pick_device(config.device), private, test, public, settings, book
+    )
+    if config.k and not len_of_moments(context):
         raise ConfigError(
             f'the teacher "{settings.model}" has no normalisation layer, so there are no '
             "statistics to match. Take a model that has (--model group-cnn), or --k 0."
         )
-    return scene
+    return context
 
 
 def given_teacher(config: Config, run: Run) -> "tuple[train.Config, Ledger]":
@@ -143,54 +145,54 @@ def given_teacher(config: Config, run: Run) -> "tuple[train.Config, Ledger]":
     return settings, ledger
 
 
-def teacher_of(scene: Scene) -> "tuple[nn.Module, Reading]":
+def teacher_of(context: Context) -> "tuple[nn.Module, Reading]":
     """The teacher, and how it reads private images."""
     from sfumato.models.zoo import load_weights
 
-    train_state, reading = train.prepare(scene.teacher, scene.private, scene.device)
-    folder = scene.config.teacher or scene.run.stage("teacher").path
+    train_state, reading = train.prepare(context.teacher, context.private, context.device)
+    folder = context.config.teacher or context.run.stage("teacher").path
     load_weights(train_state.model, folder / "model.safetensors")
     return train_state.model.eval(), replace(reading, views=1)
 
 
-def len_of_moments(scene: Scene) -> int:
+def len_of_moments(context: Context) -> int:
     """How many numbers the teacher's statistics have, counted on noise."""
     import torch
 
     from sfumato.models.observe import observed
 
     train_state, reading = train.prepare(
-        scene.teacher, scene.private.select([0]), torch.device("cpu")
+        context.teacher, context.private.select([0]), torch.device("cpu")
     )
     with observed(train_state.model.eval()) as found, torch.no_grad():
         train_state.model(reading.trial(1)[0])
     return sum(2 * pair.shape[2] for pair in found)
 
 
-def open_book(scene: Scene) -> "tuple[Ledger, SessionKey]":
+def open_book(context: Context) -> "tuple[Ledger, SessionKey]":
     """The ledger of everything, with the teacher's lines in it."""
     from sfumato.files import read_lines
     from sfumato.privacy.ledger import Ledger
     from sfumato.training.process_group import ProcessGroup
 
-    secret = draw_secret(scene.config, scene.run, ProcessGroup())
-    header = header_of(scene.config, scene.private, scene.delta, secret)
-    ledger = Ledger.resume(scene.run.ledger_records(), header, scene.run.write_ledger)
-    path = scene.run.stage("teacher").path / "ledger.jsonl"
-    ledger.inherit(scene.book or Ledger.from_records(read_lines(path)))
+    secret = draw_secret(context.config, context.run, ProcessGroup())
+    header = header_of(context.config, context.private, context.delta, secret)
+    ledger = Ledger.resume(context.run.ledger_records(), header, context.run.write_ledger)
+    path = context.run.stage("teacher").path / "ledger.jsonl"
+    ledger.inherit(context.book or Ledger.from_records(read_lines(path)))
     return ledger, secret
 
 
-def finished_book(scene: Scene) -> "Ledger":
+def finished_book(context: Context) -> "Ledger":
     """The ledger when all is charged. It needs no secret, which a finished run has thrown away."""
     from sfumato.privacy.ledger import Ledger
 
-    return Ledger.from_records(scene.run.ledger_records())
+    return Ledger.from_records(context.run.ledger_records())
 
 
-def promise_of(scene: Scene) -> dict[str, Any]:
+def promise_of(context: Context) -> dict[str, Any]:
     """What the ledger says in the end."""
     return {
-        **finished_book(scene).promise(), "public": scene.public.name, "k": scene.config.k,
-        "images": len(scene.public), "model": scene.teacher.model,
+        **finished_book(context).promise(), "public": context.public.name, "k": context.config.k,
+        "images": len(context.public), "model": context.teacher.model,
     }  # fmt: skip

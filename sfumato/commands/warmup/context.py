@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Scene:
+class Context:
     """Three sets of images."""
 
     config: Config
@@ -53,7 +53,7 @@ class Scene:
         return quick_precision(self.device)
 
 
-def set_scene(config: Config, run: Run | None, processes: ProcessGroup | None = None) -> Scene:
+def make_context(config: Config, run: Run | None, processes: ProcessGroup | None = None) -> Context:
     """Load images, declare a share of them public, and refuse at once what cannot work."""
     from sfumato.commands.origin import note_start, require_covered, require_strange, tell_origin
     from sfumato.data.load import load_splits
@@ -70,13 +70,13 @@ def set_scene(config: Config, run: Run | None, processes: ProcessGroup | None = 
         pick_device(config.device),
         ProcessGroup() if processes is None else processes,
     )
-    scene = Scene(config, run, device, public, private, test, processes)
+    context = Context(config, run, device, public, private, test, processes)
     if run is not None:
         require_same_split(run, public)
     ahead = [name for name in config.reached if run is None or not run.has_begun_stage(name)]
     for check in dict.fromkeys(check for name in ahead for check in checks(config, name)):
-        check(scene)
-    return scene
+        check(context)
+    return context
 
 
 def shares(config: Config, images: "Images", test: "Images") -> "tuple[Images, Images]":
@@ -111,13 +111,13 @@ def require_same_split(run: Run, public: "Images") -> None:
         )
 
 
-def checks(config: Config, stage: str) -> "tuple[Callable[[Scene], object], ...]":
+def checks(config: Config, stage: str) -> "tuple[Callable[[Context], object], ...]":
     """What may be wrong with a stage: hours later it would be too late to say so."""
     from sfumato.commands.warmup.brought import read_samples
     from sfumato.commands.warmup.evaluate import prepare_evaluation
 
     learnt = (check_plan,) if config.private else (check_parts,)
-    found: dict[str, tuple[Callable[[Scene], object], ...]] = {
+    found: dict[str, tuple[Callable[[Context], object], ...]] = {
         "split": learnt if "generator" in config.stages and not config.private else (),
         "generator": (*learnt, build_generator),
         "sample": (check_number,) if config.samples is None else (read_samples,),
@@ -127,44 +127,44 @@ def checks(config: Config, stage: str) -> "tuple[Callable[[Scene], object], ...]
     return found.get(stage, ())
 
 
-def check_plan(scene: Scene) -> None:
+def check_plan(context: Context) -> None:
     """Refuse a promise that cannot be kept."""
     from sfumato.commands.train.promise import plan_for
 
-    plan_for(scene.config.training, scene.units)
+    plan_for(context.config.training, context.units)
 
 
-def check_number(scene: Scene) -> None:
+def check_number(context: Context) -> None:
     """Refuse to draw too few images."""
-    require_all_classes(scene.config.number, scene.private.classes)
+    require_all_classes(context.config.number, context.private.classes)
 
 
-def check_parts(scene: Scene) -> None:
+def check_parts(context: Context) -> None:
     """Refuse a public share of which nothing can be held out, or nothing is left."""
     from sfumato.commands.warmup.generator import parts_of
 
-    held_out, own = parts_of(scene)
+    held_out, own = parts_of(context)
     missing = set(range(len(own.classes))) - set(own.labels.tolist())
     if not len(held_out) or missing or len(own) < 2:
         raise DataError(
-            f"{len(scene.public)} public images are too few: some are held out "
-            f"(--gen-held-out {scene.config.diffusion.gen_held_out:g}) to see when the generator "
+            f"{len(context.public)} public images are too few: some are held out "
+            f"(--gen-held-out {context.config.diffusion.gen_held_out:g}) to see when the generator "
             "should stop, and every class must be left to learn from. Raise --public-share, or "
             "bring more by --public-images."
         )
 
 
-def build_generator(scene: Scene) -> None:
+def build_generator(context: Context) -> None:
     """Make its network once: what cannot be built is refused."""
     from sfumato.commands.warmup.generator import make_denoiser
 
-    make_denoiser(scene)
+    make_denoiser(context)
 
 
-def build_classifier(scene: Scene) -> None:
+def build_classifier(context: Context) -> None:
     """The same for the classifier."""
     import torch
 
     from sfumato.commands import train
 
-    train.prepare(scene.config.training, scene.private.select([0]), torch.device("cpu"))
+    train.prepare(context.config.training, context.private.select([0]), torch.device("cpu"))

@@ -24,7 +24,7 @@ LEARNT = (
 
 
 @dataclass(frozen=True)
-class Scene:
+class Context:
     """Who has what: public images for the base, the attacker's own, and those it is after."""
 
     config: Config
@@ -58,7 +58,7 @@ class Scene:
         return replace(head, noise_multiplier=noise)
 
 
-def set_scene(config: Config, run: Run) -> Scene:
+def make_context(config: Config, run: Run) -> Context:
     """Load images, and part what is public from what is not."""
     from sfumato.data.load import load_images
     from sfumato.training.setup import pick_device
@@ -78,7 +78,7 @@ def set_scene(config: Config, run: Run) -> Scene:
 
         part, own = own.split(config.base_share, seed=config.seed)
         base = turned(part)
-    return Scene(config, run, run, pick_device(config.device), base, own, targets)
+    return Context(config, run, run, pick_device(config.device), base, own, targets)
 
 
 def never_had(targets: "Images", known: "Images", run: Run) -> "Images":
@@ -107,19 +107,19 @@ MOST_KNOWN = 0.01
 """The share of test images that may be among the attacker's own, and are left out."""
 
 
-def own_features(scene: Scene, *, private: bool = False) -> "Features":
+def own_features(context: Context, *, private: bool = False) -> "Features":
     """The attacker's features, or with `private` those of the images it is after."""
     from sfumato.metrics.features import Features
 
-    stage = scene.public.stage("features")
-    return Features.load(stage.private if private else stage.path).to(scene.device)
+    stage = context.public.stage("features")
+    return Features.load(stage.private if private else stage.path).to(context.device)
 
 
-def fleet_of(scene: Scene, *, private: bool = False) -> "Fleet":
+def fleet_of(context: Context, *, private: bool = False) -> "Fleet":
     """Heads on the attacker's images, or on those it is after."""
     from sfumato.attacks.fleet import Fleet
 
-    found = own_features(scene, private=private)
-    seed = scene.config.seed + (1 if private else 0)
-    source = own_features(scene).digest
-    return Fleet(found.values, found.labels, scene.recipe, seed, source)
+    found = own_features(context, private=private)
+    seed = context.config.seed + (1 if private else 0)
+    source = own_features(context).digest
+    return Fleet(found.values, found.labels, context.recipe, seed, source)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Scene:
+class Context:
     """Four sets of images, and the settings of the target."""
 
     config: Config
@@ -65,7 +65,7 @@ class Scene:
         return (self.target if self.config.target else self.config).loading
 
 
-def set_scene(config: Config, run: Run) -> Scene:
+def make_context(config: Config, run: Run) -> Context:
     """Load images, and part them."""
     from sfumato.data.load import load_images, load_splits
     from sfumato.training.setup import pick_device
@@ -85,7 +85,7 @@ def set_scene(config: Config, run: Run) -> Scene:
     else:
         others, members = part(train_images, config.judge_share)
         held_out = test
-    return Scene(
+    return Context(
         config, run, run, pick_device(config.device), members, others, held_out, public, settings,
         weights,
     )  # fmt: skip
@@ -113,10 +113,10 @@ def to_train(config: Config, run: Run) -> tuple[train.Config, Path]:
     return settings, run.path / "private/stages/target/model.safetensors"
 
 
-def same_images(scene: Scene, config: Config, run: Run) -> Scene:
+def same_images(context: Context, config: Config, run: Run) -> Context:
     """Another target on the same images, judged by the same judges."""
     settings, weights = to_train(config, run)
-    return replace(scene, config=config, run=run, target=settings, weights=weights)
+    return replace(context, config=config, run=run, target=settings, weights=weights)
 
 
 def part(images: "Images", share: float) -> "tuple[Images, Images]":
@@ -155,25 +155,25 @@ def given_target(config: Config, run: Run) -> tuple[train.Config, Path]:
     return settings, weights
 
 
-def open_access(scene: Scene, precision: "torch.dtype | None" = None) -> "Access":
+def open_access(context: Context, precision: "torch.dtype | None" = None) -> "Access":
     """The target, as the attacker has it; in float32 if no other precision is asked for."""
     import torch
 
     from sfumato.attacks.access import access_to
     from sfumato.models.zoo import head_parameters, load_weights
 
-    train_state, reading = train.prepare(scene.target, scene.members, scene.device)
-    missing = load_weights(train_state.model, scene.weights)
+    train_state, reading = train.prepare(context.target, context.members, context.device)
+    missing = load_weights(train_state.model, context.weights)
     if not head_parameters(train_state.model).isdisjoint(missing):
         raise ConfigError(
-            f"{scene.weights} does not have the head of this target: it was made for other "
-            f"classes than the {len(scene.members.classes)} of {scene.members.name}. Give the "
+            f"{context.weights} does not have the head of this target: it was made for other "
+            f"classes than the {len(context.members.classes)} of {context.members.name}. Give the "
             "images that it learnt with --data."
         )
-    if scene.config.target_pixels is not None:
-        black, white = scene.config.target_pixels
+    if context.config.target_pixels is not None:
+        black, white = context.config.target_pixels
         scale = 1 / (white - black)
-        colours = scene.members.shape[0]
+        colours = context.members.shape[0]
         reading = replace(reading, mean=(-black * scale,) * colours, deviation=(scale,) * colours)
     return access_to(
         train_state.model, replace(reading, precision=precision or torch.float32, views=1)
