@@ -101,8 +101,8 @@ class Ledger:
         step = (release.stage, release.step)
         if step in self._charged:
             raise PrivacyError(
-                f'step {release.step} of stage "{release.stage}" was already taken. Count steps up, '
-                "or name another stage."
+                f'step {release.step} of stage "{release.stage}" was already taken. Count steps '
+                "up, or name another stage."
             )
         if callable(tag) and (release.ledger, *step) not in self._tags:
             self._add(release)

@@ -229,7 +229,7 @@ def test_the_event_says_what_was_done():
     release(torch.zeros(3), book=book, step=7)
     (line,) = book.releases
     assert (line.stage, line.step, line.rate, line.data) == ("train", 7, 0.1, "faces")
-    assert release.noise_multiplier == 1.5
+    assert line.noise_multiplier == 1.5
 
 
 def test_steps_beyond_the_plan_are_refused():

@@ -121,7 +121,7 @@ def test_a_release_does_not_wait_for_the_gpu(noise):
     assert not worked.query(), "it came back while the GPU was at work"
     (line,) = book.releases
     assert worked.query(), "the tag could only be told by then"
-    assert release.tag == tag_of(some(), secret, (book.header.id, "train", 0))
+    assert line.tag == tag_of(some(), secret, (book.header.id, "train", 0))
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
