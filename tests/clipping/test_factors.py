@@ -142,8 +142,11 @@ def test_a_clip_function_that_looks_at_other_examples_is_not_admitted(
 @pytest.mark.parametrize("given", NO_FACTORS)
 def test_a_clip_function_that_gives_no_factor_for_each_example_is_named(given, monkeypatch):
     monkeypatch.setitem(CLIP_STYLES, "my own", NO_FACTORS[given])
-    ghost, x = Ghost(nn.Linear(5, 4), clipping=Clipping(style="my own")), torch.randn(3, 5)
-    for call in (ghost.clip, partial(admit, ghost)):
+    clipper, x = (
+        GradientClipper(nn.Linear(5, 4), clipping=Clipping(style="my own")),
+        torch.randn(3, 5),
+    )
+    for call in (clipper.clip, partial(admit, clipper)):
         with pytest.raises(ConfigError, match='clip function "my own"'):
             call(lambda m, x: m(x).square().sum(dim=1), (x,), 3)
 
