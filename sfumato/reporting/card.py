@@ -66,7 +66,7 @@ class Card:
     """Why the ledger cannot be believed: what is missing or changed in it; empty if it is whole."""
     subject: Subject | None
     """The target of an attack, or the teacher that a release was given."""
-    releases: tuple[Spent, ...]
+    events: tuple[Spent, ...]
     curve: Curve | None
     """None where epsilon is infinite, nothing was spent, or the ledger is damaged."""
     plan: dict[str, Any] | None
@@ -119,7 +119,7 @@ def read_card(path: Path, *, include_private: bool = False) -> Card:
         promise=promise,
         damage=problems,
         subject=subject,
-        releases=() if ledger is None else _spent(ledger.releases, ledger.header.unit),
+        events=() if ledger is None else _spent(ledger.releases, ledger.header.unit),
         curve=_curve(ledger, coming) if ledger is not None and not problems else None,
         plan=None if plan is None else to_json(plan),
         steps=None if plan is None or ledger is None else (len(steps_of(ledger)), plan.steps),

@@ -63,8 +63,8 @@ def _own(card: Card, *, several: bool) -> Iterator[str]:
     level = "###" if several else "##"
     if card.private is not None:
         yield from _private(card, level)
-    if card.releases:
-        rows = [(spent.stage, (words.spent_words(spent),)) for spent in card.releases]
+    if card.events:
+        rows = [(spent.stage, (words.spent_words(spent),)) for spent in card.events]
         yield f"{level} Every use of private data"
         yield _table(("stage", "what was released"), rows)
     yield f"{level} What is not promised"

@@ -22,7 +22,7 @@ AGAIN = "Write the bundle again from its ledger."
 class Spent:
     """What one stage released: how often, and by which mechanism, in words."""
 
-    releases: int
+    events: int
     what: str
 
 
@@ -226,7 +226,7 @@ def _spent(releases: tuple[Release, ...]) -> dict[str, Spent]:
     words: dict[str, list[str]] = {}
     for release in releases:
         words.setdefault(release.stage, []).append(release.describe())
-    return {stage: Spent(releases=len(said), what=_shortly(said)) for stage, said in words.items()}
+    return {stage: Spent(events=len(said), what=_shortly(said)) for stage, said in words.items()}
 
 
 def _shortly(said: list[str]) -> str:
@@ -238,9 +238,9 @@ def _shortly(said: list[str]) -> str:
 def _as_written(card: Card, stages: dict[str, Spent]) -> object:
     """Stages as far as they must agree: other versions may use other words for the same events."""
     same = card.made_by == this_version()
-    return stages if same else {name: spent.releases for name, spent in stages.items()}
+    return stages if same else {name: spent.events for name, spent in stages.items()}
 
 
 def _stats(stages: dict[str, Spent]) -> str:
-    found = [f'{spent.releases} of stage "{name}" ({spent.what})' for name, spent in stages.items()]
+    found = [f'{spent.events} of stage "{name}" ({spent.what})' for name, spent in stages.items()]
     return ", ".join(found) or "no events"

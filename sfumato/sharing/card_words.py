@@ -31,7 +31,7 @@ def markdown(card: Card) -> str:
         "## What it was paid with",
         _table(
             ("stage", "events", "what was released"),
-            [(name, str(spent.releases), spent.what) for name, spent in card.stages.items()],
+            [(name, str(spent.events), spent.what) for name, spent in card.stages.items()],
         ),
         *_near_copies(card),
         *_scores(card),

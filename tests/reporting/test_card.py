@@ -42,7 +42,7 @@ def test_epsilon_is_derived_from_the_ledger_and_not_taken_from_the_summary(tmp_p
 
 
 def test_like_events_are_told_in_one_sentence(tmp_path):
-    (spent,) = read_card(make_run(tmp_path / "run")).releases
+    (spent,) = read_card(make_run(tmp_path / "run")).events
     assert (spent.stage, spent.count) == ("train", 30)
     assert words.spent_words(spent) == (
         "30 releases, each Gaussian noise of 2 times the norm bound on a Poisson batch (each "
@@ -117,7 +117,7 @@ def test_a_page_about_people_speaks_of_people(tmp_path):
     (path / "ledger.jsonl").write_text("\n".join([json.dumps(first), *lines]) + "\n")
     card = read_card(path)
     assert "One person replaced by another is two changes" in " ".join(limits(card))
-    assert "(each person with chance 0.1)" in words.spent_words(card.releases[0])
+    assert "(each person with chance 0.1)" in words.spent_words(card.events[0])
     assert "each example" not in render_page([card], [path])
 
 

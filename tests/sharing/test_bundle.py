@@ -56,7 +56,7 @@ def test_the_card_derives_its_promise_from_the_ledger(tmp_path):
     assert card.epsilon == ledger.epsilon()
     assert card.epsilon_by_rdp == ledger.epsilon(accountant="rdp")
     assert (card.private, card.delta, card.unit) == ("faces", 1e-5, "person")
-    assert {name: spent.releases for name, spent in card.stages.items()} == {
+    assert {name: spent.events for name, spent in card.stages.items()} == {
         "train": 3, "moments": 1, "card": 1,
     }  # fmt: skip
 
