@@ -19,9 +19,9 @@ from sfumato.commands import train
 from sfumato.data.images import Images
 from sfumato.data.load import load_splits
 from sfumato.runs import open_run
+from sfumato.training.evaluate import accuracy
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.setup import pick_device
-from sfumato.training.steps import accuracy
 
 
 def measure(config: train.Config, images: Images, test: Images, out: Path) -> dict[str, Any]:

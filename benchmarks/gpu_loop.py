@@ -18,9 +18,11 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import SessionKey
+from sfumato.training.hooks import Step
+from sfumato.training.plain_step import plain_step
+from sfumato.training.private_step import Paid, private_step
 from sfumato.training.quick import quick_clip
 from sfumato.training.reading import Reading
-from sfumato.training.steps import Paid, Step, plain_step, private_step
 
 
 def loop_step(

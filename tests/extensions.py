@@ -87,7 +87,7 @@ def main(kind):
     model = net()
     extender = KINDS[kind](model, 2)
     extender.begin(0)
-    reading = replace(PRIVATE, views=2, change=extender.change)
+    reading = replace(PRIVATE, views=2, wrap_loss=extender.wrap_loss)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.3))
     inputs = reading.inputs(batch_of(range(12)).chunks[0], 0)
     before = clipper.clip(reading.losses, inputs, 12)

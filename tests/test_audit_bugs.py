@@ -50,7 +50,7 @@ def not_admitted(monkeypatch):
 @pytest.fixture
 def not_measured(monkeypatch):
     """What one example adds is not measured in the first step."""
-    monkeypatch.setattr("sfumato.training.gather.contributions_due", lambda _: False)
+    monkeypatch.setattr("sfumato.training.private_step.contributions_due", lambda _: False)
 
 
 def caught(out, **changes):

@@ -27,8 +27,9 @@ from sfumato.errors import ConfigError
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import SessionKey
+from sfumato.training.plain_step import plain_step
+from sfumato.training.private_step import Paid, private_step
 from sfumato.training.reading import Reading
-from sfumato.training.steps import Paid, plain_step, private_step
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
 

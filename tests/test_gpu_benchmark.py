@@ -263,7 +263,7 @@ def test_the_steps_of_training_leave_the_gradient_that_the_others_make(way, monk
     def exact(total, plan, *_, **__):
         return {name: part / plan.expected_batch for name, part in total.items()}
 
-    monkeypatch.setattr("sfumato.training.steps.privatize", exact)
+    monkeypatch.setattr("sfumato.training.noisy_gradient.privatize", exact)
     monkeypatch.setattr(torch.optim.SGD, "zero_grad", lambda _: None)
     case, way = TINY["tiny-wrn"], WAYS[way]
     reading = gpu_loop.random_reading(case, way, CPU, 4)

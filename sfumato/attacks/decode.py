@@ -16,7 +16,7 @@ from sfumato.attacks.fleet import Heads
 from sfumato.attacks.heads import HeadRecipe, split_layers
 from sfumato.metrics.features import Features
 from sfumato.privacy.sampling import Batch
-from sfumato.training.steps import Step
+from sfumato.training.hooks import Step
 
 SHARP = 100.0
 """How sharply the nearest image is preferred: the weights are softmax(-100 error)."""

@@ -25,7 +25,7 @@ from sfumato.diffusion.sample import from_pixels
 from sfumato.errors import ConfigError, DataError
 from sfumato.models.observe import evaluating
 from sfumato.privacy.sampling import Batch
-from sfumato.training.steps import Step
+from sfumato.training.hooks import Step
 
 CLIP = 1e-5
 """d stays in [1e-5, 1 - 1e-5]: where it is surer it has left what it knows, and is not followed."""

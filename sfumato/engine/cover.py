@@ -42,11 +42,10 @@ from sfumato.engine.recorder import Recorder, clip_statistics, give_back
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.models.average import new_average
 from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
-from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import poisson_batches
 from sfumato.privacy.secret import SessionKey
+from sfumato.training.noisy_gradient import NoisyGradient
 
 
 class PrivacyEngine:
@@ -130,7 +129,7 @@ class PrivacyEngine:
         self.accounting_mode = accounting_mode
         self.taken = 0
         self._passes = Passes(self.plan, sample_size)
-        self._total: Sums | None = None
+        self._noisy = NoisyGradient(lambda: self.clipper.parameters)
         self._last: Clipped | None = None
         self._drawn: tuple[int, bool] | None = None
         """How many examples were drawn and not used yet, and whether they complete a batch."""
@@ -304,7 +303,7 @@ class PrivacyEngine:
         self.clipper.clipping = replace(self.clipper.clipping, max_norm=max_norm)
         clipped = self.recorder.clip(tape, loss)
         self._finite.add(clipped.losses)
-        self._sums.add(clipped.total)
+        self._noisy.add(clipped.total)
         self._last = replace(clipped, total={})
         self._known &= self._drawn is not None
         self._gathered, self._drawn = self._gathered + tape.examples, None
@@ -320,16 +319,10 @@ class PrivacyEngine:
         self._passes.check(examples, self._gathered)
         return True
 
-    @property
-    def _sums(self) -> Sums:
-        """The sums of this logical batch, made when they are wanted: a model may move before."""
-        if self._total is None:
-            self._total = Sums.zeros(self.clipper.parameters)
-        return self._total
-
     def _forget(self) -> None:
         """Begin a logical batch."""
-        self._total, self._drawn, self._gathered, self._known = None, None, 0, True
+        self._noisy.begin()
+        self._drawn, self._gathered, self._known = None, 0, True
 
     def _take_step(self) -> None:
         plan, family = self.plan, ""
@@ -337,17 +330,11 @@ class PrivacyEngine:
             delta = self.ledger.header.delta
             plan, family = self._passes.price(self.taken, delta, known=self._known)
         self._finite.check()
-        noisy = privatize(
-            self._sums, plan, self.ledger, self.secret,
-            step=self.taken, stage="train", family=family,
-        )  # fmt: skip
+        self._noisy.release(self.taken, plan, self.ledger, self.secret, family=family)
         self._forget()
         self.taken += 1
-        named = self.clipper.parameters
-        for name, parameter in named.items():
-            parameter.grad = noisy[name]
         self._optimizer_step()
-        for parameter in named.values():
+        for parameter in self.clipper.parameters.values():
             parameter.grad = None
         if self.average is not None:
             self.average.update_parameters(self.module)

@@ -19,7 +19,7 @@ from sfumato.errors import DataError, RunError
 from sfumato.models.zoo import head_parameters
 from sfumato.runs import Run
 from sfumato.training.plain import reading_of, train_plainly
-from sfumato.training.steps import plain_step
+from sfumato.training.plain_step import plain_step
 
 AT_ONCE = 256
 """Images whose features are found together."""

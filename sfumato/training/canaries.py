@@ -19,6 +19,7 @@ import copy
 import os
 import secrets
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -33,8 +34,8 @@ from sfumato.errors import ConfigError
 from sfumato.files import atomic, naming
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.sampling import Batch, Chunk
+from sfumato.training.hooks import StepHook
 from sfumato.training.reading import Losses, Reading
-from sfumato.training.steps import Step
 
 Kind = Literal["gradient", "mislabelled", "natural"]
 HUGE = 1e6
@@ -130,7 +131,7 @@ def canary_losses(losses: Losses) -> Losses:
 
 def reading_canaries(reading: Reading, count: int) -> Reading:
     """The reading, of whose images the last `count` are canaries."""
-    return replace(reading, canaries=count, change=canary_losses)
+    return replace(reading, canaries=count, wrap_loss=canary_losses)
 
 
 class Observations:
@@ -170,27 +171,28 @@ def row_type(canaries: int) -> np.dtype:
     return np.dtype([("seen", "<f4", (canaries,)), ("present", "?", (canaries,)), ("size", "<i8")])
 
 
-def watched(
-    step: Step, model: nn.Module, plan: Plan, canaries: Canaries, kept: Observations | None
-) -> Step:
-    """The step, whose noisy sum at the canaries' coordinates is kept.
+class CanaryHook(StepHook):
+    """Keeps the noisy sum at the canaries' coordinates.
 
-    What is kept was in the noisy sum, but beside the coins it tells who was in the batch: it is
-    private.
+    It was in the noisy sum, but beside the coins it tells who was in the batch: it is private.
     """
-    parameter: nn.Parameter = model.canaries  # pyright: ignore
-    first = canaries.places[0]
 
-    def watching(batch: Batch) -> dict[str, float]:
-        numbers = step(batch)
-        gradient, parameter.grad = parameter.grad, None
-        if gradient is not None and kept is not None:
-            unit = plan.at(batch.step).max_norm / plan.expected_batch
-            indices = batch.indices.numpy()
-            present = np.zeros(len(canaries), dtype=bool)
-            present[indices[indices >= first] - first] = True
-            seen = gradient.double().cpu().numpy()[:, 0] / unit
-            kept.write(batch.step, seen, present, len(indices))
-        return numbers
+    def __init__(
+        self, model: nn.Module, plan: Plan, canaries: Canaries, kept: Observations | None
+    ) -> None:
+        self.parameter: nn.Parameter = model.canaries  # pyright: ignore
+        self.plan, self.canaries, self.kept = plan, canaries, kept
 
-    return watching
+    @contextmanager
+    def around(self, batch: Batch) -> Iterator[None]:
+        """Take the canaries' gradient away from the optimizer, and write it down."""
+        yield
+        gradient, self.parameter.grad = self.parameter.grad, None
+        if gradient is None or self.kept is None:
+            return
+        unit = self.plan.at(batch.step).max_norm / self.plan.expected_batch
+        indices, first = batch.indices.numpy(), self.canaries.places[0]
+        present = np.zeros(len(self.canaries), dtype=bool)
+        present[indices[indices >= first] - first] = True
+        seen = gradient.double().cpu().numpy()[:, 0] / unit
+        self.kept.write(batch.step, seen, present, len(indices))

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from sfumato.data.example_rng import seed_of
 from sfumato.privacy.sampling import Batch
+from sfumato.training.hooks import Step
 from sfumato.training.reading import Reading
-from sfumato.training.steps import Step
 
 Answers = Callable[[Float[Tensor, "n c h w"], Int[Tensor, " n"]], Float[Tensor, "n classes"]]
 """A teacher's logits, given inputs as the student sees them, and the places of the images."""

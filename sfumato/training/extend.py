@@ -8,11 +8,12 @@ Weights have their noise already and public images need none, so p may be used a
     weight multiplicity            view k of an example is taken at weights moved along p_k
 
 None of them touches what is sampled, how far an example can move the sum, the noise, or the ledger:
-they change the losses that are clipped (`Reading.change`), and what becomes of the noisy mean.
+they change the losses that are clipped (`Reading.wrap_loss`), and what becomes of the noisy mean.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -21,10 +22,10 @@ from torch.func import functional_call
 
 from sfumato.data.example_rng import seed_of
 from sfumato.privacy.sampling import Batch, Chunk
+from sfumato.training.hooks import StepHook
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.reading import Losses, Reading
 from sfumato.training.sharp import learning, of_length
-from sfumato.training.steps import Step
 
 
 @dataclass(frozen=True)
@@ -63,37 +64,27 @@ class PublicGradient:
         return gradient
 
 
-class Extender:
-    """What is done before, in and after a private step. This one does nothing."""
+class Extender(StepHook):
+    """Finds a public gradient before a private step, and uses it on what the step has left."""
+
+    def __init__(self, public: PublicGradient) -> None:
+        self.public = public
 
     def begin(self, step: int) -> None:
         """Get ready for the step, at the weights that it is taken at."""
 
-    def change(self, losses: Losses) -> Losses:
-        """The losses whose gradients are clipped. Each example's must stay its own."""
-        return losses
-
     def finish(self, step: int, gradient: Mapping[str, Tensor]) -> None:
         """Change the noisy mean, in place, to what the optimizer is given."""
 
-
-def extended(step: Step, model: nn.Module, extender: Extender) -> Step:
-    """The step, with an extender around it; its reading has `change=extender.change`.
-
-    Guarantee: that of `step`. What comes before is public, and what comes after is computed from
-    what was released. A step that leaves nothing, because its effect is lost, is left alone.
-    """
-    named = learning(model)
-
-    def longer(batch: Batch) -> dict[str, float]:
-        extender.begin(batch.step)
-        numbers = step(batch)
+    @contextmanager
+    def around(self, batch: Batch) -> Iterator[None]:
+        """Public images before, the noisy mean after; a step that left nothing is left alone."""
+        self.begin(batch.step)
+        yield
+        named = learning(self.public.model)
         gradient = {name: p.grad for name, p in named.items() if p.grad is not None}
         if gradient:
-            extender.finish(batch.step, gradient)
-        return numbers
-
-    return longer
+            self.finish(batch.step, gradient)
 
 
 class Dope(Extender):
@@ -105,7 +96,7 @@ class Dope(Extender):
     """
 
     def __init__(self, public: PublicGradient) -> None:
-        self.public = public
+        super().__init__(public)
         self.shift = {n: torch.zeros_like(p) for n, p in learning(public.model).items()}
 
     def begin(self, step: int) -> None:
@@ -113,7 +104,7 @@ class Dope(Extender):
         for name, part in self.public(step).items():
             self.shift[name].copy_(part)
 
-    def change(self, losses: Losses) -> Losses:
+    def wrap_loss(self, losses: Losses) -> Losses:
         """Every loss less <w, p>, whose value is taken out again: losses stay what they are."""
 
         def shifted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -139,7 +130,8 @@ class Mirror(Extender):
     """
 
     def __init__(self, public: PublicGradient, steps: int) -> None:
-        self.public, self.steps = public, steps
+        super().__init__(public)
+        self.steps = steps
         self.gradient: dict[str, Tensor] = {}
 
     def begin(self, step: int) -> None:
@@ -160,7 +152,8 @@ class WeightMultiplicity(Extender):
     """
 
     def __init__(self, public: PublicGradient, views: int, rho: float) -> None:
-        self.public, self.rho = public, rho
+        super().__init__(public)
+        self.rho = rho
         named = learning(public.model)
         self.moves = [{n: torch.zeros_like(p) for n, p in named.items()} for _ in range(views)]
 
@@ -170,7 +163,7 @@ class WeightMultiplicity(Extender):
             for name, part in of_length(self.rho, self.public(step, turn)).items():
                 move[name].copy_(part)
 
-    def change(self, losses: Losses) -> Losses:
+    def wrap_loss(self, losses: Losses) -> Losses:
         """The same losses, of a network that has other weights for each view."""
         return lambda model, x, y: losses(self.scattered(model), x, y)
 

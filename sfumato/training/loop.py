@@ -21,10 +21,10 @@ from torch.optim.swa_utils import AveragedModel
 from sfumato.errors import ConfigError
 from sfumato.privacy.sampling import Batch
 from sfumato.runs import Run
+from sfumato.training.hooks import Step
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.resume import load_optimizer
 from sfumato.training.sharp import LastGradient
-from sfumato.training.steps import Step
 
 LOOK_EVERY = 5
 """Steps between two looks at whether training has diverged."""

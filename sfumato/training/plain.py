@@ -10,11 +10,11 @@ from sfumato.data.images import Images
 from sfumato.models.zoo import pixel_statistics
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.runs import Run
+from sfumato.training.hooks import Step
 from sfumato.training.loop import TrainState, fit
 from sfumato.training.progress import progress
 from sfumato.training.reading import Reading
 from sfumato.training.setup import make_optimizer, make_schedule
-from sfumato.training.steps import Step
 
 
 def train_plainly(

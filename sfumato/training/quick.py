@@ -31,7 +31,7 @@ def quick_clip(clipper: GradientClipper, reading: Reading, *, compiled: bool) ->
 
 def captures(clipper: GradientClipper, reading: Reading) -> bool:
     """Whether `quick_clip` captures."""
-    return reading.device.type == "cuda" and reading.change is None
+    return reading.device.type == "cuda" and reading.wrap_loss is None
 
 
 def captured(clipper: GradientClipper, clip: Clip, reading: Reading) -> Clip:

@@ -39,8 +39,8 @@ class Reading:
     precision: torch.dtype = torch.float32
     people: People | None = None
     seed: int = 0
-    change: Callable[[Losses], Losses] | None = None
-    """What an extender, or canaries, make of the losses (see `extend`, `canaries`)."""
+    wrap_loss: Callable[[Losses], Losses] | None = None
+    """What an extender, or canaries, make of the losses (see `hooks`)."""
     canaries: int = 0
     """So many of the images, the last, stand for canaries: inputs then end with their numbers."""
 
@@ -114,7 +114,7 @@ class Reading:
 
     def losses(self, model: nn.Module, *inputs: Tensor) -> Tensor:
         """One loss a unit, averaged over all of its rows; or what was made of it."""
-        losses = self._losses if self.change is None else self.change(self._losses)
+        losses = self._losses if self.wrap_loss is None else self.wrap_loss(self._losses)
         return losses(model, *inputs)
 
     def _losses(self, model: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

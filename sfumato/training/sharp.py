@@ -6,16 +6,17 @@ already, so looking at it again costs no privacy and no pass.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from sfumato.privacy.sampling import Batch
+from sfumato.training.hooks import Step, StepHook
+from sfumato.training.plain_step import plain_step
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.reading import Reading
-from sfumato.training.steps import Step, plain_step
 
 
 def learning(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -92,17 +93,17 @@ class LastGradient:
             part.copy_(state[name])
 
 
-def step_uphill(step: Step, model: nn.Module, last: LastGradient, rho: float) -> Step:
-    """The step, taken at w + rho g / |g|, where g is what the step before left (DP-SAT).
+class Uphill(StepHook):
+    """Takes the step at w + rho g / |g|, where g is what the step before left (DP-SAT).
 
-    Guarantee: that of `step`. Weights are moved by what has been released already, so no step
-    releases more than it did. The first moves nothing. Whoever advances the weights must also
-    `keep` the gradient, in one move, as `TrainState` does: a run that was cut must find both.
+    Weights are moved by what has been released already, so no step releases more than it did. The
+    first moves nothing. Whoever advances the weights must also `keep` the gradient, in one move, as
+    `TrainState` does: a run that was cut must find both.
     """
-    named = learning(model)
 
-    def uphill(batch: Batch) -> dict[str, float]:
-        with moved(named, of_length(rho, last.gradient)):
-            return step(batch)
+    def __init__(self, model: nn.Module, last: LastGradient, rho: float) -> None:
+        self.named, self.last, self.rho = learning(model), last, rho
 
-    return uphill
+    def around(self, batch: Batch) -> AbstractContextManager[object]:
+        """Inside the weights are moved; afterwards, whatever happens, they are as they were."""
+        return moved(self.named, of_length(self.rho, self.last.gradient))

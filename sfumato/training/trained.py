@@ -21,8 +21,8 @@ from sfumato.models.normalise import NormPolicy, apply_norm_policy
 from sfumato.models.zoo import build_model
 from sfumato.privacy.ledger import Ledger
 from sfumato.runs import Run
+from sfumato.training.evaluate import logits_of
 from sfumato.training.reading import Reading
-from sfumato.training.steps import logits_of
 
 
 @dataclass(frozen=True, kw_only=True)

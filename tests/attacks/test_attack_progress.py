@@ -17,7 +17,7 @@ from sfumato.attacks.views import Views
 from sfumato.runs import Run
 from sfumato.training import progress
 from sfumato.training.plain import reading_of, train_plainly
-from sfumato.training.steps import plain_step
+from sfumato.training.plain_step import plain_step
 
 
 @pytest.fixture(autouse=True)

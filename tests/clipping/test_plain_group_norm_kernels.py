@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is for Linux")
 from sfumato.clipping import normalisation_functions
 from sfumato.clipping.kernels import group_norm
 from sfumato.clipping.plain_group_norm import QuickGroupNorm
-from sfumato.training.steps import plain_step
+from sfumato.training.plain_step import plain_step
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

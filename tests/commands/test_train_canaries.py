@@ -89,7 +89,7 @@ def test_what_was_seen_of_canaries_is_for_its_owner_alone(sound):
 
 def test_a_run_that_was_cut_keeps_its_coins_and_has_every_row_once(tmp_path):
     settings: Any = {"noise_seed": 1, "steps": 6, "canaries": 40}
-    with cut_in("sfumato.training.steps:privatize", 4):
+    with cut_in("sfumato.training.noisy_gradient:privatize", 4):
         run_small(tmp_path / "cut", **settings)
     coins = read_json(tmp_path / "cut" / "private" / "canaries.json")
     before = rows_of(tmp_path / "cut", 40)
@@ -106,7 +106,7 @@ def test_a_run_that_was_cut_keeps_its_coins_and_has_every_row_once(tmp_path):
 
 def test_a_run_that_has_begun_and_lost_its_coins_tosses_no_others(tmp_path):
     settings: Any = {"steps": 3, "canaries": 40}
-    with cut_in("sfumato.training.steps:privatize", 2):
+    with cut_in("sfumato.training.noisy_gradient:privatize", 2):
         run_small(tmp_path / "run", **settings)
     (tmp_path / "run/private/canaries.json").unlink()
     with pytest.raises(RunError, match=r"canaries\.json is gone"):

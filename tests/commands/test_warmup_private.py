@@ -69,7 +69,7 @@ def test_nothing_but_the_generator_and_the_score_reads_an_image(settings, finish
 
 def test_a_private_generator_that_was_cut_goes_on_and_pays_once(settings, finished, tmp_path):
     out, weights = tmp_path / "run", "stages/generator/model.safetensors"
-    with cut_in("sfumato.training.steps:privatize", 2):
+    with cut_in("sfumato.training.noisy_gradient:privatize", 2):
         warm(settings, out)
     assert not (out / weights).exists()
     warm(settings, out)

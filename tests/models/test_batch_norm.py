@@ -16,8 +16,8 @@ from sfumato.engine import PrivacyEngine
 from sfumato.models.normalise import freeze_batch_norm
 from sfumato.models.zoo import build_model
 from sfumato.privacy.sampling import Batch, Chunk
+from sfumato.training.plain_step import plain_step
 from sfumato.training.reading import Reading
-from sfumato.training.steps import plain_step
 
 
 class Tokens(nn.Module):

@@ -15,7 +15,7 @@ from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import SessionKey
 from sfumato.runs import open_run
-from sfumato.training import gather
+from sfumato.training import private_step as steps
 from sfumato.training.batch_stats import (
     BROKEN,
     CHUNKS,
@@ -26,12 +26,12 @@ from sfumato.training.batch_stats import (
     averages_of,
 )
 from sfumato.training.loop import TrainState, fit
+from sfumato.training.private_step import Paid, private_step
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.quick import captured
 from sfumato.training.reading import Reading
 from sfumato.training.replay import WARM
 from sfumato.training.setup import make_schedule
-from sfumato.training.steps import Paid, private_step
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -110,7 +110,7 @@ def test_to_check_contributions_changes_nothing_of_the_step(monkeypatch):
     secret, found = SessionKey.from_seed(0), []
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     for checked in (False, True):
-        monkeypatch.setattr(gather, "contributions_due", lambda _, checked=checked: checked)
+        monkeypatch.setattr(steps, "contributions_due", lambda _, checked=checked: checked)
         clipper = GradientClipper(model, clipping=Clipping(max_norm=2.0))
         step = private_step(clipper, reading, Paid(plan, Ledger(header), secret))
         numbers = step(batch(0, [0, 1, 2], [3, 4]))
@@ -148,7 +148,7 @@ def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeate
 
 @pytest.mark.usefixtures("kernels")
 def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(gather, "contributions_due", lambda _: False)
+    monkeypatch.setattr(steps, "contributions_due", lambda _: False)
     model, clipper, reading = context()
     plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=4, max_norm=2.0)
     secret = SessionKey.draw()

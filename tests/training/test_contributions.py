@@ -17,9 +17,9 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import SessionKey
-from sfumato.training import gather
+from sfumato.training import private_step as steps
+from sfumato.training.private_step import Paid, private_step
 from sfumato.training.reading import Reading
-from sfumato.training.steps import Paid, private_step
 
 
 def batch(step, *parts):
@@ -88,7 +88,7 @@ def test_later_steps_are_measured_rarely_at_times_that_nobody_can_foresee(monkey
     assert 120 < sum(asked) < 290
     assert admit.contributions_due(0)
     lengthened(monkeypatch)
-    monkeypatch.setattr(gather, "contributions_due", lambda before: before == 3)
+    monkeypatch.setattr(steps, "contributions_due", lambda before: before == 3)
     for number in (1, 2):
         context.step(batch(number, [0, 1], [2, 3]))
     with pytest.raises(PrivacyError, match="beyond the bound"):
@@ -109,7 +109,7 @@ SOUND = {
 
 @pytest.mark.parametrize("case", SOUND)
 def test_sound_steps_pass_at_every_batch(case, monkeypatch):
-    monkeypatch.setattr(gather, "contributions_due", lambda _: True)
+    monkeypatch.setattr(steps, "contributions_due", lambda _: True)
     context = Context(**SOUND[case])
     for number in range(6):
         context.step(batch(number, [5 * number + i for i in range(5)], [number]))
@@ -117,7 +117,7 @@ def test_sound_steps_pass_at_every_batch(case, monkeypatch):
 
 
 def test_an_example_that_is_not_finite_is_no_alarm(monkeypatch):
-    monkeypatch.setattr(gather, "contributions_due", lambda _: True)
+    monkeypatch.setattr(steps, "contributions_due", lambda _: True)
     context = Context()
     with torch.no_grad():
         context.clipper.model[0].weight[:] = 1e30

@@ -15,9 +15,10 @@ from sfumato.data.augment import Augmentation
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.runs import Run
 from sfumato.training.distil import cached, distil_step, distillation_loss
+from sfumato.training.evaluate import logits_of
 from sfumato.training.plain import reading_of as plain_reading_of
 from sfumato.training.plain import shuffled, train_plainly
-from sfumato.training.steps import logits_of, plain_step
+from sfumato.training.plain_step import plain_step
 
 
 def logits(seed, n=6, classes=5, scale=3.0):

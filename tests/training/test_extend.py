@@ -24,9 +24,10 @@ from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.data.augment import Augmentation
 from sfumato.errors import PrivacyError
-from sfumato.training import gather
-from sfumato.training.extend import Dope, PublicGradient, WeightMultiplicity, extended
-from sfumato.training.steps import Paid, private_step
+from sfumato.training import private_step as steps
+from sfumato.training.extend import Dope, PublicGradient, WeightMultiplicity
+from sfumato.training.hooks import with_hooks
+from sfumato.training.private_step import Paid, private_step
 
 VIEWS = replace(PRIVATE, views=3, augmentation=Augmentation(crop=2, flip=True))
 STYLES = ["vanilla", "automatic", "auto-v", "global"]
@@ -50,7 +51,7 @@ def test_norms_and_sums_are_those_of_gradients_less_the_public_one(name):
     x, y = inputs(PRIVATE)
     dope = Dope(public(model))
     dope.shift = {n: torch.randn_like(p) for n, p in model.named_parameters()}
-    changed = replace(PRIVATE, change=dope.change)
+    changed = replace(PRIVATE, wrap_loss=dope.wrap_loss)
     rows = minus(one_at_a_time(model, PRIVATE.losses, (x.double(), y)), dope.shift)
     norms = norms_of(rows)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=float(norms.median())))
@@ -86,7 +87,7 @@ def test_a_gradient_near_the_public_one_does_not_escape_the_bound(near, style, p
             dope.shift[name].copy_(part + noise)
         bound = 1e-6 * length
         clipper = GradientClipper(model, clipping=Clipping(max_norm=bound, style=style))
-        losses = replace(reading, change=dope.change).losses
+        losses = replace(reading, wrap_loss=dope.wrap_loss).losses
         whole = clipper.clip(losses, (x, y), 12).total
         for i in (2, 7, 9):
             alone = torch.arange(12) == i
@@ -102,7 +103,7 @@ def test_no_example_moves_the_sum_by_more_than_the_bound(kind, name):
     model = net(name)
     extender = KINDS[kind](model, 3)
     extender.begin(2)
-    reading = replace(VIEWS, change=extender.change)
+    reading = replace(VIEWS, wrap_loss=extender.wrap_loss)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.05))
     admit(clipper, reading.losses, reading.trial(), 3)
     everybody = list(range(6))
@@ -119,8 +120,8 @@ def test_a_step_of_dope_is_the_formula_and_padding_adds_nothing(padding):
     model, (plan, ledger, secret) = net(), book(max_norm=0.2)
     extender = Dope(public(model))
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.2))
-    reading = replace(PRIVATE, change=extender.change)
-    step = extended(private_step(clipper, reading, Paid(plan, ledger, secret)), model, extender)
+    reading = replace(PRIVATE, wrap_loss=extender.wrap_loss)
+    step = with_hooks(private_step(clipper, reading, Paid(plan, ledger, secret)), [extender])
     batch = batch_of([1, 4, 5, 8, 11], step=3, padding=padding)
     numbers = step(batch)
     shift = public(model)(3)
@@ -139,7 +140,7 @@ def test_a_step_of_mirror_mixes_as_published():
     private_step(GradientClipper(model), PRIVATE, Paid(*book(noise=0.5)))(batch)
     noisy = gradients(model)
     step = private_step(GradientClipper(model), PRIVATE, Paid(*book(noise=0.5)))
-    extended(step, model, KINDS["mirror"](model, 1))(batch)
+    with_hooks(step, [KINDS["mirror"](model, 1)])(batch)
     beta, known = math.cos(math.pi * (4 / 5) / 20), public(model)(4)
     for name, part in gradients(model).items():
         torch.testing.assert_close(part, beta * noisy[name] + (1 - beta) * known[name])
@@ -171,7 +172,7 @@ def test_each_view_has_the_gradient_of_its_own_weights(name):
         rows.append(total)
     norms = norms_of(rows)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=float(norms.median())))
-    losses = replace(VIEWS, change=extender.change).losses
+    losses = replace(VIEWS, wrap_loss=extender.wrap_loss).losses
     found = clipper.clip(losses, (x, y), 12)
     torch.testing.assert_close(found.norms, norms, rtol=1e-6, atol=0)
     for n, wanted in weighted(rows, found.factors[0]).items():
@@ -197,9 +198,9 @@ def test_noise_and_ledger_are_those_of_a_step_without_an_extender(kind):
     for way in ("without", "with"):
         model, (plan, ledger, secret) = net(), book(noise=2.0)
         extender = KINDS[kind](model, 1)
-        reading = replace(PRIVATE, change=extender.change) if way == "with" else PRIVATE
+        reading = replace(PRIVATE, wrap_loss=extender.wrap_loss) if way == "with" else PRIVATE
         step = private_step(GradientClipper(model), reading, Paid(plan, ledger, secret))
-        step = extended(step, model, extender) if way == "with" else step
+        step = with_hooks(step, [extender]) if way == "with" else step
         for number, places in enumerate(([], [3, 5])):
             step(batch_of(places, step=number))
             if number == 0:
@@ -215,12 +216,12 @@ def test_noise_and_ledger_are_those_of_a_step_without_an_extender(kind):
 def test_a_norm_that_is_too_small_is_found_out_while_training(monkeypatch):
     model, (plan, ledger, secret) = net(), book(max_norm=0.01)
     extender = Dope(public(model))
-    reading = replace(PRIVATE, change=extender.change)
+    reading = replace(PRIVATE, wrap_loss=extender.wrap_loss)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.01))
     step = private_step(clipper, reading, Paid(plan, ledger, secret))
-    step = extended(step, model, extender)
+    step = with_hooks(step, [extender])
     step(batch_of([1, 2, 3]))
-    monkeypatch.setattr(gather, "contributions_due", lambda _: True)
+    monkeypatch.setattr(steps, "contributions_due", lambda _: True)
     honest = sums.square_norm
     monkeypatch.setattr(sums, "square_norm", lambda gradient: honest(gradient) / 4)
     with pytest.raises(PrivacyError, match="beyond the bound"):
@@ -230,7 +231,7 @@ def test_a_norm_that_is_too_small_is_found_out_while_training(monkeypatch):
 
 def test_a_step_whose_effect_is_lost_stays_lost():
     model = net()
-    step = extended(lambda batch: {"loss": 0.0}, model, Dope(public(model)))
+    step = with_hooks(lambda batch: {"loss": 0.0}, [Dope(public(model))])
     step(batch_of([1]))
     assert all(p.grad is None for p in model.parameters())
 

@@ -18,9 +18,9 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import SessionKey
-from sfumato.training import gather
+from sfumato.training import private_step as steps
+from sfumato.training.private_step import Paid, private_step
 from sfumato.training.reading import Reading
-from sfumato.training.steps import Paid, private_step
 
 MOVING = Augmentation(crop=3, flip=True, cutout=4, colour=0.3, affine=0.2)
 
@@ -103,7 +103,7 @@ def test_an_example_that_is_not_finite_is_left_out_of_a_step_and_spoils_nothing(
             one = read.inputs(Chunk(torch.tensor([1]), torch.ones(1, dtype=torch.bool)), 0)[0]
             return self.last(x.flatten(1) / (x.flatten(1) != one.flatten(1)).any(dim=1)[:, None])
 
-    monkeypatch.setattr(gather, "contributions_due", lambda _: False)
+    monkeypatch.setattr(steps, "contributions_due", lambda _: False)
     torch.manual_seed(0)
     read, model, told, careful = reading(), Odd(), [], []
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.1))

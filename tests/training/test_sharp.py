@@ -15,10 +15,12 @@ from sfumato.data.augment import Augmentation
 from sfumato.data.example_rng import seed_of
 from sfumato.privacy.sampling import Batch
 from sfumato.runs import Run
+from sfumato.training.hooks import with_hooks
 from sfumato.training.plain import train_plainly
+from sfumato.training.plain_step import plain_step
+from sfumato.training.private_step import Paid, private_step
 from sfumato.training.replay import WARM
-from sfumato.training.sharp import LastGradient, learning, moved, of_length, sharp_step, step_uphill
-from sfumato.training.steps import Paid, plain_step, private_step
+from sfumato.training.sharp import LastGradient, Uphill, learning, moved, of_length, sharp_step
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -142,7 +144,7 @@ def test_a_private_step_goes_uphill_along_the_gradient_before():
         private_step(GradientClipper(model), PRIVATE, Paid(*book(noise=0.1))) for _ in range(2)
     )
     last = LastGradient(model)
-    step = step_uphill(other, model, last, rho)
+    step = with_hooks(other, [Uphill(model, last, rho)])
     before = weights(model)
     step(batch_of([1, 2, 3], step=0))
     last.keep(model)

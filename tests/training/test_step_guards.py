@@ -17,10 +17,10 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import SessionKey
-from sfumato.training import gather
+from sfumato.training import private_step as steps
+from sfumato.training.private_step import Paid, private_step
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.reading import Reading
-from sfumato.training.steps import Paid, private_step
 
 PLAN = Plan(noise_multiplier=0.0, expected_batch=4.0, steps=9, max_norm=0.1)
 
@@ -67,9 +67,9 @@ def test_what_checks_draw_moves_no_dropout_of_the_step(look, broken, monkeypatch
     read, found = reading(), []
     odd, _ = read.inputs(Chunk(torch.tensor([3]), torch.ones(1, dtype=torch.bool)), 0)
     for number, due in enumerate((True, False)):
-        monkeypatch.setattr(gather, "is_due", lambda *_, **__: False)
-        monkeypatch.setattr(gather, "contributions_due", lambda _: False)
-        monkeypatch.setattr(gather, look, lambda *_, due=due, **__: due)
+        monkeypatch.setattr(steps, "is_due", lambda *_, **__: False)
+        monkeypatch.setattr(steps, "contributions_due", lambda _: False)
+        monkeypatch.setattr(steps, look, lambda *_, due=due, **__: due)
         model = Dividing(odd if broken else odd + 1)
         model.body = nn.Sequential(nn.Dropout(0.5), model.body)
         step = step_of(model, read=read)

@@ -31,7 +31,7 @@ def target(context: Context, stage: Run) -> None:
 def judge(context: Context, stage: Run) -> None:
     """Train judges on private images that the target never had, and on the public classes."""
     from sfumato.training.plain import reading_of, train_plainly
-    from sfumato.training.steps import plain_step
+    from sfumato.training.plain_step import plain_step
 
     lessons = judging_images(context)
     for name in context.config.judges:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def evaluate(context: Context, stage: Run) -> None:
     """Score the student, its teacher and controls; compare images; look for near copies."""
     from sfumato.sharing.bundle import read_bundle
-    from sfumato.training.steps import accuracy
+    from sfumato.training.evaluate import accuracy
 
     images, logits, _, _ = read_bundle(context.run.path / "bundle")
     model, reading = teacher_of(context)
@@ -83,7 +83,7 @@ def controls(context: Context, teacher: "nn.Module") -> dict[str, float]:
 def score_student(context: Context, name: str, images: "Images", answers: Any = None) -> float:
     """Test accuracy of a student of these images, trained once and kept in `private/`."""
     from sfumato.models.zoo import load_weights
-    from sfumato.training.steps import accuracy
+    from sfumato.training.evaluate import accuracy
 
     place = Run(context.run.private / "students" / name, context.run.say)
     place.path.mkdir(parents=True, exist_ok=True)

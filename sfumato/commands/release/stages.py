@@ -112,7 +112,7 @@ def released(
     """The moved images, with the teacher's answers to just these pixels."""
     import torch
 
-    from sfumato.training.steps import logits_of
+    from sfumato.training.evaluate import logits_of
 
     moved = replace(
         context.public, pixels=pixels, labels=torch.zeros(len(pixels), dtype=torch.int64),

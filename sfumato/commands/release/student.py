@@ -55,7 +55,7 @@ def distil(
     """Train a student on answers, or on labels where there are none."""
     from sfumato.training.distil import distil_step
     from sfumato.training.plain import train_plainly
-    from sfumato.training.steps import plain_step
+    from sfumato.training.plain_step import plain_step
 
     config = context.config
     steps = round(config.student_epochs * len(reading.images) / config.student_batch)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.training.canaries import Canaries
     from sfumato.training.loop import TrainState
+    from sfumato.training.private_step import Paid
     from sfumato.training.process_group import ProcessGroup
     from sfumato.training.reading import Reading
-    from sfumato.training.steps import Paid
 
 
 def needs_run(config: Config) -> bool:
@@ -143,8 +143,9 @@ def learn(
     from sfumato.commands.train.step import make_step
     from sfumato.models.diverged import has_diverged
     from sfumato.privacy.sampling import poisson_batches
-    from sfumato.training.canaries import watched
+    from sfumato.training.canaries import CanaryHook
     from sfumato.training.chunks import Cutting
+    from sfumato.training.hooks import with_hooks
     from sfumato.training.loop import fit
     from sfumato.training.memory import advised, fitting_batch
     from sfumato.training.progress import price_list, progress
@@ -161,7 +162,9 @@ def learn(
         say=run.log if run else lambda _: None,
     )  # fmt: skip
     if canaries is not None and canaries.kind == "gradient":
-        step = watched(step, clipper.model, plan, canaries, observe(canaries, plan, run))
+        step = with_hooks(
+            step, [CanaryHook(clipper.model, plan, canaries, observe(canaries, plan, run))]
+        )
     cutting = Cutting.of(
         plan, processes=processes.size, device=reading.device, compiled=config.compile
     )
@@ -213,7 +216,7 @@ def conclude(
     config: Config, train_state: "TrainState", test: "Reading", paid: "Paid", run: Run
 ) -> dict[str, Any]:
     """Save the model, score it privately, sum up."""
-    from sfumato.training.steps import accuracy
+    from sfumato.training.evaluate import accuracy
 
     describe(config, train_state.best, test).keep(run, train_state.best, paid.ledger.promise())
     scores = {"test_accuracy": accuracy(train_state.best, test), "test_images": len(test.images)}

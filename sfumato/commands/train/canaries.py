@@ -108,7 +108,7 @@ def losses(canaries: "Canaries", train_state: "TrainState", reading: "Reading") 
     import torch
     import torch.nn.functional as F
 
-    from sfumato.training.steps import logits_of
+    from sfumato.training.evaluate import logits_of
 
     if canaries.kind == "gradient":
         return []

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from sfumato.privacy.budget import Plan
     from sfumato.privacy.ledger import Header, Ledger
     from sfumato.privacy.secret import SessionKey
+    from sfumato.training.private_step import Paid
     from sfumato.training.process_group import ProcessGroup
     from sfumato.training.reading import Reading
-    from sfumato.training.steps import Paid
 
 
 def open_ledger(
@@ -33,7 +33,7 @@ def open_ledger(
     """
     from sfumato.commands.origin import name_of
     from sfumato.privacy.ledger import Ledger
-    from sfumato.training.steps import Paid
+    from sfumato.training.private_step import Paid
 
     secret, size = draw_secret(config, run, processes), len(reading)
     plan, delta = plan_for(config, size, before)
@@ -122,7 +122,7 @@ def steps_left_out(run: Run) -> int:
 
     Private: which sums come out otherwise, in other chunks, depends on how long batches are.
     """
-    from sfumato.training.steps import LEFT_OUT
+    from sfumato.training.private_step import LEFT_OUT
 
     return sum(LEFT_OUT in line for line in read_lines(run.path / "private" / "metrics.jsonl"))
 

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.privacy.budget import Plan
     from sfumato.training.extend import Extender
+    from sfumato.training.hooks import Step
     from sfumato.training.loop import TrainState
     from sfumato.training.memory import Work
+    from sfumato.training.private_step import Paid
     from sfumato.training.process_group import ProcessGroup
     from sfumato.training.reading import Reading
-    from sfumato.training.steps import Paid, Step
 
 
 class Made(NamedTuple):
@@ -60,12 +61,12 @@ def make_step(
     """The step of the settings, for a model that has been tested on noise where that matters."""
     from sfumato.clipping.clip import GradientClipper
     from sfumato.clipping.factors import Clipping
-    from sfumato.training.extend import extended
     from sfumato.training.features import with_features
+    from sfumato.training.hooks import with_hooks
     from sfumato.training.memory import Work, advised
+    from sfumato.training.private_step import private_step
     from sfumato.training.quick import captures, quick_clip
-    from sfumato.training.sharp import step_uphill
-    from sfumato.training.steps import private_step
+    from sfumato.training.sharp import Uphill
 
     clipping = Clipping(
         max_norm=config.max_grad_norm, style=config.clip, per_layer=config.per_layer
@@ -84,7 +85,7 @@ def make_step(
         model, reading = with_features(train_state.model, reading, say)
         if extender is not None:
             extender.begin(train_state.step)
-            reading = replace(reading, change=extender.change)
+            reading = replace(reading, wrap_loss=extender.wrap_loss)
         if model is not train_state.model or extender is not None:
             clipper = replace(clipper, model=model, layouts={})
             try_on_noise(clipper, reading)
@@ -93,9 +94,9 @@ def make_step(
     clip = quick_clip(clipper, reading, compiled=config.compile)
     step = private_step(clipper, reading, paid, processes=processes, clip=clip)
     if extender is not None:
-        step = extended(step, model, extender)
+        step = with_hooks(step, [extender])
     if train_state.last is not None:
-        step = step_uphill(step, model, train_state.last, config.sharpness)
+        step = with_hooks(step, [Uphill(model, train_state.last, config.sharpness)])
     return Made(step, clipper, reading, Work(clip, clipper.clip, captures(clipper, reading)))
 
 
@@ -115,8 +116,8 @@ def step_without_promise(
     config: Config, train_state: "TrainState", reading: "Reading", processes: "ProcessGroup"
 ) -> "Step":
     """A step that promises nothing."""
+    from sfumato.training.plain_step import plain_step
     from sfumato.training.sharp import sharp_step
-    from sfumato.training.steps import plain_step
 
     kind = partial(sharp_step, rho=config.sharpness) if config.sharpness else plain_step
     return kind(train_state.model, reading, processes=processes, compiled=config.compile)

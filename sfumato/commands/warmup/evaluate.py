@@ -107,7 +107,7 @@ def own_place(stage: Run, name: str) -> Run:
 
 def score(context: Context, weights: Path | None = None) -> float:
     """Test accuracy of the classifier with these weights, or those after the warm-up."""
-    from sfumato.training.steps import accuracy
+    from sfumato.training.evaluate import accuracy
 
     weights = weights or context.run.stage("warmup").path / "model.safetensors"
     settings = one_by_one(from_weights(context, weights))
