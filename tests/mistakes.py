@@ -246,7 +246,7 @@ def trained(compiled=None):
     torch.compiler.reset()
     torch.manual_seed(0)
     model = net()
-    _, optimizer = attached(model, secret=sfumato.Secret.from_seed(0))
+    _, optimizer = attached(model, secret=sfumato.SessionKey.from_seed(0))
     called = torch.compile(model, backend="eager") if compiled == "model" else model
 
     def step(x, y):
