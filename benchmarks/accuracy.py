@@ -28,11 +28,11 @@ def measure(config: train.Config, images: Images, test: Images, out: Path) -> di
     """Train as the command line does, on images that are loaded already."""
     started, processes = time.monotonic(), ProcessGroup()
     with open_run(config, verb="train", out=out, say=print) as run:
-        train_state, reading = train.prepare(config, images, pick_device(config.device))
+        train_state, inputs = train.prepare(config, images, pick_device(config.device))
         if not run.finished:
-            mechanism = train.open_ledger(config, reading, run, processes)
-            train.learn(config, train_state, reading, mechanism, run, processes)
-            tested = replace(reading, images=test)
+            mechanism = train.open_ledger(config, inputs, run, processes)
+            train.learn(config, train_state, inputs, mechanism, run, processes)
+            tested = replace(inputs, images=test)
             train.conclude(config, train_state, tested, mechanism, run)
             if train_state.average is not None:
                 print("  without averaging:", accuracy(train_state.model, tested))

@@ -19,21 +19,21 @@ from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import SessionKey
 from sfumato.training.hooks import Step
+from sfumato.training.inputs import Inputs
 from sfumato.training.plain_step import plain_step
 from sfumato.training.private_step import Paid, private_step
 from sfumato.training.quick import quick_clip
-from sfumato.training.reading import Reading
 
 
 def loop_step(
     method: str, case: Case, way: Way, device: torch.device, batch: int, chunks: int
 ) -> tuple[torch.nn.Module, Callable[[], object]]:
     """The model, and a step of so many physical batches of it, with fused SGD."""
-    model, reading = case.model(device, way), random_reading(case, way, device, batch)
+    model, inputs = case.model(device, way), random_inputs(case, way, device, batch)
     if method == "plain loop":
-        step = plain_step(model, reading, compiled=way.compiled)
+        step = plain_step(model, inputs, compiled=way.compiled)
     else:
-        step = noisy_step(model, reading, way, chunks * batch)
+        step = noisy_step(model, inputs, way, chunks * batch)
     # A rate of zero: as much work as any other, and the model stays what it is.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
     chunk = Chunk(torch.arange(batch), torch.ones(batch, dtype=torch.bool))
@@ -48,7 +48,7 @@ def loop_step(
     return model, go
 
 
-def random_reading(case: Case, way: Way, device: torch.device, count: int) -> Reading:
+def random_inputs(case: Case, way: Way, device: torch.device, count: int) -> Inputs:
     """So many images of noise on the device, read in the precision of the way."""
     torch.manual_seed(1)
     images = Images(
@@ -58,15 +58,15 @@ def random_reading(case: Case, way: Way, device: torch.device, count: int) -> Re
     ).to(device)  # fmt: skip
     precision = torch.bfloat16 if way.low else torch.float32
     middle = (0.5,) * 3
-    return Reading(images, device, middle, middle, views=case.views, precision=precision)
+    return Inputs(images, device, middle, middle, views=case.views, precision=precision)
 
 
-def noisy_step(model: torch.nn.Module, reading: Reading, way: Way, expected: int) -> Step:
+def noisy_step(model: torch.nn.Module, inputs: Inputs, way: Way, expected: int) -> Step:
     """The private step of training, with its secret and its ledger in memory."""
     secret = SessionKey.draw()
     ledger = Ledger(Header(data="noise", delta=1e-5, secret=secret.commitment))
     plan = Plan(noise_multiplier=1.0, expected_batch=expected, rate=0.01, steps=10**6)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=plan.max_norm))
-    clipper.clip(reading.losses, reading.trial(), 3)  # it examines the model
-    clip = quick_clip(clipper, reading, compiled=way.compiled)
-    return private_step(clipper, reading, Paid(plan, ledger, secret), clip=clip)
+    clipper.clip(inputs.losses, inputs.trial(), 3)  # it examines the model
+    clip = quick_clip(clipper, inputs, compiled=way.compiled)
+    return private_step(clipper, inputs, Paid(plan, ledger, secret), clip=clip)

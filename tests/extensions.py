@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from teachers import PUBLIC, faces, reading_of
+from teachers import PUBLIC, faces, inputs_of
 from torch import nn
 
 from sfumato.clipping.clip import GradientClipper
@@ -50,7 +50,7 @@ def net(name="convolutions"):
     return NETS[name]()
 
 
-PRIVATE = reading_of(faces(12, seed=3), seed=4)
+PRIVATE = inputs_of(faces(12, seed=3), seed=4)
 
 
 def public(model, size=8):
@@ -87,15 +87,15 @@ def main(kind):
     model = net()
     extender = KINDS[kind](model, 2)
     extender.begin(0)
-    reading = replace(PRIVATE, views=2, wrap_loss=extender.wrap_loss)
+    inputs = replace(PRIVATE, views=2, wrap_loss=extender.wrap_loss)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.3))
-    inputs = reading.inputs(batch_of(range(12)).chunks[0], 0)
-    before = clipper.clip(reading.losses, inputs, 12)
+    tensors = inputs.tensors(batch_of(range(12)).chunks[0], 0)
+    before = clipper.clip(inputs.losses, tensors, 12)
     torch._dynamo.config.trace_autograd_ops = True
     compiled = torch.compile(clipper.clip, fullgraph=True, backend="aot_eager")
-    compiled(reading.losses, inputs, 12)
+    compiled(inputs.losses, tensors, 12)
     extender.begin(1)
-    eager, found = (clip(reading.losses, inputs, 12) for clip in (clipper.clip, compiled))
+    eager, found = (clip(inputs.losses, tensors, 12) for clip in (clipper.clip, compiled))
     torch.testing.assert_close(found.norms, eager.norms)
     assert not torch.allclose(eager.norms, before.norms, rtol=1e-3)
     for name, total in eager.total.items():

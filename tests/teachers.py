@@ -5,7 +5,7 @@ from torch import nn
 
 from sfumato.data.images import Images
 from sfumato.sharing.moments import look, make_gauge, sum_moments
-from sfumato.training.reading import Reading
+from sfumato.training.inputs import Inputs
 
 
 class Explosive(nn.Module):
@@ -36,11 +36,11 @@ def faces(n=24, seed=1, private=True):
     )
 
 
-def reading_of(images, **changes):
-    return Reading(images, torch.device("cpu"), (0.5,), (0.5,), **changes)
+def inputs_of(images, **changes):
+    return Inputs(images, torch.device("cpu"), (0.5,), (0.5,), **changes)
 
 
-PUBLIC = reading_of(faces(50, seed=7, private=False))
+PUBLIC = inputs_of(faces(50, seed=7, private=False))
 
 
 def gauge_of(model, slack=0.7):
@@ -56,10 +56,10 @@ def largest_move(table_of, images):
 
 
 def sums_with(model, gauge, **options):
-    return lambda images: sum_moments(model, reading_of(images), gauge, **options)
+    return lambda images: sum_moments(model, inputs_of(images), gauge, **options)
 
 
 @torch.no_grad()
 def vectors_of(model, images, gauge):
-    parts = [gauge.vectors(found) for _, found in look(model, reading_of(images))]
+    parts = [gauge.vectors(found) for _, found in look(model, inputs_of(images))]
     return torch.cat(parts).double()

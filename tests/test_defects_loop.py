@@ -27,9 +27,9 @@ from sfumato.errors import ConfigError
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import SessionKey
+from sfumato.training.inputs import Inputs
 from sfumato.training.plain_step import plain_step
 from sfumato.training.private_step import Paid, private_step
-from sfumato.training.reading import Reading
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
 
@@ -89,11 +89,11 @@ def test_d14_a_loader_left_in_the_middle_of_a_batch_adds_no_example_twice():
 
 def test_d15_plain_training_in_micro_batches_has_the_mean_gradient():
     model, images = net(), digits()
-    reading = Reading(images, torch.device("cpu"), (0.5,), (0.5,))
-    plain_step(model, reading)(batch_of(12, 5))
+    inputs = Inputs(images, torch.device("cpu"), (0.5,), (0.5,))
+    plain_step(model, inputs)(batch_of(12, 5))
     found = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    x, y = reading.inputs(batch_of(12, 12).chunks[0], 0)
+    x, y = inputs.tensors(batch_of(12, 12).chunks[0], 0)
     losses(model, x, y).mean().backward()
     for one, parameter in zip(found, model.parameters(), strict=True):
         torch.testing.assert_close(one, parameter.grad)
@@ -296,16 +296,16 @@ def test_f12_a_schedule_works_whether_made_before_or_after_the_engine(order):
 
 def test_f12_augmented_views_and_the_images_of_one_person_are_one_contribution():
     model, images = net(), digits(6)
-    reading = Reading(images, torch.device("cpu"), (0.5,), (0.5,), views=4)
+    inputs = Inputs(images, torch.device("cpu"), (0.5,), (0.5,), views=4)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.1))
-    x, y = reading.inputs(batch_of(6, 6).chunks[0], 0)
+    x, y = inputs.tensors(batch_of(6, 6).chunks[0], 0)
     assert len(x) == 24
-    clipped = clipper.clip(reading.losses, (x, y), 6)
-    norms = norms_of(one_at_a_time(model, reading.losses, (x, y)))
+    clipped = clipper.clip(inputs.losses, (x, y), 6)
+    norms = norms_of(one_at_a_time(model, inputs.losses, (x, y)))
     torch.testing.assert_close(clipped.norms, norms, rtol=1e-4, atol=1e-6)
     secret = SessionKey.from_seed(0)
     header = Header(data="toy", delta=1e-3, fixed_seed=True, secret=secret.commitment)
     ledger, plan = Ledger(header), engine_for(model).plan
-    private_step(clipper, reading, Paid(plan, ledger, secret))(batch_of(6, 4))
+    private_step(clipper, inputs, Paid(plan, ledger, secret))(batch_of(6, 4))
     assert len(ledger.releases) == 1
     assert all(p.grad is not None for p in model.parameters())

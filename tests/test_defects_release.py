@@ -43,9 +43,9 @@ def eyes(settings, taught):
     """The teacher, how it reads private images, and the gauge that public ones fix."""
     with open_run(settings, verb="release", out=taught) as run:
         context = make_context(settings, run)
-        model, reading = teacher_of(context)
-    public = replace(reading, images=context.public)
-    return model, reading, synth.make_gauge(model, public, SLACK)
+        model, inputs = teacher_of(context)
+    public = replace(inputs, images=context.public)
+    return model, inputs, synth.make_gauge(model, public, SLACK)
 
 
 def release_moments(settings, taught, out):
@@ -84,21 +84,21 @@ def check_secrets(settings, taught, tmp_path):
 
 def add_up(eyes, places=None, **others):
     """The recipe's sums, over all private images or those at some places."""
-    model, reading, gauge = eyes
+    model, inputs, gauge = eyes
     if places is not None:
-        reading = replace(reading, images=reading.images.select(places))
-    return synth.sum_moments(model, reading, gauge, **others)
+        inputs = replace(inputs, images=inputs.images.select(places))
+    return synth.sum_moments(model, inputs, gauge, **others)
 
 
 def check_bound(eyes):
     """One image more or less moves the sums by no more than the bound that noise was made for."""
-    model, reading, gauge = eyes
-    images, before = reading.images, add_up(eyes)
+    model, inputs, gauge = eyes
+    images, before = inputs.images, add_up(eyes)
     for place in (0, 100, 239):
         # An image unlike all others, who comes last.
         pixels = torch.cat([images.pixels, 255 - images.pixels[[place]]])
         more = replace(images, pixels=pixels, labels=torch.cat([images.labels, torch.tensor([0])]))
-        after = add_up((model, replace(reading, images=more), gauge))
+        after = add_up((model, replace(inputs, images=more), gauge))
         assert float((after - before).norm()) <= gauge.max_norm * (1 + 1e-5)
 
 
@@ -150,12 +150,12 @@ def layers_are_clipped_one_by_one(monkeypatch):
 
 def a_running_average_with_momentum(monkeypatch):
     @torch.no_grad()
-    def running(model, reading, gauge, groups=None, num_groups=1, batch_size=8):
+    def running(model, inputs, gauge, groups=None, num_groups=1, batch_size=8):
         average = 0.0
-        for _, found in synth.look(model, reading, batch_size):
+        for _, found in synth.look(model, inputs, batch_size):
             rows = sums.with_counter(gauge.vectors(found).double(), gauge.weight)
             average = 0.9 * average + 0.1 * sums.clip_rows(rows, gauge.max_norm).mean(dim=0)
-        return len(reading) * average[None]
+        return len(inputs) * average[None]
 
     monkeypatch.setattr(synth, "sum_moments", running)
 

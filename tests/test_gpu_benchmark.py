@@ -266,18 +266,18 @@ def test_the_steps_of_training_leave_the_gradient_that_the_others_make(way, monk
     monkeypatch.setattr("sfumato.training.noisy_gradient.privatize", exact)
     monkeypatch.setattr(torch.optim.SGD, "zero_grad", lambda _: None)
     case, way = TINY["tiny-wrn"], WAYS[way]
-    reading = gpu_loop.random_reading(case, way, CPU, 4)
+    inputs = gpu_loop.random_inputs(case, way, CPU, 4)
     chunk = Chunk(torch.arange(4), torch.ones(4, dtype=torch.bool))
     for method in gpu_steps.LOOPS:
         model, step = gpu_loop.loop_step(method, case, way, CPU, 4, 2)
         step()
         found = [p.grad for p in model.parameters()]
         if method == "plain loop":
-            losses = reading.losses(model, *reading.inputs(chunk, 0))
+            losses = inputs.losses(model, *inputs.tensors(chunk, 0))
             wanted = torch.autograd.grad(losses.mean(), list(model.parameters()))
         else:
             clipper = GradientClipper(model, clipping=Clipping(max_norm=1.0))
-            total = clipper.clip(reading.losses, reading.inputs(chunk, 0), 4).total
+            total = clipper.clip(inputs.losses, inputs.tensors(chunk, 0), 4).total
             wanted = [total[name] / 4 for name, _ in model.named_parameters()]
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=2e-2 if way.low else 1e-4, atol=1e-5)

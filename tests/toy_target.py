@@ -8,7 +8,7 @@ from torch import nn
 
 from sfumato.attacks.access import Access, access_to
 from sfumato.data.images import Images
-from sfumato.training.reading import Reading
+from sfumato.training.inputs import Inputs
 
 SHAPE = (1, 8, 8)
 CLASSES = ("top", "middle", "bottom")
@@ -37,10 +37,8 @@ def some_images(n=12, private=False, seed=0):
     return Images(pixels=pixels, labels=labels, classes=CLASSES, name="noise", private=private)
 
 
-def access_to_toy(model=None, **reading):
-    return access_to(
-        model or linear_target(), Reading(some_images(), CPU, (0.5,), (0.5,), **reading)
-    )
+def access_to_toy(model=None, **inputs):
+    return access_to(model or linear_target(), Inputs(some_images(), CPU, (0.5,), (0.5,), **inputs))
 
 
 def access_by_table(logits):

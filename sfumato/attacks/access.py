@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
-from sfumato.training.reading import Reading
+from sfumato.training.inputs import Inputs
 
 
 class Access:
@@ -52,16 +52,16 @@ class Access:
         return torch.cat(parts)
 
 
-def access_to(model: nn.Module, reading: Reading) -> Access:
-    """Access to a model that reads images like `reading`; it is frozen, in evaluation mode."""
+def access_to(model: nn.Module, inputs: Inputs) -> Access:
+    """Access to a model that reads images like `inputs`; it is frozen, in evaluation mode."""
     model.eval().requires_grad_(False)
-    images = reading.images
+    images = inputs.images
 
     def ask(pixels: Tensor) -> Tensor:
-        return reading.logits(model, reading.normalise(pixels))
+        return inputs.logits(model, inputs.normalise(pixels))
 
-    access = Access(ask, images.classes, images.shape, reading.device)
-    found = access.logits(torch.zeros(2, *images.shape, device=reading.device)).shape[1]
+    access = Access(ask, images.classes, images.shape, inputs.device)
+    found = access.logits(torch.zeros(2, *images.shape, device=inputs.device)).shape[1]
     if found != len(images.classes):
         raise ConfigError(
             f"the target knows {found} classes, and the private data has {len(images.classes)}."

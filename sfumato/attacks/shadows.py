@@ -18,8 +18,8 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from sfumato.data.example_rng import seed_of
 from sfumato.errors import ConfigError
+from sfumato.training.inputs import Inputs
 from sfumato.training.progress import progress
-from sfumato.training.reading import Reading
 
 Optimize = Callable[
     [Sequence[Tensor]], tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]
@@ -36,16 +36,16 @@ class Copies:
     buffers: dict[str, Tensor]
 
     @torch.no_grad()
-    def logits(self, reading: Reading, at_once: int = 512) -> Float[Tensor, "m n classes"]:
+    def logits(self, inputs: Inputs, at_once: int = 512) -> Float[Tensor, "m n classes"]:
         """What each copy says of all images of the reading, in evaluation mode; on the CPU."""
         self.module.eval()
 
         def answer(weights: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
-            return reading.logits(_as_function(self.module, weights, buffers), x)
+            return inputs.logits(_as_function(self.module, weights, buffers), x)
 
         parts = []
-        for start in range(0, len(reading.images), at_once):
-            x = reading.normalise(reading.scale(slice(start, start + at_once)))
+        for start in range(0, len(inputs.images), at_once):
+            x = inputs.normalise(inputs.scale(slice(start, start + at_once)))
             parts.append(vmap(answer, (0, 0, None))(self.weights, self.buffers, x).cpu())
         return torch.cat(parts, 1)
 
@@ -83,7 +83,7 @@ def draw_batches(
 
 def train_copies(
     models: Sequence[nn.Module],
-    reading: Reading,
+    inputs: Inputs,
     batches: Int[Tensor, "m steps size"],
     optimize: Optimize,
     *,
@@ -109,14 +109,14 @@ def train_copies(
     def loss(learning: dict[str, Tensor], resting: dict[str, Tensor], *rest: Tensor) -> Tensor:
         held, (x, y) = dict(zip(buffers, rest[2:], strict=True)), rest[:2]
         model = _as_function(module, {**learning, **resting}, held)
-        return F.cross_entropy(reading.logits(model, x), y, reduction="sum")
+        return F.cross_entropy(inputs.logits(model, x), y, reduction="sum")
 
     gradients = vmap(grad(loss), randomness="different")
     tell = progress(batches.shape[1], 0, None, say)
     for step in range(batches.shape[1]):
         optimizer.zero_grad()
         for places in batches[:, step].split(at_once, dim=1):
-            x, y = _inputs(reading, places)
+            x, y = _inputs(inputs, places)
             found = gradients(learning, resting, x, y, *buffers.values())
             for name, value in learning.items():
                 part = found[name] / batches.shape[2]
@@ -143,11 +143,11 @@ def _as_function(
 
 
 def _inputs(
-    reading: Reading, places: Int[Tensor, "m part"]
+    inputs: Inputs, places: Int[Tensor, "m part"]
 ) -> tuple[Float[Tensor, "m part c h w"], Int[Tensor, "m part"]]:
     flat = places.flatten()
-    x = reading.normalise(reading.scale(flat))
-    labels = reading.images.labels[flat.to(reading.images.labels.device)].to(reading.device)
+    x = inputs.normalise(inputs.scale(flat))
+    labels = inputs.images.labels[flat.to(inputs.images.labels.device)].to(inputs.device)
     return x.unflatten(0, tuple(places.shape)), labels.view(places.shape)
 
 

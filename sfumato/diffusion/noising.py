@@ -2,7 +2,7 @@
 
 Each image of a batch is seen under several draws of noise, and its loss is their mean: one draw
 says little about an image, and to clip the mean of K costs no more privacy than to clip one
-(Dockhorn et al. 2023, "DPDM"). Everything else is what `Reading` does for a classifier, so the
+(Dockhorn et al. 2023, "DPDM"). Everything else is what `Inputs` does for a classifier, so the
 private step, the test on noise, people and their ledger are the same.
 """
 
@@ -15,25 +15,25 @@ from torch import Tensor
 
 from sfumato.diffusion.denoise import LOG_SIGMA, denoising_losses, draw_sigma
 from sfumato.privacy.sampling import Chunk
-from sfumato.training.reading import Reading
+from sfumato.training.inputs import Inputs
 
 NOISE = 1
 """The stream of dice that noise comes from; augmentations have the first."""
 
 
 @dataclass(frozen=True)
-class NoisingReading(Reading):
+class NoisingInputs(Inputs):
     """Images between -1 and 1 (mean and deviation of 0.5), with noise for each of their rows.
 
     `views` is the number of draws of noise for each image.
     """
 
-    def inputs(self, chunk: Chunk, step: int) -> tuple[Tensor, ...]:
+    def tensors(self, chunk: Chunk, step: int) -> tuple[Tensor, ...]:
         """Rows of images, their noise and its deviation, and the labels of the images.
 
         Guarantee: what is drawn for a unit depends on the seed, the step and the unit.
         """
-        images, labels = super().inputs(chunk, step)
+        images, labels = super().tensors(chunk, step)
         drawn = self.rng(self.places(chunk, step), step, NOISE).normal(1 + images[0].numel())
         mean, deviation = LOG_SIGMA
         sigma = (mean + deviation * drawn[0]).exp()

@@ -18,7 +18,7 @@ from sfumato.data.images import Images
 from sfumato.errors import DataError, RunError
 from sfumato.models.zoo import head_parameters
 from sfumato.runs import Run
-from sfumato.training.plain import reading_of, train_plainly
+from sfumato.training.plain import inputs_of, train_plainly
 from sfumato.training.plain_step import plain_step
 
 AT_ONCE = 256
@@ -96,8 +96,8 @@ def pretrain(
     """Train a base on public images, shifted at random; a run that was cut goes on."""
     images.require_public("training a base model")
     model = model.to(device)
-    reading = reading_of(model, images, device, seed=seed, shift=shift)
-    step = plain_step(model, reading)
+    inputs = inputs_of(model, images, device, seed=seed, shift=shift)
+    step = plain_step(model, inputs)
     return train_plainly(
         model, len(images), step, run, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed
     )
@@ -119,8 +119,8 @@ def extract(
     pieces = []
     for start in range(0, len(images), batch_size):
         some = images.select(range(start, min(start + batch_size, len(images))))
-        reading = reading_of(base, resize(some, size) if size else some, device)
-        pieces.append(base(reading.normalise(reading.scale(slice(None)))).float().cpu())
+        inputs = inputs_of(base, resize(some, size) if size else some, device)
+        pieces.append(base(inputs.normalise(inputs.scale(slice(None)))).float().cpu())
     values = torch.cat(pieces).flatten(1)
     if norm is not None:
         values = values * (norm / values.norm(dim=1, keepdim=True).clamp(min=1e-12))

@@ -21,7 +21,7 @@ from sfumato.errors import ConfigError
 from sfumato.models.observe import observed
 from sfumato.runs import Run
 from sfumato.sharing.moments import Gauge
-from sfumato.training.reading import Reading
+from sfumato.training.inputs import Inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,32 +76,32 @@ def deal_classes(count: int, num_classes: int) -> Int[Tensor, " count"]:
 
 def match(
     model: nn.Module,
-    reading: Reading,
+    inputs: Inputs,
     targets: Int[Tensor, " n"],
     goal: Goal | None,
     matching: Matching,
     run: Run,
     say: Callable[[str], None] = lambda _: None,
 ) -> UInt8[Tensor, "n c h w"]:
-    """The pixels of all images of `reading`, moved. A run that was cut goes on.
+    """The pixels of all images of `inputs`, moved. A run that was cut goes on.
 
     With a goal for each class, a batch has images of one class only, so that its statistics can be
     those of the class.
     """
-    images = reading.images.require_public("moving images to match statistics")
+    images = inputs.images.require_public("moving images to match statistics")
     if matching.k == 0:
         return images.pixels.cpu().clone()
     state = run.load_checkpoint() or {"done": 0, "pixels": images.pixels.cpu().clone()}
     pixels = state["pixels"]
     by_class = goal is not None and len(goal.means) > 1
-    batches = arrange(targets, matching.match_batch, by_class=by_class, seed=reading.seed)
+    batches = arrange(targets, matching.match_batch, by_class=by_class, seed=inputs.seed)
     model.eval().requires_grad_(False)
     for number, places in enumerate(batches):
         if number < state["done"]:
             continue
-        generator = torch.Generator().manual_seed(reading.seed + number)
+        generator = torch.Generator().manual_seed(inputs.seed + number)
         group = int(targets[places[0]]) if by_class else 0
-        pixels[places] = move(model, reading, places, targets, goal, group, matching, generator)
+        pixels[places] = move(model, inputs, places, targets, goal, group, matching, generator)
         if number % 20 == 19 or number == len(batches) - 1:
             run.save_checkpoint({"done": number + 1, "pixels": pixels})
             say(f"moved {int(sum(len(b) for b in batches[: number + 1]))} of {len(pixels)} images")
@@ -121,7 +121,7 @@ def arrange(
 
 def move(
     model: nn.Module,
-    reading: Reading,
+    inputs: Inputs,
     places: Int[Tensor, " batch"],
     targets: Int[Tensor, " n"],
     goal: Goal | None,
@@ -130,16 +130,16 @@ def move(
     generator: torch.Generator,
 ) -> UInt8[Tensor, "batch c h w"]:
     """k steps on one batch, and back to pixels."""
-    x = reading.normalise(reading.scale(places))
-    low, high = reading.normalise(torch.zeros_like(x)), reading.normalise(torch.ones_like(x))
+    x = inputs.normalise(inputs.scale(places))
+    low, high = inputs.normalise(torch.zeros_like(x)), inputs.normalise(torch.ones_like(x))
     y = targets[places].to(x.device)
     x.requires_grad_(True)
     optimizer = torch.optim.Adam([x], lr=matching.match_lr, betas=(0.5, 0.99))
-    lower = reading.precision != torch.float32
+    lower = inputs.precision != torch.float32
     for _ in range(matching.k):
         optimizer.zero_grad()
         with observed(model) as found:
-            with torch.autocast(x.device.type, reading.precision) if lower else nullcontext():
+            with torch.autocast(x.device.type, inputs.precision) if lower else nullcontext():
                 logits = model(disturb(x, generator)).float()
             loss = matching.class_weight * F.cross_entropy(logits, y)
             if goal is not None:

@@ -20,7 +20,7 @@ from sfumato.errors import ConfigError
 from sfumato.models.observe import evaluating, normalisation_layers, observed
 from sfumato.privacy.moments import sum_by_group, weighted_means, with_counter
 from sfumato.privacy.sampling import Chunk
-from sfumato.training.reading import Reading
+from sfumato.training.inputs import Inputs
 
 LEAST_VARIANCE = 0.01
 """A released variance is at least this part of the public one: noise may bring it below zero."""
@@ -92,7 +92,7 @@ class Gauge:
 
 
 @torch.no_grad()
-def make_gauge(model: nn.Module, public: Reading, slack: float) -> Gauge:
+def make_gauge(model: nn.Module, public: Inputs, slack: float) -> Gauge:
     """Units and norm bound, from public images: the bound is `slack` times their usual norm."""
     public.images.require_public("measuring the units of feature statistics")
     if not normalisation_layers(model):
@@ -114,7 +114,7 @@ def make_gauge(model: nn.Module, public: Reading, slack: float) -> Gauge:
 
 @torch.no_grad()
 def sum_moments(
-    model: nn.Module, reading: Reading, gauge: Gauge, groups: Int[Tensor, " units"] | None = None,
+    model: nn.Module, inputs: Inputs, gauge: Gauge, groups: Int[Tensor, " units"] | None = None,
     num_groups: int = 1, batch_size: int = 512,
 ) -> Float[Tensor, "groups d"]:  # fmt: skip
     """The sum of clipped vectors over all images (or people: each has one, the mean of theirs).
@@ -122,14 +122,14 @@ def sum_moments(
     Guarantee: one image (or person) more or less changes the table by at most `gauge.max_norm`. It
     is exact, and private: only `privatize` may release it.
     """
-    if groups is not None and reading.people is not None:
+    if groups is not None and inputs.people is not None:
         raise ConfigError(
             "statistics of each class are for images: a person may be in several. Leave "
             "--per-class out, or take a teacher whose unit is an image."
         )
     total: Tensor | float = 0.0
-    for units, found in look(model, reading, batch_size):
-        vectors = gauge.vectors(found).unflatten(0, (-1, reading.rows)).mean(dim=1)
+    for units, found in look(model, inputs, batch_size):
+        vectors = gauge.vectors(found).unflatten(0, (-1, inputs.rows)).mean(dim=1)
         where = torch.zeros(len(units), dtype=torch.int64) if groups is None else groups[units]
         counted = with_counter(vectors.double(), gauge.weight)
         table = sum_by_group(counted, where.to(counted.device), num_groups, gauge.max_norm)
@@ -139,12 +139,12 @@ def sum_moments(
 
 
 def look(
-    model: nn.Module, reading: Reading, batch_size: int = 512
+    model: nn.Module, inputs: Inputs, batch_size: int = 512
 ) -> Iterator[tuple[Int[Tensor, " units"], list[Float[Tensor, "2 rows _"]]]]:
     """Run the model, in evaluation mode and float32, over all units; what each pass observed."""
     with evaluating(model), observed(model) as found:
-        for units in torch.arange(len(reading)).split(batch_size):
+        for units in torch.arange(len(inputs)).split(batch_size):
             chunk = Chunk(units, torch.ones(len(units), dtype=torch.bool))
             found.clear()
-            model(reading.normalise(reading.scale(reading.places(chunk, 0))))
+            model(inputs.normalise(inputs.scale(inputs.places(chunk, 0))))
             yield units, list(found)

@@ -35,7 +35,7 @@ from sfumato.files import atomic, naming
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.training.hooks import StepHook
-from sfumato.training.reading import Losses, Reading
+from sfumato.training.inputs import Inputs, Losses
 
 Kind = Literal["gradient", "mislabelled", "natural"]
 HUGE = 1e6
@@ -129,9 +129,9 @@ def canary_losses(losses: Losses) -> Losses:
     return changed
 
 
-def reading_canaries(reading: Reading, count: int) -> Reading:
+def inputs_with_canaries(inputs: Inputs, count: int) -> Inputs:
     """The reading, of whose images the last `count` are canaries."""
-    return replace(reading, canaries=count, wrap_loss=canary_losses)
+    return replace(inputs, canaries=count, wrap_loss=canary_losses)
 
 
 class Observations:

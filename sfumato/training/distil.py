@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sfumato.data.example_rng import seed_of
 from sfumato.privacy.sampling import Batch
 from sfumato.training.hooks import Step
-from sfumato.training.reading import Reading
+from sfumato.training.inputs import Inputs
 
 Answers = Callable[[Float[Tensor, "n c h w"], Int[Tensor, " n"]], Float[Tensor, "n classes"]]
 """A teacher's logits, given inputs as the student sees them, and the places of the images."""
@@ -26,17 +26,17 @@ def cached(logits: Float[Tensor, "images classes"]) -> Answers:
 
 
 def distil_step(
-    student: nn.Module, reading: Reading, answers: Answers, *, temperature: float
+    student: nn.Module, inputs: Inputs, answers: Answers, *, temperature: float
 ) -> Step:
     """A step that leaves the gradient of the mean distillation loss."""
 
     def step(batch: Batch) -> dict[str, float]:
         (chunk,) = batch.chunks
-        x = reading.inputs(chunk, batch.step)[0]
+        x = inputs.tensors(chunk, batch.step)[0]
         wanted = answers(x, chunk.indices)
         # Dropout is a function of the step, so that a run that was cut ends with the same weights.
-        torch.manual_seed(seed_of(reading.seed, batch.step))
-        loss = distillation_loss(reading.logits(student, x), wanted, temperature)
+        torch.manual_seed(seed_of(inputs.seed, batch.step))
+        loss = distillation_loss(inputs.logits(student, x), wanted, temperature)
         student.zero_grad(set_to_none=True)
         loss.backward()
         return {"loss": float(loss.detach()), "clipped": 0.0, "batch": float(len(x))}

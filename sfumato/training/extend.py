@@ -8,7 +8,7 @@ Weights have their noise already and public images need none, so p may be used a
     weight multiplicity            view k of an example is taken at weights moved along p_k
 
 None of them touches what is sampled, how far an example can move the sum, the noise, or the ledger:
-they change the losses that are clipped (`Reading.wrap_loss`), and what becomes of the noisy mean.
+they change the losses that are clipped (`Inputs.wrap_loss`), and what becomes of the noisy mean.
 """
 
 import math
@@ -23,8 +23,8 @@ from torch.func import functional_call
 from sfumato.data.example_rng import seed_of
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.training.hooks import StepHook
+from sfumato.training.inputs import Inputs, Losses
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.reading import Losses, Reading
 from sfumato.training.sharp import learning, of_length
 
 
@@ -33,14 +33,14 @@ class PublicGradient:
     """The mean gradient of public images, at the weights that the model has now."""
 
     model: nn.Module
-    reading: Reading
+    inputs: Inputs
     """How the model reads them: images, one by one, in one view each."""
     batch_size: int = 64
     seed: int = 0
     processes: ProcessGroup = field(default_factory=ProcessGroup)
 
     def __post_init__(self) -> None:
-        self.reading.images.require_public("a public gradient")
+        self.inputs.images.require_public("a public gradient")
 
     def __call__(self, step: int, turn: int = 0) -> dict[str, Tensor]:
         """By name, zero where nothing was reached.
@@ -49,13 +49,13 @@ class PublicGradient:
         processes are given the leader's.
         """
         rng = seed_of(self.seed, step, turn)
-        size = len(self.reading)
+        size = len(self.inputs)
         order = torch.randperm(size, generator=torch.Generator().manual_seed(rng))
         chosen = order[: self.batch_size]
         chunk = Chunk(chosen, torch.ones(len(chosen), dtype=torch.bool))
-        inputs = self.reading.inputs(chunk, step)
+        inputs = self.inputs.tensors(chunk, step)
         torch.manual_seed(rng)
-        loss = self.reading.losses(self.model, *inputs).mean()
+        loss = self.inputs.losses(self.model, *inputs).mean()
         named = learning(self.model)
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         pairs = zip(named.items(), found, strict=True)

@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from sfumato.clipping.buffers import Buffers
 from sfumato.data.augment import Augmentation
 from sfumato.privacy.sampling import Chunk
+from sfumato.training.inputs import Inputs
 from sfumato.training.memory import free_bytes
-from sfumato.training.reading import Reading
 from sfumato.transfer import to_device
 
 
 @dataclass(frozen=True)
-class FeatureReading(Reading):
+class FeatureInputs(Inputs):
     """Reads features that are there already, in place of images."""
 
     features: Tensor | None = None
 
-    def inputs(self, chunk: Chunk, step: int) -> tuple[Tensor, ...]:
+    def tensors(self, chunk: Chunk, step: int) -> tuple[Tensor, ...]:
         """Features of the units' images, and their labels."""
         assert self.features is not None
         places = self.places(chunk, step)
@@ -44,32 +44,32 @@ class FeatureReading(Reading):
 
 
 def with_features(
-    model: nn.Module, reading: Reading, say: Callable[[str], None] | None = None
-) -> tuple[nn.Module, Reading]:
+    model: nn.Module, inputs: Inputs, say: Callable[[str], None] | None = None
+) -> tuple[nn.Module, Inputs]:
     """The head and its features, if nothing else learns; otherwise what was given.
 
     Guarantee: each example's gradient is the one the whole model would give.
     """
-    plain = reading.augmentation == Augmentation() and reading.views == 1
-    found = _head_of(model, reading) if plain else None
+    plain = inputs.augmentation == Augmentation() and inputs.views == 1
+    found = _head_of(model, inputs) if plain else None
     if found is None:
-        return model, reading
+        return model, inputs
     path, head, example = found
-    if len(reading.images) * example.nbytes > free_bytes(reading.device) // 2:
-        return model, reading
+    if len(inputs.images) * example.nbytes > free_bytes(inputs.device) // 2:
+        return model, inputs
     if say is not None:
         say("only the head learns: features of each image are found once")
     pieces, buffers = [], Buffers(model)
     buffers.remember_parameters()
-    for start in range(0, len(reading.images), 256):
-        x = reading.normalise(reading.scale(slice(start, start + 256)))
-        pieces.append(_run(model, head, reading, x)[0])
+    for start in range(0, len(inputs.images), 256):
+        x = inputs.normalise(inputs.scale(slice(start, start + 256)))
+        pieces.append(_run(model, head, inputs, x)[0])
     buffers.check(values=True)
-    values = {name: getattr(reading, name) for name in Reading.__dataclass_fields__}
-    return _alone(path, head), FeatureReading(**values, features=torch.cat(pieces))
+    values = {name: getattr(inputs, name) for name in Inputs.__dataclass_fields__}
+    return _alone(path, head), FeatureInputs(**values, features=torch.cat(pieces))
 
 
-def _head_of(model: nn.Module, reading: Reading) -> tuple[str, nn.Module, Tensor] | None:
+def _head_of(model: nn.Module, inputs: Inputs) -> tuple[str, nn.Module, Tensor] | None:
     """Path, module and one example's features of the only layer that learns, if it comes last."""
     learning = [
         (path, module)
@@ -79,12 +79,12 @@ def _head_of(model: nn.Module, reading: Reading) -> tuple[str, nn.Module, Tensor
     if len(learning) != 1:
         return None
     ((path, head),) = learning
-    x = replace(reading, people=None).trial(3)[0]
+    x = replace(inputs, people=None).trial(3)[0]
     try:
-        features, logits = _run(model, head, reading, x)
-        again, _ = _run(model, head, reading, x)
+        features, logits = _run(model, head, inputs, x)
+        again, _ = _run(model, head, inputs, x)
         with torch.no_grad():
-            alone = reading.logits(head, features)
+            alone = inputs.logits(head, features)
     except _Unfit:
         return None
     same = torch.equal(features, again) and torch.equal(alone, logits)
@@ -96,10 +96,10 @@ class _Unfit(Exception):
 
 
 @torch.no_grad()
-def _run(model: nn.Module, head: nn.Module, reading: Reading, x: Tensor) -> tuple[Tensor, Tensor]:
+def _run(model: nn.Module, head: nn.Module, inputs: Inputs, x: Tensor) -> tuple[Tensor, Tensor]:
     """What goes into the head, as float32, and what comes out of the model."""
     with _watched(head) as calls:
-        logits = reading.logits(model, x)
+        logits = inputs.logits(model, x)
     if len(calls) != 1 or len(calls[0]) != 1 or not isinstance(calls[0][0], Tensor):
         raise _Unfit
     return calls[0][0].float(), logits

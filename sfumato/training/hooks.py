@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from sfumato.privacy.sampling import Batch
-from sfumato.training.reading import Losses
+from sfumato.training.inputs import Losses
 
 Step = Callable[[Batch], dict[str, float]]
 """Leaves a gradient on every parameter, and says what is to be logged of its batch."""

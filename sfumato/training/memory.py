@@ -18,8 +18,8 @@ from sfumato.clipping.clip import GradientClipper
 from sfumato.data.room import free_memory
 from sfumato.errors import ConfigError
 from sfumato.training.chunks import Cutting
+from sfumato.training.inputs import Inputs
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.reading import Reading
 
 LARGEST = {"cpu": 256, "cuda": 4096}
 """Beyond this many rows a step is not faster."""
@@ -46,10 +46,10 @@ class Work(NamedTuple):
         """An ordinary forward and backward pass."""
 
         def gradient(
-            losses: Callable[..., Tensor], inputs: Any, examples: int, mask: Tensor
+            losses: Callable[..., Tensor], tensors: Any, examples: int, mask: Tensor
         ) -> Any:
             learning = [p for p in model.parameters() if p.requires_grad]
-            total = torch.where(mask, losses(model, *inputs), 0.0).sum()
+            total = torch.where(mask, losses(model, *tensors), 0.0).sum()
             return torch.autograd.grad(total, learning, allow_unused=True)
 
         return cls(gradient, gradient, captured=True)
@@ -57,7 +57,7 @@ class Work(NamedTuple):
 
 def fitting_batch(
     clipper: GradientClipper,
-    reading: Reading,
+    inputs: Inputs,
     asked: int | str,
     cutting: Cutting,
     processes: ProcessGroup,
@@ -66,12 +66,12 @@ def fitting_batch(
     """The physical batch size: what wastes least of as many as asked for, or with "auto" as fit."""
     if isinstance(asked, int):
         return cutting.length(asked)
-    found = largest_batch(clipper, reading, cutting.longest, work, cutting.length)
+    found = largest_batch(clipper, inputs, cutting.longest, work, cutting.length)
     return processes.agree(found)
 
 
 def largest_batch(
-    clipper: GradientClipper, reading: Reading, wanted: int, work: Work | None = None,
+    clipper: GradientClipper, inputs: Inputs, wanted: int, work: Work | None = None,
     length: Callable[[int], int] = int,
 ) -> int:  # fmt: skip
     """The largest power of two of examples that fits, or `wanted` if that is less.
@@ -79,18 +79,18 @@ def largest_batch(
     What a step does is `clipper.clip`, unless other `work` is given. Where n would fit, `length(n)`
     are taken: no more than n.
     """
-    limit = max(1, LARGEST.get(reading.device.type, 256) // reading.rows)
+    limit = max(1, LARGEST.get(inputs.device.type, 256) // inputs.rows)
     most = min(wanted, _power_of_two(limit))
-    if reading.device.type == "cuda":
+    if inputs.device.type == "cuda":
         work = work or Work(clipper.clip, clipper.clip)
-        return measured_batch(clipper, reading, most, work, length)
-    room = free_bytes(reading.device) // max(1, bytes_per_example(clipper, reading))
+        return measured_batch(clipper, inputs, most, work, length)
+    room = free_bytes(inputs.device) // max(1, bytes_per_example(clipper, inputs))
     return length(min(_power_of_two(room), most))
 
 
 def measured_batch(
     clipper: GradientClipper,
-    reading: Reading,
+    inputs: Inputs,
     most: int,
     work: Work,
     length: Callable[[int], int] = int,
@@ -99,9 +99,9 @@ def measured_batch(
     release()
     beside = COPIES * sum(4 * p.numel() for p in clipper.parameters.values())
     return largest_that_fits(
-        lambda size: peak_bytes(work.measured, reading, size),
-        lambda size: peak_bytes(work.run, reading, size),
-        (free_bytes(reading.device) - beside) // (2 if work.captured else 1),
+        lambda size: peak_bytes(work.measured, inputs, size),
+        lambda size: peak_bytes(work.run, inputs, size),
+        (free_bytes(inputs.device) - beside) // (2 if work.captured else 1),
         most,
         length,
     )
@@ -133,32 +133,32 @@ def largest_that_fits(
     return size
 
 
-def peak_bytes(work: Callable[..., Any], reading: Reading, size: int) -> int | None:
+def peak_bytes(work: Callable[..., Any], inputs: Inputs, size: int) -> int | None:
     """Bytes on a GPU that a step of `size` examples takes at its peak, above what is there now.
 
     None if they are not there; all memory is given back then. The second of two steps counts: in
     the first one libraries try programs out, and compilers theirs.
     """
     release()
-    before, peak = torch.cuda.memory_allocated(reading.device), None
+    before, peak = torch.cuda.memory_allocated(inputs.device), None
     for _ in range(2):
-        torch.cuda.reset_peak_memory_stats(reading.device)
-        if not completes(work, reading, size):
+        torch.cuda.reset_peak_memory_stats(inputs.device)
+        if not completes(work, inputs, size):
             peak = None
             break
-        peak = torch.cuda.max_memory_allocated(reading.device) - before
+        peak = torch.cuda.max_memory_allocated(inputs.device) - before
     # Only here: while the error was in hand, so was everything that its frames refer to.
     release()
     return peak
 
 
-def completes(work: Callable[..., Any], reading: Reading, size: int) -> bool:
+def completes(work: Callable[..., Any], inputs: Inputs, size: int) -> bool:
     """Take a step of `size` examples of noise; whether there was memory for it."""
     try:
-        mask = torch.ones(size, dtype=torch.bool, device=reading.device)
-        work(reading.losses, reading.trial(size), size, mask)
-        if reading.device.type == "cuda":
-            torch.cuda.synchronize(reading.device)
+        mask = torch.ones(size, dtype=torch.bool, device=inputs.device)
+        work(inputs.losses, inputs.trial(size), size, mask)
+        if inputs.device.type == "cuda":
+            torch.cuda.synchronize(inputs.device)
     except (torch.OutOfMemoryError, RuntimeError) as problem:
         if not out_of_memory(problem):
             raise
@@ -166,7 +166,7 @@ def completes(work: Callable[..., Any], reading: Reading, size: int) -> bool:
     return True
 
 
-def bytes_per_example(clipper: GradientClipper, reading: Reading, examples: int = 2) -> int:
+def bytes_per_example(clipper: GradientClipper, inputs: Inputs, examples: int = 2) -> int:
     """Bytes that one more example takes in a step, roughly, and rather too many."""
     seen: dict[int, int] = {}
 
@@ -176,9 +176,9 @@ def bytes_per_example(clipper: GradientClipper, reading: Reading, examples: int 
         return tensor
 
     own = {p.untyped_storage().data_ptr() for p in clipper.model.parameters()}
-    inputs = reading.trial(examples)
+    tensors = inputs.trial(examples)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        losses = reading.losses(clipper.model, *inputs)
+        losses = inputs.losses(clipper.model, *tensors)
     del losses
     saved = sum(size for place, size in seen.items() if place not in own)
     return 2 * saved // examples
@@ -190,12 +190,10 @@ def out_of_memory(problem: BaseException) -> bool:
     return isinstance(problem, torch.OutOfMemoryError) or any(w in str(problem) for w in words)
 
 
-def advise(
-    clipper: GradientClipper, reading: Reading, tried: int, work: Work | None
-) -> ConfigError:
+def advise(clipper: GradientClipper, inputs: Inputs, tried: int, work: Work | None) -> ConfigError:
     """The error that says which physical batch size fits."""
     release()
-    fits = largest_batch(clipper, reading, max(1, tried // 2), work)
+    fits = largest_batch(clipper, inputs, max(1, tried // 2), work)
     if tried > 1:
         advice = f"{fits} fit: repeat the command with --physical-batch-size {fits} (or auto)."
     else:
@@ -224,7 +222,7 @@ def _power_of_two(number: int) -> int:
 
 @contextmanager
 def advised(
-    clipper: GradientClipper, reading: Reading, size: int, work: Work | None = None
+    clipper: GradientClipper, inputs: Inputs, size: int, work: Work | None = None
 ) -> Iterator[None]:
     """Say out of memory in words that help, for what is done inside with `size` examples."""
     try:
@@ -233,4 +231,4 @@ def advised(
     except (torch.OutOfMemoryError, RuntimeError) as problem:
         if not out_of_memory(problem):
             raise
-    raise advise(clipper, reading, size, work)
+    raise advise(clipper, inputs, size, work)

@@ -11,9 +11,9 @@ from sfumato.models.zoo import pixel_statistics
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.runs import Run
 from sfumato.training.hooks import Step
+from sfumato.training.inputs import Inputs
 from sfumato.training.loop import TrainState, fit
 from sfumato.training.progress import progress
-from sfumato.training.reading import Reading
 from sfumato.training.setup import make_optimizer, make_schedule
 
 
@@ -49,7 +49,7 @@ def train_plainly(
     return train_state.best.eval()
 
 
-def reading_of(
+def inputs_of(
     model: nn.Module,
     images: Images,
     device: torch.device,
@@ -57,11 +57,11 @@ def reading_of(
     seed: int = 0,
     shift: int = 0,
     precision: torch.dtype = torch.float32,
-) -> Reading:
+) -> Inputs:
     """How a model reads images, moved by up to `shift` pixels while it learns."""
     statistics = pixel_statistics(model, images.shape[0])
     moved = Augmentation(crop=shift)
-    return Reading(images.to(device), device, *statistics, moved, precision=precision, seed=seed)
+    return Inputs(images.to(device), device, *statistics, moved, precision=precision, seed=seed)
 
 
 def shuffled(size: int, batch_size: int, start: int, steps: int, seed: int) -> Iterator[Batch]:

@@ -15,15 +15,15 @@ from sfumato.privacy.flat import Layout
 from sfumato.privacy.sampling import Batch
 from sfumato.training.batch_stats import BatchStats, averages_of
 from sfumato.training.hooks import Step
+from sfumato.training.inputs import Inputs
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.reading import Reading
 from sfumato.training.replay import Captured
 from sfumato.transfer import to_device
 
 
 def plain_step(
     model: nn.Module,
-    reading: Reading,
+    inputs: Inputs,
     *,
     processes: ProcessGroup | None = None,
     compiled: bool = False,
@@ -36,33 +36,33 @@ def plain_step(
     processes = ProcessGroup() if processes is None else processes
     # Sizes are few, and each is worth a program of its own.
     answer: Any = torch.compile(model, dynamic=False) if compiled else model
-    quick = reading.device.type == "cuda" and not compiled and has_group_norm(model)
+    quick = inputs.device.type == "cuda" and not compiled and has_group_norm(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    layout, stats = Layout.of(named), BatchStats(reading.device)
+    layout, stats = Layout.of(named), BatchStats(inputs.device)
 
-    def work(mask: Tensor, *inputs: Tensor) -> dict[str, Tensor]:
+    def work(mask: Tensor, *tensors: Tensor) -> dict[str, Tensor]:
         """The gradient of the sum of the losses: zero where no example reached a parameter."""
         with QuickGroupNorm() if quick else nullcontext():
-            losses = torch.where(mask, reading.losses(answer, *inputs), 0.0)
+            losses = torch.where(mask, inputs.losses(answer, *tensors), 0.0)
         stats.add(losses.detach(), mask)
         found = torch.autograd.grad(
             losses.sum(), list(named.values()), allow_unused=True, materialize_grads=True
         )
         return dict(zip(named, found, strict=True))
 
-    captured = Captured(work, reading.device)
+    captured = Captured(work, inputs.device)
 
     def step(batch: Batch) -> dict[str, float]:
         total = layout.zeros()
         stats.begin()
         for place, chunk in processes.share(batch.chunks):
-            inputs = reading.inputs(chunk, batch.step)
-            mask = to_device(chunk.mask, reading.device)
-            torch.manual_seed(seed_of(reading.seed, batch.step, place))
-            if reading.wrap_loss is None:
-                total.add(captured(model.training, mask, *inputs))
+            tensors = inputs.tensors(chunk, batch.step)
+            mask = to_device(chunk.mask, inputs.device)
+            torch.manual_seed(seed_of(inputs.seed, batch.step, place))
+            if inputs.wrap_loss is None:
+                total.add(captured(model.training, mask, *tensors))
             else:  # it may change from step to step
-                total.add(work(mask, *inputs))
+                total.add(work(mask, *tensors))
         processes.all_reduce({**total, "": stats.numbers})
         size = max(1, len(batch.indices))
         for flat in total.flats:

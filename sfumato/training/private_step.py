@@ -23,9 +23,9 @@ from sfumato.privacy.seal import tag_of
 from sfumato.privacy.secret import SessionKey
 from sfumato.training.batch_stats import BROKEN, BatchStats, averages_of
 from sfumato.training.hooks import Step
+from sfumato.training.inputs import Inputs
 from sfumato.training.noisy_gradient import NoisyGradient
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.reading import Reading
 from sfumato.transfer import to_device
 
 LEFT_OUT = "left_out"
@@ -43,7 +43,7 @@ class Paid:
 
 def private_step(
     clipper: GradientClipper,
-    reading: Reading,
+    inputs: Inputs,
     paid: Paid,
     *,
     processes: ProcessGroup | None = None,
@@ -61,7 +61,7 @@ def private_step(
     error.
     """
     plan, ledger, secret = paid.plan, paid.ledger, paid.secret
-    gather = Gather(clipper, reading, paid, clip or clipper.clip, processes or ProcessGroup())
+    gather = Gather(clipper, inputs, paid, clip or clipper.clip, processes or ProcessGroup())
     noisy, processes, buffers = gather.noisy, gather.noisy.processes, Buffers(clipper.model)
 
     def step(batch: Batch) -> dict[str, float]:
@@ -109,7 +109,7 @@ class Gather:
     def __init__(
         self,
         clipper: GradientClipper,
-        reading: Reading,
+        inputs: Inputs,
         paid: Paid,
         clip: Callable[..., Clipped],
         processes: ProcessGroup,
@@ -119,9 +119,9 @@ class Gather:
         # Views belong to the place of an image in the data, and dropout to its place in a batch.
         # Both places move when somebody joins, which is covered only while nobody knows what is
         # drawn.
-        self.reading = replace(reading, seed=self.secret.seed(("views", *self.scope, "train")))
+        self.inputs = replace(inputs, seed=self.secret.seed(("views", *self.scope, "train")))
         self.noisy = NoisyGradient(lambda: clipper.parameters, processes=processes)
-        self.stats = BatchStats(reading.device)
+        self.stats = BatchStats(inputs.device)
         self._turns = count()
         """Batches so far of which this process had a share."""
 
@@ -155,11 +155,11 @@ class Gather:
     def _chunks(self, batch: Batch) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """What to clip of each of this process's chunks, with torch's seed set, and that seed."""
         for place, chunk in self.noisy.processes.share(batch.chunks):
-            inputs = self.reading.inputs(chunk, batch.step)
+            inputs = self.inputs.tensors(chunk, batch.step)
             seed = self.secret.seed(("dropout", *self.scope, "train", batch.step, place))
             torch.manual_seed(seed)
-            mask = to_device(chunk.mask, self.reading.device)
-            yield seed, (self.reading.losses, inputs, len(mask), mask)
+            mask = to_device(chunk.mask, self.inputs.device)
+            yield seed, (self.inputs.losses, inputs, len(mask), mask)
 
     def _check_contributions(self, given: tuple[Any, ...]) -> None:
         """What an example of this chunk adds, clipped as the step clips, must be in the bound."""

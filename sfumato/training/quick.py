@@ -14,27 +14,27 @@ from torch import Tensor
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.compiled import Compiled
 from sfumato.clipping.sums import Clipped, Tell
-from sfumato.training.reading import Reading
+from sfumato.training.inputs import Inputs
 from sfumato.training.replay import Captured
 
 Clip = Callable[..., Clipped]
 
 
-def quick_clip(clipper: GradientClipper, reading: Reading, *, compiled: bool) -> Clip:
+def quick_clip(clipper: GradientClipper, inputs: Inputs, *, compiled: bool) -> Clip:
     """`clipper.clip`, the quickest way there is for these losses on this device.
 
     Losses that something else changes from step to step (extenders, canaries) are not captured.
     """
     clip: Clip = Compiled(clipper) if compiled else clipper.clip
-    return captured(clipper, clip, reading) if captures(clipper, reading) else clip
+    return captured(clipper, clip, inputs) if captures(clipper, inputs) else clip
 
 
-def captures(clipper: GradientClipper, reading: Reading) -> bool:
+def captures(clipper: GradientClipper, inputs: Inputs) -> bool:
     """Whether `quick_clip` captures."""
-    return reading.device.type == "cuda" and reading.wrap_loss is None
+    return inputs.device.type == "cuda" and inputs.wrap_loss is None
 
 
-def captured(clipper: GradientClipper, clip: Clip, reading: Reading) -> Clip:
+def captured(clipper: GradientClipper, clip: Clip, inputs: Inputs) -> Clip:
     """The same, replayed where the shapes have come before.
 
     It is to be called with the losses of this reading, which are in the capture, and so is what
@@ -45,19 +45,19 @@ def captured(clipper: GradientClipper, clip: Clip, reading: Reading) -> Clip:
 
     @cache
     def replayed(tell: Tell) -> Captured:
-        def work(mask: Tensor, *inputs: Tensor) -> Clipped:
-            return clip(reading.losses, inputs, len(mask), mask, tell=tell)
+        def work(mask: Tensor, *tensors: Tensor) -> Clipped:
+            return clip(inputs.losses, tensors, len(mask), mask, tell=tell)
 
-        return Captured(work, reading.device)
+        return Captured(work, inputs.device)
 
     def quick(
-        loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int, mask: Tensor,
+        loss_fn: Callable[..., Tensor], tensors: Sequence[Tensor], examples: int, mask: Tensor,
         tell: Tell | None = None,
     ) -> Clipped:  # fmt: skip
-        found = replayed(tell or nobody)((clipper.clipping, clipper.model.training), mask, *inputs)
+        found = replayed(tell or nobody)((clipper.clipping, clipper.model.training), mask, *tensors)
         if tell is not None or bool(found.norms.isfinite().all()):
             return found
-        return clipper.clip(loss_fn, inputs, examples, mask)
+        return clipper.clip(loss_fn, tensors, examples, mask)
 
     return quick
 

@@ -14,9 +14,9 @@ from torch.nn.utils import get_total_norm
 
 from sfumato.privacy.sampling import Batch
 from sfumato.training.hooks import Step, StepHook
+from sfumato.training.inputs import Inputs
 from sfumato.training.plain_step import plain_step
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.reading import Reading
 
 
 def learning(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -47,7 +47,7 @@ def moved(named: Mapping[str, nn.Parameter], by: Mapping[str, Tensor]) -> Iterat
 
 
 def sharp_step(
-    model: nn.Module, reading: Reading, rho: float, *, processes: ProcessGroup | None = None,
+    model: nn.Module, inputs: Inputs, rho: float, *, processes: ProcessGroup | None = None,
     compiled: bool = False,
 ) -> Step:  # fmt: skip
     """A plain step that leaves the mean gradient at w + rho g / |g|, where g is that at w (SAM).
@@ -55,7 +55,7 @@ def sharp_step(
     Both passes see the same views and the same dropout. Weights, and statistics that layers keep,
     are afterwards those of the first pass. No clipping, no noise, no promise.
     """
-    plain = plain_step(model, reading, processes=processes, compiled=compiled)
+    plain = plain_step(model, inputs, processes=processes, compiled=compiled)
 
     def step(batch: Batch) -> dict[str, float]:
         numbers = plain(batch)

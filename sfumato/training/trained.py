@@ -22,7 +22,7 @@ from sfumato.models.zoo import build_model
 from sfumato.privacy.ledger import Ledger
 from sfumato.runs import Run
 from sfumato.training.evaluate import logits_of
-from sfumato.training.reading import Reading
+from sfumato.training.inputs import Inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Description:
     @classmethod
     def of(
         cls,
-        reading: Reading,
+        inputs: Inputs,
         network: nn.Module,
         *,
         name: str,
@@ -59,9 +59,9 @@ class Description:
         """That of a network by name, which reads images in this way."""
         layers = network.named_modules()
         return cls(
-            model=name, norm=norm, classes=reading.images.classes, shape=reading.images.shape,
-            centre_crop=centre_crop, mean=reading.mean, deviation=reading.deviation,
-            precision="bf16" if reading.precision == torch.bfloat16 else "float32",
+            model=name, norm=norm, classes=inputs.images.classes, shape=inputs.images.shape,
+            centre_crop=centre_crop, mean=inputs.mean, deviation=inputs.deviation,
+            precision="bf16" if inputs.precision == torch.bfloat16 else "float32",
             groups={k: layer.num_groups for k, layer in layers if isinstance(layer, nn.GroupNorm)},
         )  # fmt: skip
 
@@ -126,12 +126,12 @@ class TrainedModel:
         Images are paths, Pillow images, pixels (uint8, c h w or n c h w), or a set; one or
         several. Pixels of `image_size` count as framed.
         """
-        reading = self._reading(images)
-        return reading.normalise(reading.scale(slice(None)))
+        inputs = self._inputs(images)
+        return inputs.normalise(inputs.scale(slice(None)))
 
     def logits(self, images: AtHand) -> Float[Tensor, "n classes"]:
         """The network's answers, one row an image, on the CPU: as `sfumato train` scores them."""
-        return logits_of(self.network, self._reading(images))
+        return logits_of(self.network, self._inputs(images))
 
     def predict(self, images: AtHand) -> list[Prediction]:
         """The most probable class of each image, and the probabilities of all."""
@@ -142,9 +142,9 @@ class TrainedModel:
             for best, row in found
         ]
 
-    def _reading(self, images: AtHand) -> Reading:
+    def _inputs(self, images: AtHand) -> Inputs:
         made = self.description
         kind = Kind(shape=made.shape, classes=made.classes, centre_crop=made.centre_crop)
         device = next(self.network.parameters()).device
         precision = torch.bfloat16 if made.precision == "bf16" else torch.float32
-        return Reading(kind.gather(images), device, made.mean, made.deviation, precision=precision)
+        return Inputs(kind.gather(images), device, made.mean, made.deviation, precision=precision)

@@ -16,7 +16,7 @@ from sfumato.attacks.shadows import train_copies
 from sfumato.attacks.views import Views
 from sfumato.runs import Run
 from sfumato.training import progress
-from sfumato.training.plain import reading_of, train_plainly
+from sfumato.training.plain import inputs_of, train_plainly
 from sfumato.training.plain_step import plain_step
 
 
@@ -34,12 +34,12 @@ def linear():
 def read():
     model, images = linear(), some_images()
     model(images.pixels.float())
-    return model, reading_of(model, images, torch.device("cpu"))
+    return model, inputs_of(model, images, torch.device("cpu"))
 
 
 def judge(run):
-    model, reading = read()
-    step = plain_step(model, reading)
+    model, inputs = read()
+    step = plain_step(model, inputs)
     train_plainly(model, 12, step, run, epochs=3, lr=0.01, batch_size=12)
 
 
@@ -59,14 +59,14 @@ def search(run):
 
 
 def shadows(run):
-    model, reading = read()
+    model, inputs = read()
 
     def optimize(tensors):
         rule = torch.optim.SGD(list(tensors), lr=0.1)
         return rule, torch.optim.lr_scheduler.ConstantLR(rule)
 
     batches = torch.zeros(2, 3, 4, dtype=torch.int64)
-    train_copies([model, model], reading, batches, optimize, say=run.say)
+    train_copies([model, model], inputs, batches, optimize, say=run.say)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import nn
 
 from sfumato.attacks.shadows import draw_batches, draw_halves, train_copies
 from sfumato.errors import ConfigError
-from sfumato.training.reading import Reading
+from sfumato.training.inputs import Inputs
 
 
 def some_images(count=24, seed=0):
@@ -38,15 +38,15 @@ SGD = optimize(torch.optim.SGD, lr=0.3, momentum=0.9, weight_decay=1e-2)
 
 
 def read(images):
-    return Reading(images, torch.device("cpu"), (0.5,), (0.5,))
+    return Inputs(images, torch.device("cpu"), (0.5,), (0.5,))
 
 
-def alone(model, reading, batches, make):
+def alone(model, inputs, batches, make):
     optimizer, schedule = make([p for p in model.parameters() if p.requires_grad])
     for batch in batches:
-        x = reading.normalise(reading.scale(batch))
+        x = inputs.normalise(inputs.scale(batch))
         optimizer.zero_grad()
-        F.cross_entropy(model(x), reading.images.labels[batch]).backward()
+        F.cross_entropy(model(x), inputs.images.labels[batch]).backward()
         optimizer.step()
         schedule.step()
     return model
@@ -55,7 +55,7 @@ def alone(model, reading, batches, make):
 @pytest.mark.parametrize("make", [SGD, optimize(torch.optim.Adam, lr=0.01)], ids=["sgd", "adam"])
 @pytest.mark.parametrize("at_once", [3, 100])
 def test_each_copy_is_the_model_that_is_trained_alone_on_its_batches(make, at_once):
-    reading, models = read(some_images()), networks(4)
+    inputs, models = read(some_images()), networks(4)
     models[0][0].bias.requires_grad_(False)  # what does not learn, learns in no copy
     for model in models[1:]:
         model[0].bias.requires_grad_(False)
@@ -63,13 +63,13 @@ def test_each_copy_is_the_model_that_is_trained_alone_on_its_batches(make, at_on
     batches = torch.stack(
         [draw_batches(inside[k], steps=5, size=8, seed=5, number=k) for k in range(4)]
     )
-    copies = train_copies(copy.deepcopy(models), reading, batches, make, at_once=at_once)
-    answers = copies.logits(reading, at_once=7)
+    copies = train_copies(copy.deepcopy(models), inputs, batches, make, at_once=at_once)
+    answers = copies.logits(inputs, at_once=7)
     for k, model in enumerate(models):
-        model = alone(model, reading, batches[k], make)
+        model = alone(model, inputs, batches[k], make)
         for name, value in model.named_parameters():
             assert torch.allclose(copies.weights[name][k], value, atol=2e-5), name
-        expected = model(reading.normalise(reading.scale(slice(None))))
+        expected = model(inputs.normalise(inputs.scale(slice(None))))
         assert torch.allclose(answers[k], expected, atol=1e-4)
 
 
@@ -92,21 +92,21 @@ def test_shadow_models_that_are_not_pairs_are_refused(count):
 
 
 def test_a_batch_norm_that_learns_is_refused_by_name_and_a_frozen_one_is_not():
-    reading, models = read(some_images()), networks(2, nn.BatchNorm2d(4))
+    inputs, models = read(some_images()), networks(2, nn.BatchNorm2d(4))
     batches = torch.zeros(2, 1, 4, dtype=torch.int64)
     with pytest.raises(ConfigError, match='"3" is a BatchNorm'):
-        train_copies(models, reading, batches, SGD)
+        train_copies(models, inputs, batches, SGD)
     for model in models:
         model[3].eval()
-    copies = train_copies(models, reading, batches, SGD)
+    copies = train_copies(models, inputs, batches, SGD)
     assert bool(copies.buffers["3.num_batches_tracked"].eq(0).all())
 
 
 def test_dropout_differs_from_copy_to_copy_and_ends_with_training():
     model = networks(1, nn.Dropout(0.5))[0]
     batches = torch.arange(8).expand(2, 1, 8)
-    reading = read(some_images())
-    copies = train_copies([model, copy.deepcopy(model)], reading, batches, SGD)
+    inputs = read(some_images())
+    copies = train_copies([model, copy.deepcopy(model)], inputs, batches, SGD)
     weight = copies.weights["5.weight"]
     assert not torch.allclose(weight[0], weight[1])
-    assert torch.equal(copies.logits(reading), copies.logits(reading))
+    assert torch.equal(copies.logits(inputs), copies.logits(inputs))

@@ -86,10 +86,10 @@ def test_under_autocast_the_rounded_maps_are_read_as_they_are(used):
 @pytest.mark.gpu
 def test_a_plain_step_of_training_has_them(used):
     images = replace(PUBLIC.images, pixels=PUBLIC.images.pixels.cuda())
-    reading = replace(PUBLIC, images=images, device=torch.device("cuda"))
+    inputs = replace(PUBLIC, images=images, device=torch.device("cuda"))
     layers = [nn.Conv2d(1, 8, 3), nn.GroupNorm(4, 8), nn.Flatten(), nn.Linear(800, 3)]
     model = nn.Sequential(*layers).to("cuda", memory_format=torch.channels_last)
-    plain_step(model, reading)(batch_of([0, 1, 2]))
+    plain_step(model, inputs)(batch_of([0, 1, 2]))
     assert used == [torch.float32]
 
 

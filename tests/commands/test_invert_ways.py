@@ -31,7 +31,7 @@ from sfumato.commands.invert.context import given_target, make_context, open_acc
 from sfumato.commands.invert.score import as_judge
 from sfumato.errors import DataError
 from sfumato.runs import Run, open_run
-from sfumato.training.plain import reading_of
+from sfumato.training.plain import inputs_of
 
 settings, finished = fixtures(tiny, attack)
 
@@ -141,10 +141,10 @@ def test_a_judge_looks_at_images_of_the_size_that_it_learnt():
     images = digits("0-2", "test", 4)
     net = own_net(3)
     seen = []
-    net[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
+    net[0].register_forward_pre_hook(lambda _, tensors: seen.append(tensors[0].shape))
     large = replace(images, pixels=images.pixels.repeat_interleave(2, 2).repeat_interleave(2, 3))
-    reading = reading_of(net, large, torch.device("cpu"))
-    as_judge(net, reading)(images.pixels.float() / 255)
+    inputs = inputs_of(net, large, torch.device("cpu"))
+    as_judge(net, inputs)(images.pixels.float() / 255)
     assert seen == [(12, 1, 32, 32)]
 
 

@@ -334,8 +334,8 @@ def test_public_images_are_shown_as_often_and_changed_as_much_as_asked(
 ):
     seen = {}
 
-    def look(model, reading, rho, compiled):
-        seen.update(images=reading.images, moves=reading.augmentation)
+    def look(model, inputs, rho, compiled):
+        seen.update(images=inputs.images, moves=inputs.augmentation)
 
     monkeypatch.setattr(
         warmup_classifier, "drawn_images", lambda context: context.public.select([3])

@@ -36,7 +36,7 @@ from sfumato.privacy.sampling import Chunk, sample, toss
 from sfumato.privacy.secret import SessionKey
 from sfumato.privacy.secure import chacha20, normal_deviates, to_secure_mean
 from sfumato.training.canaries import draw_canaries
-from sfumato.training.reading import Reading
+from sfumato.training.inputs import Inputs
 
 
 def clip(
@@ -176,13 +176,13 @@ def inputs(
     people: list[int] | None = None, most: int = 1,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """What the model is given of some examples, or groups, in a step."""
-    reading = Reading(
+    inputs = Inputs(
         images=images(24, people), device=torch.device("cpu"), mean=(0.5,), deviation=(0.25,),
         augmentation=Augmentation(**settings), views=views, seed=seed,
         people=None if people is None else People(torch.tensor(people), most),
     )  # fmt: skip
     chunk = Chunk(torch.tensor(chosen), torch.ones(len(chosen), dtype=torch.bool))
-    return reading.inputs(chunk, step)
+    return inputs.tensors(chunk, step)
 
 
 def canaries(kind: str, count: int) -> dict[str, list]:

@@ -16,8 +16,8 @@ from sfumato.engine import PrivacyEngine
 from sfumato.models.normalise import freeze_batch_norm
 from sfumato.models.zoo import build_model
 from sfumato.privacy.sampling import Batch, Chunk
+from sfumato.training.inputs import Inputs
 from sfumato.training.plain_step import plain_step
-from sfumato.training.reading import Reading
 
 
 class Tokens(nn.Module):
@@ -70,9 +70,9 @@ def wanted(model, x, y):
 
 
 def one_image():
-    read = Reading(portraits(), torch.device("cpu"), (0.5,), (0.5,), seed=3)
+    read = Inputs(portraits(), torch.device("cpu"), (0.5,), (0.5,), seed=3)
     batch = Batch(0, (Chunk(torch.tensor([5]), torch.ones(1, dtype=torch.bool)),))
-    return read, batch, read.inputs(batch.chunks[0], 0)
+    return read, batch, read.tensors(batch.chunks[0], 0)
 
 
 def same(found, right):

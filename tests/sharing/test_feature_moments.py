@@ -10,8 +10,8 @@ from teachers import (
     Explosive,
     faces,
     gauge_of,
+    inputs_of,
     largest_move,
-    reading_of,
     sums_with,
     teacher,
     vectors_of,
@@ -39,7 +39,7 @@ def test_the_bound_holds_for_all_groups_together():
     model, gauge, images = teacher(Explosive()), gauge_of(teacher()), faces()
 
     def by_class(some):
-        return sum_moments(model, reading_of(some), gauge, some.labels, 3, batch_size=5)
+        return sum_moments(model, inputs_of(some), gauge, some.labels, 3, batch_size=5)
 
     assert largest_move(by_class, images) <= gauge.max_norm * (1 + 1e-6)
     whole = sums_with(model, gauge)(images)
@@ -55,7 +55,7 @@ def test_no_person_moves_the_table_by_more_than_the_bound(most):
     model, gauge, images = teacher(), gauge_of(teacher()), portraits()
 
     def table(some):
-        return sum_moments(model, reading_of(some, people=People(some.people, most)), gauge)
+        return sum_moments(model, inputs_of(some, people=People(some.people, most)), gauge)
 
     whole = table(images)
     for person in range(12):
@@ -68,7 +68,7 @@ def test_no_person_moves_the_table_by_more_than_the_bound(most):
 def test_a_person_has_the_mean_of_the_images_that_are_taken():
     model, gauge, images = teacher(), gauge_of(teacher(), slack=1e3), portraits()
     people = People(images.people, 3)
-    found = sum_moments(model, reading_of(images, people=people), gauge, batch_size=5)
+    found = sum_moments(model, inputs_of(images, people=people), gauge, batch_size=5)
     each = vectors_of(model, images, gauge)
     taken = [each[people.pick(torch.tensor([who]), 0, 0)].mean(dim=0) for who in range(12)]
     torch.testing.assert_close(found[0, :-1], sum(taken), rtol=1e-5, atol=1e-5)
@@ -76,9 +76,9 @@ def test_a_person_has_the_mean_of_the_images_that_are_taken():
 
 def test_people_cannot_be_counted_by_class():
     images = portraits()
-    reading = reading_of(images, people=People(images.people, 2))
+    inputs = inputs_of(images, people=People(images.people, 2))
     with pytest.raises(ConfigError, match="a person may be in several"):
-        sum_moments(teacher(), reading, gauge_of(teacher()), images.labels, 3)
+        sum_moments(teacher(), inputs, gauge_of(teacher()), images.labels, 3)
 
 
 def test_an_image_that_breaks_the_model_counts_as_nobody():
@@ -133,7 +133,7 @@ def test_a_model_is_looked_at_in_evaluation_mode_and_left_as_it_was():
 
 def test_the_gauge_reads_public_images_alone():
     with pytest.raises(PrivacyError, match='would read "faces", which is private'):
-        make_gauge(teacher(), reading_of(faces()), 1.0)
+        make_gauge(teacher(), inputs_of(faces()), 1.0)
 
 
 def test_a_teacher_without_normalisation_is_refused():
@@ -164,7 +164,7 @@ def test_batches_are_summarised_just_as_the_release_is(slack):
 def test_statistics_are_mean_and_variance_over_all_positions():
     model, gauge = teacher(), gauge_of(teacher(), slack=1e3)
     found = gauge.statistics(gauge.mean(vectors_of(model, faces(), gauge).float()))
-    first = model[1](reading_of(faces()).normalise(faces().pixels.float() / 255)).detach()
+    first = model[1](inputs_of(faces()).normalise(faces().pixels.float() / 255)).detach()
     second = model[4](model[3](model[2](first))).detach()
     for layer, entered in enumerate((first, second)):
         mean, variance = entered.mean(dim=(0, 2, 3)), entered.var(dim=(0, 2, 3), correction=0)

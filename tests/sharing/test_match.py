@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from teachers import PUBLIC, faces, gauge_of, reading_of, sums_with, teacher, vectors_of
+from teachers import PUBLIC, faces, gauge_of, inputs_of, sums_with, teacher, vectors_of
 
 from sfumato.errors import PrivacyError
 from sfumato.privacy.moments import weighted_means
@@ -26,9 +26,9 @@ def goal_of(model, slack=3.0, groups=None):
     return Goal(gauge, weighted_means(table / 24, gauge.weight, least=1 / 24).float())
 
 
-def moved(path, model, goal, matching, reading=PUBLIC, targets=TARGETS, **options):
+def moved(path, model, goal, matching, inputs=PUBLIC, targets=TARGETS, **options):
     path.mkdir(exist_ok=True)
-    return match(model, reading, targets, goal, matching, Run(path), **options)
+    return match(model, inputs, targets, goal, matching, Run(path), **options)
 
 
 def normalised(pixels):
@@ -45,7 +45,7 @@ def test_no_step_leaves_the_very_pixels(tmp_path):
 @pytest.mark.parametrize("k", [0, 1])
 def test_private_images_are_never_moved(tmp_path, k):
     with pytest.raises(PrivacyError, match='would read "faces", which is private'):
-        moved(tmp_path, teacher(), None, Matching(k=k), reading_of(faces(50)))
+        moved(tmp_path, teacher(), None, Matching(k=k), inputs_of(faces(50)))
 
 
 def test_one_step_is_a_sign_step_of_the_learning_rate(tmp_path):
@@ -142,9 +142,9 @@ def test_a_goal_for_each_class_is_met_by_images_of_that_class(tmp_path, monkeypa
     model, calls = teacher(), []
     goal = goal_of(model, groups=faces().labels)
 
-    def spy(model, reading, places, targets, goal, group, matching, generator):
+    def spy(model, inputs, places, targets, goal, group, matching, generator):
         calls.append((places.tolist(), group))
-        return move(model, reading, places, targets, goal, group, matching, generator)
+        return move(model, inputs, places, targets, goal, group, matching, generator)
 
     monkeypatch.setattr(module, "move", spy)
     pixels = moved(tmp_path, model, goal, Matching(k=10, match_batch=9))
@@ -202,8 +202,8 @@ def test_goal_teacher_and_public_images_are_all_that_counts(tmp_path):
 def test_images_are_moved_in_half_precision_too(tmp_path):
     model = teacher()
     goal = goal_of(model)
-    reading = reading_of(PUBLIC.images, precision=torch.bfloat16)
-    pixels = moved(tmp_path, model, goal, Matching(k=15, match_batch=50), reading)
+    inputs = inputs_of(PUBLIC.images, precision=torch.bfloat16)
+    pixels = moved(tmp_path, model, goal, Matching(k=15, match_batch=50), inputs)
     assert distance(model, pixels, goal) < 0.4 * distance(model, PUBLIC.images.pixels, goal)
 
 

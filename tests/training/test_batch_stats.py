@@ -25,11 +25,11 @@ from sfumato.training.batch_stats import (
     BatchStats,
     averages_of,
 )
+from sfumato.training.inputs import Inputs
 from sfumato.training.loop import TrainState, fit
 from sfumato.training.private_step import Paid, private_step
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.quick import captured
-from sfumato.training.reading import Reading
 from sfumato.training.replay import WARM
 from sfumato.training.setup import make_schedule
 
@@ -39,23 +39,23 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def context(device="cpu"):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(400, 3)).to(device)
-    reading = Reading(portraits(), torch.device(device), (0.5,), (0.5,), seed=3)
-    return model, GradientClipper(model, clipping=Clipping(max_norm=2.0)), reading
+    inputs = Inputs(portraits(), torch.device(device), (0.5,), (0.5,), seed=3)
+    return model, GradientClipper(model, clipping=Clipping(max_norm=2.0)), inputs
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_tally_is_that_of_all_chunks_captured_or_not(device):
-    _, clipper, reading = context(device)
-    clip, stats = captured(clipper, clipper.clip, reading), BatchStats(torch.device(device))
+    _, clipper, inputs = context(device)
+    clip, stats = captured(clipper, clipper.clip, inputs), BatchStats(torch.device(device))
     mask = torch.tensor([True, True, False, True], device=device)
     for turn in range(WARM + 3):
         stats.begin()
         wanted = torch.zeros(5)
         for part in range(1 + turn % 3):
-            x, y = reading.trial(4)
-            inputs = (x * (1 + turn + part), y)
-            found = clipper.clip(reading.losses, inputs, 4, mask)
-            clip(reading.losses, inputs, 4, mask, tell=stats)
+            x, y = inputs.trial(4)
+            tensors = (x * (1 + turn + part), y)
+            found = clipper.clip(inputs.losses, tensors, 4, mask)
+            clip(inputs.losses, tensors, 4, mask, tell=stats)
             clipped = int((found.factors[0] < 1)[mask].sum())
             wanted += torch.tensor([float(found.losses[mask].sum()), clipped, 3, 0, 1])
         numbers = stats.read(1 + turn % 3, ProcessGroup())
@@ -65,24 +65,24 @@ def test_a_tally_is_that_of_all_chunks_captured_or_not(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_examples_that_are_not_finite_are_counted_even_where_they_do_not_count(device):
-    _, clipper, reading = context(device)
+    _, clipper, inputs = context(device)
     stats = BatchStats(torch.device(device))
     for there in (True, False):
-        x, y = reading.trial(4)
+        x, y = inputs.trial(4)
         x[1] = torch.nan
         stats.begin()
         mask = torch.tensor([True, there, True, True], device=device)
-        clipper.clip(reading.losses, (x, y), 4, mask, tell=stats)
+        clipper.clip(inputs.losses, (x, y), 4, mask, tell=stats)
         numbers = stats.read(1, ProcessGroup())
         assert (numbers[BROKEN], numbers[EXAMPLES], numbers[CHUNKS]) == (1, 3 + there, 1)
         assert torch.tensor(numbers[LOSS]).isfinite() == (not there)
 
 
 def test_a_chunk_that_nobody_told_of_is_noticed():
-    _, clipper, reading = context()
+    _, clipper, inputs = context()
     stats = BatchStats(torch.device("cpu"))
     assert stats.read(0, ProcessGroup()) == [0.0] * 5
-    clipper.clip(reading.losses, reading.trial(4), 4, tell=stats)
+    clipper.clip(inputs.losses, inputs.trial(4), 4, tell=stats)
     with pytest.raises(AssertionError, match="not told of"):
         stats.read(2, ProcessGroup())
 
@@ -105,14 +105,14 @@ def batch(step, *parts):
 def test_to_check_contributions_changes_nothing_of_the_step(monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 3))
-    _, _, reading = context()
+    _, _, inputs = context()
     plan = Plan(noise_multiplier=0.0, expected_batch=4.0, steps=9, max_norm=2.0)
     secret, found = SessionKey.from_seed(0), []
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     for checked in (False, True):
         monkeypatch.setattr(steps, "contributions_due", lambda _, checked=checked: checked)
         clipper = GradientClipper(model, clipping=Clipping(max_norm=2.0))
-        step = private_step(clipper, reading, Paid(plan, Ledger(header), secret))
+        step = private_step(clipper, inputs, Paid(plan, Ledger(header), secret))
         numbers = step(batch(0, [0, 1, 2], [3, 4]))
         found.append((numbers, [p.grad.clone() for p in model.parameters()]))
     (one, gradients), (other, again) = found
@@ -122,14 +122,14 @@ def test_to_check_contributions_changes_nothing_of_the_step(monkeypatch):
 
 @pytest.mark.usefixtures("kernels")
 def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeated():
-    model, clipper, reading = context()
+    model, clipper, inputs = context()
     plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=9, max_norm=2.0)
     secret, written = SessionKey.draw(), []
     header = Header(data="d", delta=1e-5, secret=secret.commitment)
     batches = [batch(0, [0, 1], [2]), batch(1), batch(2, [5, 6, 7])]
 
     def gradients(ledger):
-        step = private_step(clipper, reading, Paid(plan, ledger, secret))
+        step = private_step(clipper, inputs, Paid(plan, ledger, secret))
         for each in batches:
             step(each)
             yield [None if p.grad is None else p.grad.clone() for p in model.parameters()]
@@ -149,7 +149,7 @@ def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeate
 @pytest.mark.usefixtures("kernels")
 def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(steps, "contributions_due", lambda _: False)
-    model, clipper, reading = context()
+    model, clipper, inputs = context()
     plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=4, max_norm=2.0)
     secret = SessionKey.draw()
     header = Header(data="d", delta=1e-5, secret=secret.commitment)
@@ -168,7 +168,7 @@ def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path, monkey
         train_state = TrainState(model, optimizer, make_schedule(optimizer, "constant", 4))
         train_state.load(run.load_checkpoint())
         ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
-        step = private_step(clipper, reading, Paid(plan, ledger, secret), clip=clip)
+        step = private_step(clipper, inputs, Paid(plan, ledger, secret), clip=clip)
         fit(
             train_state, batches[train_state.step :], step, run, before_saving=ledger.settle,
             checkpoint_seconds=0.0,

@@ -18,8 +18,8 @@ from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import SessionKey
 from sfumato.training import private_step as steps
+from sfumato.training.inputs import Inputs
 from sfumato.training.private_step import Paid, private_step
-from sfumato.training.reading import Reading
 
 
 def batch(step, *parts):
@@ -35,7 +35,7 @@ class Context:
         model = nn.Sequential(
             nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(400, 3)
         )
-        plain = Reading(portraits(), torch.device("cpu"), (0.5,), (0.5,), seed=3)
+        plain = Inputs(portraits(), torch.device("cpu"), (0.5,), (0.5,), seed=3)
         plan = Plan(noise_multiplier=1.0, expected_batch=12.0, steps=99, max_norm=max_norm)
         secret = SessionKey.draw()
         self.ledger = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
@@ -43,9 +43,9 @@ class Context:
             model, mode, clipping=Clipping(max_norm=max_norm, **clipping)
         )
         self.clips = 0
-        reading = replace(plain, **(changes or {}))
+        inputs = replace(plain, **(changes or {}))
         paid = Paid(plan, self.ledger, secret)
-        self.step = private_step(self.clipper, reading, paid, clip=self._clip)
+        self.step = private_step(self.clipper, inputs, paid, clip=self._clip)
 
     def _clip(self, *given, **how):
         self.clips += 1

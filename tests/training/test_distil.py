@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from people import portraits
-from teachers import PUBLIC, reading_of, teacher
+from teachers import PUBLIC, inputs_of, teacher
 from torch import nn
 
 from sfumato.data.augment import Augmentation
@@ -16,7 +16,7 @@ from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.runs import Run
 from sfumato.training.distil import cached, distil_step, distillation_loss
 from sfumato.training.evaluate import logits_of
-from sfumato.training.plain import reading_of as plain_reading_of
+from sfumato.training.plain import inputs_of as plain_inputs_of
 from sfumato.training.plain import shuffled, train_plainly
 from sfumato.training.plain_step import plain_step
 
@@ -74,8 +74,8 @@ def linear(seed=0):
     return nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
 
 
-def inputs(reading, places):
-    return reading.normalise(reading.scale(torch.as_tensor(places)))
+def tensors(inputs, places):
+    return inputs.normalise(inputs.scale(torch.as_tensor(places)))
 
 
 def test_answers_that_were_written_down_belong_to_their_images():
@@ -84,8 +84,8 @@ def test_answers_that_were_written_down_belong_to_their_images():
     step = distil_step(student, PUBLIC, cached(kept), temperature=4.0)
     numbers = step(batch_of(order))
     with torch.no_grad():
-        right = distillation_loss(student(inputs(PUBLIC, order)), kept[order], 4.0)
-        wrong = distillation_loss(student(inputs(PUBLIC, order)), kept[sorted(order)], 4.0)
+        right = distillation_loss(student(tensors(PUBLIC, order)), kept[order], 4.0)
+        wrong = distillation_loss(student(tensors(PUBLIC, order)), kept[sorted(order)], 4.0)
     assert numbers["loss"] == pytest.approx(float(right), rel=1e-5)
     assert numbers["loss"] != pytest.approx(float(wrong), rel=1e-3)
     assert numbers["batch"] == 5
@@ -99,12 +99,12 @@ def test_a_step_leaves_the_gradient_of_the_mean_loss_and_nothing_older():
     step(batch_of([4, 5]))
     found = student[1].weight.grad.clone()
     student.zero_grad()
-    distillation_loss(student(inputs(PUBLIC, [4, 5])), kept[[4, 5]], 4.0).backward()
+    distillation_loss(student(tensors(PUBLIC, [4, 5])), kept[[4, 5]], 4.0).backward()
     torch.testing.assert_close(found, student[1].weight.grad)
 
 
 def test_labels_are_never_looked_at():
-    other = reading_of(replace(PUBLIC.images, labels=2 - PUBLIC.images.labels))
+    other = inputs_of(replace(PUBLIC.images, labels=2 - PUBLIC.images.labels))
     kept = logits(2, n=50, classes=3)
     steps = [distil_step(linear(), r, cached(kept), temperature=4.0) for r in (PUBLIC, other)]
     assert steps[0](batch_of([1, 2, 3])) == steps[1](batch_of([1, 2, 3]))
@@ -118,7 +118,7 @@ def test_answers_to_all_images_are_in_order_without_dropout_and_leave_the_mode_a
     assert [module.training for module in model.modules()] == modes
     assert not found.requires_grad
     with torch.no_grad():
-        torch.testing.assert_close(found, model.eval()(inputs(PUBLIC, range(50))))
+        torch.testing.assert_close(found, model.eval()(tensors(PUBLIC, range(50))))
 
 
 def run_at(path):
@@ -128,12 +128,12 @@ def run_at(path):
 
 def test_a_student_learns_what_a_linear_teacher_says(tmp_path):
     images = replace(portraits(400), private=False)
-    reading, master, student = reading_of(images), linear(5), linear(6)
+    inputs, master, student = inputs_of(images), linear(5), linear(6)
     with torch.no_grad():
-        kept = master(inputs(reading, range(400)))
-    step = distil_step(student, reading, cached(kept), temperature=10.0)
+        kept = master(tensors(inputs, range(400)))
+    step = distil_step(student, inputs, cached(kept), temperature=10.0)
     train_plainly(student, 400, step, run_at(tmp_path), epochs=30, lr=0.03, batch_size=50)
-    fresh = inputs(reading_of(portraits(400, seed=9)), range(400))
+    fresh = tensors(inputs_of(portraits(400, seed=9)), range(400))
     with torch.no_grad():
         agreed = (student(fresh).argmax(dim=1) == master(fresh).argmax(dim=1)).float().mean()
     assert float(agreed) > 0.95
@@ -147,16 +147,16 @@ class Cut(Exception):
 def test_a_student_that_was_cut_ends_with_the_same_weights(tmp_path, kind):
     # Dropout and BatchNorm as well: what is drawn depends on the step, what is averaged is kept.
     kept, taken = logits(2, n=50, classes=3), []
-    reading = plain_reading_of(linear(), PUBLIC.images, torch.device("cpu"), seed=3, shift=2)
-    assert reading.augmentation == Augmentation(crop=2)
+    inputs = plain_inputs_of(linear(), PUBLIC.images, torch.device("cpu"), seed=3, shift=2)
+    assert inputs.augmentation == Augmentation(crop=2)
 
     def train(path, cut_at=None):
         torch.manual_seed(0)
         layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten()
         student = nn.Sequential(*layers, nn.Linear(400, 3))
         torch.manual_seed(torch.seed())
-        step = distil_step(student, reading, cached(kept), temperature=4.0)
-        step = plain_step(student, reading) if kind == "plain" else step
+        step = distil_step(student, inputs, cached(kept), temperature=4.0)
+        step = plain_step(student, inputs) if kind == "plain" else step
 
         def cut(batch):
             if batch.step == cut_at:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from extensions import KINDS, NETS, PRIVATE, batch_of, book, gradients, net, public
 from oracle import norm_of, norms_of
-from teachers import PUBLIC, faces, reading_of
+from teachers import PUBLIC, faces, inputs_of
 from torch.func import functional_call
 
 from sfumato.clipping import sums
@@ -41,14 +41,14 @@ def weighted(rows, factors):
     return {name: sum(f * r[name] for f, r in zip(factors, rows, strict=True)) for name in rows[0]}
 
 
-def inputs(reading, places=range(12)):
-    return reading.inputs(batch_of(list(places)).chunks[0], 0)
+def tensors(inputs, places=range(12)):
+    return inputs.tensors(batch_of(list(places)).chunks[0], 0)
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_norms_and_sums_are_those_of_gradients_less_the_public_one(name):
     model = net(name).double()
-    x, y = inputs(PRIVATE)
+    x, y = tensors(PRIVATE)
     dope = Dope(public(model))
     dope.shift = {n: torch.randn_like(p) for n, p in model.named_parameters()}
     changed = replace(PRIVATE, wrap_loss=dope.wrap_loss)
@@ -75,9 +75,9 @@ NEAR = {"itself": 0.0, "a last bit away": 1e-7, "a little away": 1e-5, "far away
 def test_a_gradient_near_the_public_one_does_not_escape_the_bound(near, style, precision):
     # |g|^2 - 2 <g, p> + |p|^2 is lost in rounding here: it may come out zero, or below.
     model = net()
-    reading = replace(PRIVATE, precision=precision)
-    x, y = inputs(reading)
-    rows = one_at_a_time(model, reading.losses, (x, y))
+    inputs = replace(PRIVATE, precision=precision)
+    x, y = tensors(inputs)
+    rows = one_at_a_time(model, inputs.losses, (x, y))
     generator = torch.Generator().manual_seed(1)
     dope = Dope(public(model))
     for one in (2, 7):
@@ -87,7 +87,7 @@ def test_a_gradient_near_the_public_one_does_not_escape_the_bound(near, style, p
             dope.shift[name].copy_(part + noise)
         bound = 1e-6 * length
         clipper = GradientClipper(model, clipping=Clipping(max_norm=bound, style=style))
-        losses = replace(reading, wrap_loss=dope.wrap_loss).losses
+        losses = replace(inputs, wrap_loss=dope.wrap_loss).losses
         whole = clipper.clip(losses, (x, y), 12).total
         for i in (2, 7, 9):
             alone = torch.arange(12) == i
@@ -103,14 +103,14 @@ def test_no_example_moves_the_sum_by_more_than_the_bound(kind, name):
     model = net(name)
     extender = KINDS[kind](model, 3)
     extender.begin(2)
-    reading = replace(VIEWS, wrap_loss=extender.wrap_loss)
+    inputs = replace(VIEWS, wrap_loss=extender.wrap_loss)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.05))
-    admit(clipper, reading.losses, reading.trial(), 3)
+    admit(clipper, inputs.losses, inputs.trial(), 3)
     everybody = list(range(6))
-    whole = clipper.clip(reading.losses, inputs(reading, everybody), 6).total
+    whole = clipper.clip(inputs.losses, tensors(inputs, everybody), 6).total
     for one in everybody:
         rest = [i for i in everybody if i != one]
-        without = clipper.clip(reading.losses, inputs(reading, rest), 5).total
+        without = clipper.clip(inputs.losses, tensors(inputs, rest), 5).total
         moved = norm_of({n: whole[n] - without[n] for n in whole})
         assert 0.025 < moved <= 0.05 * (1 + 1e-4)
 
@@ -120,12 +120,12 @@ def test_a_step_of_dope_is_the_formula_and_padding_adds_nothing(padding):
     model, (plan, ledger, secret) = net(), book(max_norm=0.2)
     extender = Dope(public(model))
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.2))
-    reading = replace(PRIVATE, wrap_loss=extender.wrap_loss)
-    step = with_hooks(private_step(clipper, reading, Paid(plan, ledger, secret)), [extender])
+    inputs = replace(PRIVATE, wrap_loss=extender.wrap_loss)
+    step = with_hooks(private_step(clipper, inputs, Paid(plan, ledger, secret)), [extender])
     batch = batch_of([1, 4, 5, 8, 11], step=3, padding=padding)
     numbers = step(batch)
     shift = public(model)(3)
-    x, y = inputs(PRIVATE, [1, 4, 5, 8, 11])
+    x, y = tensors(PRIVATE, [1, 4, 5, 8, 11])
     rows = minus(one_at_a_time(model, PRIVATE.losses, (x, y)), shift)
     factors = (0.2 * (1 - 1e-5) / norms_of(rows)).clamp(max=1)
     for name, total in weighted(rows, factors).items():
@@ -156,7 +156,7 @@ def test_each_view_has_the_gradient_of_its_own_weights(name):
     }
     extender.begin(0)
     assert [norm_of(move) for move in extender.moves] == pytest.approx([0.3] * 3)
-    x, y = inputs(VIEWS)
+    x, y = tensors(VIEWS)
     x = x.double()
     rows = []
     for i in range(12):
@@ -198,8 +198,8 @@ def test_noise_and_ledger_are_those_of_a_step_without_an_extender(kind):
     for way in ("without", "with"):
         model, (plan, ledger, secret) = net(), book(noise=2.0)
         extender = KINDS[kind](model, 1)
-        reading = replace(PRIVATE, wrap_loss=extender.wrap_loss) if way == "with" else PRIVATE
-        step = private_step(GradientClipper(model), reading, Paid(plan, ledger, secret))
+        inputs = replace(PRIVATE, wrap_loss=extender.wrap_loss) if way == "with" else PRIVATE
+        step = private_step(GradientClipper(model), inputs, Paid(plan, ledger, secret))
         step = with_hooks(step, [extender]) if way == "with" else step
         for number, places in enumerate(([], [3, 5])):
             step(batch_of(places, step=number))
@@ -216,9 +216,9 @@ def test_noise_and_ledger_are_those_of_a_step_without_an_extender(kind):
 def test_a_norm_that_is_too_small_is_found_out_while_training(monkeypatch):
     model, (plan, ledger, secret) = net(), book(max_norm=0.01)
     extender = Dope(public(model))
-    reading = replace(PRIVATE, wrap_loss=extender.wrap_loss)
+    inputs = replace(PRIVATE, wrap_loss=extender.wrap_loss)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.01))
-    step = private_step(clipper, reading, Paid(plan, ledger, secret))
+    step = private_step(clipper, inputs, Paid(plan, ledger, secret))
     step = with_hooks(step, [extender])
     step(batch_of([1, 2, 3]))
     monkeypatch.setattr(steps, "contributions_due", lambda _: True)
@@ -246,7 +246,7 @@ def test_a_public_gradient_depends_on_seed_step_and_turn_alone():
     for other in others:
         assert not any(torch.allclose(first[name], part) for name, part in other.items())
     whole = public(model, size=1000)(0)
-    loss = PUBLIC.losses(model, *inputs(PUBLIC, range(50))).mean()
+    loss = PUBLIC.losses(model, *tensors(PUBLIC, range(50))).mean()
     wanted = torch.autograd.grad(loss, list(model.parameters()))
     for part, right in zip(whole.values(), wanted, strict=True):
         torch.testing.assert_close(part, right)
@@ -263,4 +263,4 @@ def test_a_compiled_step_sees_the_public_gradient_of_each_step(kind):
 
 def test_a_gradient_of_private_images_is_refused():
     with pytest.raises(PrivacyError, match="a public gradient would read"):
-        PublicGradient(net(), reading_of(faces(12)))
+        PublicGradient(net(), inputs_of(faces(12)))

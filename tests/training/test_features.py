@@ -17,22 +17,22 @@ from sfumato.privacy.sampling import Chunk
 from sfumato.runs import open_run
 from sfumato.training import features
 from sfumato.training.features import with_features
-from sfumato.training.reading import Reading
+from sfumato.training.inputs import Inputs
 from sfumato.training.setup import choose_parameters
 
 
-def reading():
-    return Reading(portraits(), torch.device("cpu"), (0.5,), (0.5,))
+def inputs():
+    return Inputs(portraits(), torch.device("cpu"), (0.5,), (0.5,))
 
 
 def test_the_head_reads_features_and_gives_the_models_answers():
     model = timm.create_model("resnet18", num_classes=3, in_chans=1).eval()
     choose_parameters(model, "head")
-    head, read = with_features(model, reading())
+    head, read = with_features(model, inputs())
     assert [name for name, _ in head.named_parameters()] == ["fc.weight", "fc.bias"]
     chunk = Chunk(torch.tensor([5, 1, 40]), torch.ones(3, dtype=torch.bool))
-    found, y = read.inputs(chunk, 0)
-    x, wanted_y = reading().inputs(chunk, 0)
+    found, y = read.tensors(chunk, 0)
+    x, wanted_y = inputs().tensors(chunk, 0)
     torch.testing.assert_close(head(found), model(x), rtol=1e-4, atol=1e-4)
     assert torch.equal(y, wanted_y)
 
@@ -40,15 +40,15 @@ def test_the_head_reads_features_and_gives_the_models_answers():
 def test_what_is_not_a_frozen_body_and_a_head_is_left_alone():
     whole = scatter_linear(3)
     whole(torch.zeros(1, 1, 12, 12))
-    moved = replace(reading(), augmentation=Augmentation(flip=True))
+    moved = replace(inputs(), augmentation=Augmentation(flip=True))
     dropping = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 3))
     after = nn.Sequential(nn.Flatten(), nn.Linear(144, 3), nn.Tanh())
     two = nn.Sequential(nn.Flatten(), nn.Linear(144, 5), nn.Linear(5, 3))
     for model, read in (
         (whole, moved),
-        (dropping, reading()),
-        (after, reading()),
-        (two, reading()),
+        (dropping, inputs()),
+        (after, inputs()),
+        (two, inputs()),
     ):
         assert with_features(model, read) == (model, read)
 
@@ -59,9 +59,7 @@ def test_training_on_features_is_training_the_model(tmp_path, monkeypatch):
     )
     for name in ("cached", "whole"):
         if name == "whole":
-            monkeypatch.setattr(
-                features, "with_features", lambda model, reading, _: (model, reading)
-            )
+            monkeypatch.setattr(features, "with_features", lambda model, inputs, _: (model, inputs))
         with open_run(config, verb="train", out=tmp_path / name) as run:
             train.run(config, run)
     cached, whole = (load_file(tmp_path / n / "model.safetensors") for n in ("cached", "whole"))

@@ -12,15 +12,15 @@ from torch import nn
 from sfumato.clipping.clip import GradientClipper
 from sfumato.training import memory
 from sfumato.training.chunks import Cutting
+from sfumato.training.inputs import Inputs
 from sfumato.training.memory import Work, completes, fitting_batch, largest_that_fits, out_of_memory
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.reading import Reading
 
 MB = 2**20
 
 
-def reading():
-    return Reading(portraits(), torch.device("cpu"), (0.5,), (0.5,))
+def inputs():
+    return Inputs(portraits(), torch.device("cpu"), (0.5,), (0.5,))
 
 
 class Meter:
@@ -80,13 +80,13 @@ def test_room_is_left_for_what_a_step_keeps_beside():
 def test_a_failed_trial_keeps_nothing():
     kept = []
 
-    def work(losses, inputs, examples, mask):
+    def work(losses, tensors, examples, mask):
         large = torch.zeros(1000)
         kept.append(weakref.ref(large))
         large.cycle = [large]
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
-    assert not completes(work, reading(), 4)
+    assert not completes(work, inputs(), 4)
     gc.collect()
     assert kept[0]() is None
 
@@ -96,7 +96,7 @@ def test_other_errors_are_not_taken_for_want_of_memory():
         raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        completes(work, reading(), 4)
+        completes(work, inputs(), 4)
     assert out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
     assert out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
 
@@ -107,16 +107,16 @@ def test_on_a_gpu_what_is_tried_is_what_is_run(monkeypatch):
     tried = []
 
     def note(name):
-        return lambda losses, inputs, examples, mask: tried.append((name, len(inputs[0])))
+        return lambda losses, tensors, examples, mask: tried.append((name, len(tensors[0])))
 
-    def peak_bytes(work, reading, size):
-        assert completes(work, reading, size)
+    def peak_bytes(work, inputs, size):
+        assert completes(work, inputs, size)
         return straight(size)
 
     monkeypatch.setattr(memory, "peak_bytes", peak_bytes)
     monkeypatch.setattr(memory, "free_bytes", lambda _: 1500 * MB)
     work = Work(note("compiled"), note("eager"))
-    assert memory.measured_batch(GradientClipper(model), reading(), 1000, work) == 128
+    assert memory.measured_batch(GradientClipper(model), inputs(), 1000, work) == 128
     assert tried == [("eager", 4), ("eager", 16), ("compiled", 128)]
 
 
@@ -126,11 +126,11 @@ def test_room_is_wanted_for_chance_and_no_more(monkeypatch, expected, most):
     monkeypatch.setattr(memory, "free_bytes", lambda _: 10**15)
     clipper = GradientClipper(nn.Sequential(nn.Flatten(), nn.Linear(144, 3)))
     alone = Cutting(expected, expected**0.5)
-    assert fitting_batch(clipper, reading(), "auto", alone, ProcessGroup()) == most
+    assert fitting_batch(clipper, inputs(), "auto", alone, ProcessGroup()) == most
     shared = replace(alone, processes=2)
     assert shared.longest == (most + 1) // 2
     for asked in ("auto", 8192):
-        found = fitting_batch(clipper, reading(), asked, shared, ProcessGroup())
+        found = fitting_batch(clipper, inputs(), asked, shared, ProcessGroup())
         assert found == shared.length(shared.longest) <= shared.longest
 
 
@@ -149,7 +149,7 @@ def test_of_what_fits_a_length_is_tried_that_wastes_little():
 
 def test_plain_work_is_an_ordinary_gradient_of_what_counts():
     torch.manual_seed(0)
-    model, read = nn.Sequential(nn.Flatten(), nn.Linear(144, 3)), reading()
+    model, read = nn.Sequential(nn.Flatten(), nn.Linear(144, 3)), inputs()
     x, y = read.trial(4)
     mask = torch.tensor([True, True, False, True])
     found = Work.plain(model).run(read.losses, (x, y), 4, mask)

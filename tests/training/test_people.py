@@ -24,12 +24,12 @@ from sfumato.errors import ConfigError, DataError
 from sfumato.files import read_lines
 from sfumato.privacy.sampling import Chunk
 from sfumato.runs import open_run
-from sfumato.training.reading import Reading
+from sfumato.training.inputs import Inputs
 
 
-def reading_of(images, most=3, views=1):
+def inputs_of(images, most=3, views=1):
     people = People(images.people, most)
-    return Reading(images, torch.device("cpu"), (0.5,), (0.5,), views=views, people=people)
+    return Inputs(images, torch.device("cpu"), (0.5,), (0.5,), views=views, people=people)
 
 
 def pick_one_by_one(people, wanted, seed, step):
@@ -86,18 +86,16 @@ def test_the_images_taken_of_a_person_stay_the_same_when_another_leaves():
 
 def test_what_is_clipped_is_all_that_a_person_adds():
     images = portraits()
-    reading = reading_of(images, most=3, views=2)
+    inputs = inputs_of(images, most=3, views=2)
     chunk = Chunk(torch.tensor([0, 4, 7]), torch.ones(3, dtype=torch.bool))
-    x, y = reading.inputs(chunk, 0)
+    x, y = inputs.tensors(chunk, 0)
     assert len(x) == 3 * 3 * 2
     assert len(y) == 3 * 3
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(400, 3))
-    rows = one_at_a_time(model, reading.losses, (x, y))
+    rows = one_at_a_time(model, inputs.losses, (x, y))
     norms = torch.stack([sum(g.square().sum() for g in row.values()) for row in rows]).sqrt()
     bound = float(norms.median())
-    found = GradientClipper(model, clipping=Clipping(max_norm=bound)).clip(
-        reading.losses, (x, y), 3
-    )
+    found = GradientClipper(model, clipping=Clipping(max_norm=bound)).clip(inputs.losses, (x, y), 3)
     torch.testing.assert_close(found.norms, norms, rtol=1e-4, atol=0)
     for name in rows[0]:
         wanted = sum(min(1, bound / n) * row[name] for n, row in zip(norms, rows, strict=True))
@@ -113,9 +111,9 @@ def test_changing_all_images_of_a_person_moves_the_sum_by_at_most_twice_the_boun
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.05))
     sums = []
     for pixels in (images.pixels, changed):
-        reading = reading_of(replace(images, pixels=pixels), most=50)
-        inputs = reading.inputs(chunk, 0)
-        sums.append(clipper.clip(reading.losses, inputs, 12).total)
+        inputs = inputs_of(replace(images, pixels=pixels), most=50)
+        tensors = inputs.tensors(chunk, 0)
+        sums.append(clipper.clip(inputs.losses, tensors, 12).total)
     moved = sum((sums[0][n] - sums[1][n]).square().sum() for n in sums[0]).sqrt()
     assert 0.01 < float(moved) <= 0.1
 

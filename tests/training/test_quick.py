@@ -14,8 +14,8 @@ from sfumato.clipping.compiled import Compiled
 from sfumato.clipping.factors import Clipping
 from sfumato.models.wrn import StandardisedConv2d
 from sfumato.training import quick
+from sfumato.training.inputs import Inputs
 from sfumato.training.quick import captured, nobody
-from sfumato.training.reading import Reading
 from sfumato.training.replay import WARM, Captured
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -34,8 +34,8 @@ def context(device, dropout=0.0):
         nn.Linear(400, 3),
     ]  # fmt: skip
     model = nn.Sequential(*layers).to(device)
-    reading = Reading(portraits(), torch.device(device), (0.5,), (0.5,), seed=3)
-    return model, GradientClipper(model, clipping=Clipping(max_norm=1e-2)), reading
+    inputs = Inputs(portraits(), torch.device(device), (0.5,), (0.5,), seed=3)
+    return model, GradientClipper(model, clipping=Clipping(max_norm=1e-2)), inputs
 
 
 def same(found, wanted):
@@ -47,14 +47,14 @@ def same(found, wanted):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_each_call_clips_what_it_is_given_with_the_parameters_there_are(device):
-    model, clipper, reading = context(device)
-    clip = captured(clipper, clipper.clip, reading)
+    model, clipper, inputs = context(device)
+    clip = captured(clipper, clipper.clip, inputs)
     mask = torch.tensor([True, True, False, True], device=device)
     for turn in range(WARM + 3):
-        x, y = reading.trial(4)
-        inputs = (x * (1 + turn), y)
-        found = clip(reading.losses, inputs, 4, mask)
-        same(found, clipper.clip(reading.losses, inputs, 4, mask))
+        x, y = inputs.trial(4)
+        tensors = (x * (1 + turn), y)
+        found = clip(inputs.losses, tensors, 4, mask)
+        same(found, clipper.clip(inputs.losses, tensors, 4, mask))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter *= 1.1
@@ -62,15 +62,15 @@ def test_each_call_clips_what_it_is_given_with_the_parameters_there_are(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_another_bound_is_not_that_of_a_capture(device):
-    _, clipper, reading = context(device)
+    _, clipper, inputs = context(device)
     clip, mask = (
-        captured(clipper, clipper.clip, reading),
+        captured(clipper, clipper.clip, inputs),
         torch.ones(4, dtype=torch.bool).to(device),
     )
     for turn in range(3 * (WARM + 2)):
         clipper.clipping = Clipping(max_norm=1e-2 * (1 + turn % 3))
-        found = clip(reading.losses, reading.trial(4), 4, mask)
-        same(found, clipper.clip(reading.losses, reading.trial(4), 4, mask))
+        found = clip(inputs.losses, inputs.trial(4), 4, mask)
+        same(found, clipper.clip(inputs.losses, inputs.trial(4), 4, mask))
 
 
 def test_captures_are_kept_apart_by_norm_bound_and_mode_where_there_is_no_gpu_too(monkeypatch):
@@ -82,49 +82,49 @@ def test_captures_are_kept_apart_by_norm_bound_and_mode_where_there_is_no_gpu_to
             return super().__call__(key, *given)
 
     monkeypatch.setattr(quick, "Captured", Remembered)
-    model, clipper, reading = context("cpu")
-    clip, mask = captured(clipper, clipper.clip, reading), torch.ones(4, dtype=torch.bool)
+    model, clipper, inputs = context("cpu")
+    clip, mask = captured(clipper, clipper.clip, inputs), torch.ones(4, dtype=torch.bool)
     for bound, mode in ((1e-2, True), (2e-2, True), (2e-2, False), (1e-2, True)):
         clipper.clipping = Clipping(max_norm=bound)
         model.train(mode)
-        clip(reading.losses, reading.trial(4), 4, mask)
+        clip(inputs.losses, inputs.trial(4), 4, mask)
     assert len(set(keys)) == 3
     assert keys[0] == keys[3]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing(device):
-    _, clipper, reading = context(device)
+    _, clipper, inputs = context(device)
     clip, mask = (
-        captured(clipper, clipper.clip, reading),
+        captured(clipper, clipper.clip, inputs),
         torch.ones(4, dtype=torch.bool).to(device),
     )
     for turn in range(WARM + 3):
-        x, y = reading.trial(4)
+        x, y = inputs.trial(4)
         if turn % 2:
             x[2] = torch.inf
-        spoilt = clip(reading.losses, (x, y), 4, mask, tell=nobody)
+        spoilt = clip(inputs.losses, (x, y), 4, mask, tell=nobody)
         assert bool(spoilt.norms.isfinite().all()) == (turn % 2 == 0), "callers look at the norms"
-        found = clip(reading.losses, (x, y), 4, mask)
+        found = clip(inputs.losses, (x, y), 4, mask)
         assert all(total.isfinite().all() for total in found.total.values())
         kept = mask if turn % 2 == 0 else torch.tensor([True, True, False, True]).to(device)
         calm = torch.where(x.isfinite(), x, 0.0)
-        wanted = clipper.clip(reading.losses, (calm, y), 4, kept)
+        wanted = clipper.clip(inputs.losses, (calm, y), 4, kept)
         for name, total in wanted.total.items():
             torch.testing.assert_close(found.total[name], total, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_dropout_in_a_capture_follows_the_seed_of_torch(device):
-    _, clipper, reading = context(device, dropout=0.5)
+    _, clipper, inputs = context(device, dropout=0.5)
     clip, mask = (
-        captured(clipper, clipper.clip, reading),
+        captured(clipper, clipper.clip, inputs),
         torch.ones(4, dtype=torch.bool).to(device),
     )
 
     def clipped(seed):
         torch.manual_seed(seed)
-        return deepcopy(clip(reading.losses, reading.trial(4), 4, mask))
+        return deepcopy(clip(inputs.losses, inputs.trial(4), 4, mask))
 
     for turn in range(WARM + 1):
         clipped(turn)
@@ -139,27 +139,27 @@ def test_dropout_in_a_capture_follows_the_seed_of_torch(device):
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
 def test_what_is_compiled_is_captured_too():
     """Weights that are standardised come before the batch: graphs of theirs must not be kept."""
-    _, _, reading = context("cuda")
+    _, _, inputs = context("cuda")
     layers = [StandardisedConv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(800, 3)]
     clipper = GradientClipper(nn.Sequential(*layers).to("cuda"), clipping=Clipping(max_norm=1e-2))
     clip, mask = (
-        captured(clipper, Compiled(clipper), reading),
+        captured(clipper, Compiled(clipper), inputs),
         torch.ones(4, dtype=torch.bool).cuda(),
     )
     with warnings.catch_warnings(record=True) as heard:
         for turn in range(WARM + 3):
-            x, y = reading.trial(4)
-            inputs = (x * (1 + turn), y)
+            x, y = inputs.trial(4)
+            tensors = (x * (1 + turn), y)
             with unchecked():  # checks of types are no code that a compiler reads
-                found = clip(reading.losses, inputs, 4, mask)
-            same(found, clipper.clip(reading.losses, inputs, 4, mask))
+                found = clip(inputs.losses, tensors, 4, mask)
+            same(found, clipper.clip(inputs.losses, tensors, 4, mask))
     assert not [one for one in heard if "cannot be captured" in str(one.message)]
 
 
 def test_without_care_such_an_example_shows():
-    _, clipper, reading = context("cpu")
-    x, y = reading.trial(4)
+    _, clipper, inputs = context("cpu")
+    x, y = inputs.trial(4)
     x[1] = torch.nan
-    found = clipper.clip(reading.losses, (x, y), 4, tell=nobody)
+    found = clipper.clip(inputs.losses, (x, y), 4, tell=nobody)
     assert found.norms.isfinite().tolist() == [True, False, True, True]
     assert not all(total.isfinite().all() for total in found.total.values())

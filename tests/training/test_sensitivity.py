@@ -19,21 +19,21 @@ from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import SessionKey
 from sfumato.training import private_step as steps
+from sfumato.training.inputs import Inputs
 from sfumato.training.private_step import Paid, private_step
-from sfumato.training.reading import Reading
 
 MOVING = Augmentation(crop=3, flip=True, cutout=4, colour=0.3, affine=0.2)
 
 
-def reading(**changes):
-    plain = Reading(portraits(), torch.device("cpu"), (0.5,), (0.5,), seed=3)
+def inputs(**changes):
+    plain = Inputs(portraits(), torch.device("cpu"), (0.5,), (0.5,), seed=3)
     return replace(plain, **changes)
 
 
 CASES = {
-    "views": lambda: reading(augmentation=MOVING, views=3),
-    "people": lambda: reading(people=People(portraits().people, 2)),
-    "people and views": lambda: reading(
+    "views": lambda: inputs(augmentation=MOVING, views=3),
+    "people": lambda: inputs(people=People(portraits().people, 2)),
+    "people and views": lambda: inputs(
         people=People(portraits().people, 3), augmentation=MOVING, views=2
     ),
 }
@@ -48,7 +48,7 @@ def test_who_joins_a_batch_moves_the_sum_by_no_more_than_the_bound(case):
 
     def total(units):
         chunk = Chunk(torch.tensor(units), torch.ones(len(units), dtype=torch.bool))
-        return clipper.clip(read.losses, read.inputs(chunk, step=5), len(units)).total
+        return clipper.clip(read.losses, read.tensors(chunk, step=5), len(units)).total
 
     everybody = list(range(12))
     with_them = total(everybody)
@@ -62,10 +62,10 @@ def test_who_joins_a_batch_moves_the_sum_by_no_more_than_the_bound(case):
 def test_a_unit_looks_the_same_wherever_it_stands(case):
     read = CASES[case]()
     every = torch.ones(12, dtype=torch.bool)
-    together, _ = read.inputs(Chunk(torch.arange(12), every), step=2)
-    alone, _ = read.inputs(Chunk(torch.tensor([7]), every[:1]), step=2)
+    together, _ = read.tensors(Chunk(torch.arange(12), every), step=2)
+    alone, _ = read.tensors(Chunk(torch.tensor([7]), every[:1]), step=2)
     torch.testing.assert_close(alone, together.unflatten(0, (12, -1))[7])
-    later, _ = read.inputs(Chunk(torch.tensor([7]), every[:1]), step=3)
+    later, _ = read.tensors(Chunk(torch.tensor([7]), every[:1]), step=3)
     assert not torch.equal(alone, later)
 
 
@@ -77,15 +77,15 @@ def test_a_step_releases_its_own_batch_and_nothing_of_the_ones_before():
     plan = Plan(noise_multiplier=0.0, expected_batch=12.0, steps=4, max_norm=0.1)
     secret = SessionKey.from_seed(0)
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
-    step = private_step(clipper, reading(), Paid(plan, Ledger(header), secret))
+    step = private_step(clipper, inputs(), Paid(plan, Ledger(header), secret))
     for number, parts in enumerate([[[0, 1, 2], [5, 6]], [], [[7]], [[0, 1, 2], [5, 6]]]):
         chunks = tuple(
             Chunk(torch.tensor(part), torch.ones(len(part), dtype=torch.bool)) for part in parts
         )
         step(Batch(number, chunks))
-        inputs = [reading().inputs(chunk, step=number) for chunk in chunks]
+        tensors = [inputs().tensors(chunk, step=number) for chunk in chunks]
         for name, parameter in model.named_parameters():
-            sums = (clipper.clip(reading().losses, x, len(x[0])).total[name] for x in inputs)
+            sums = (clipper.clip(inputs().losses, x, len(x[0])).total[name] for x in tensors)
             wanted = sum(sums, torch.zeros_like(parameter)) / 12
             torch.testing.assert_close(parameter.grad, wanted, rtol=1e-5, atol=1e-7)
             assert parameter.grad.stride() == parameter.stride(), "optimizers ask for that"
@@ -100,12 +100,12 @@ def test_an_example_that_is_not_finite_is_left_out_of_a_step_and_spoils_nothing(
             self.last = nn.Linear(144, 3)
 
         def forward(self, x):
-            one = read.inputs(Chunk(torch.tensor([1]), torch.ones(1, dtype=torch.bool)), 0)[0]
+            one = read.tensors(Chunk(torch.tensor([1]), torch.ones(1, dtype=torch.bool)), 0)[0]
             return self.last(x.flatten(1) / (x.flatten(1) != one.flatten(1)).any(dim=1)[:, None])
 
     monkeypatch.setattr(steps, "contributions_due", lambda _: False)
     torch.manual_seed(0)
-    read, model, told, careful = reading(), Odd(), [], []
+    read, model, told, careful = inputs(), Odd(), [], []
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.1))
     plan = Plan(noise_multiplier=0.0, expected_batch=5.0, steps=4, max_norm=0.1)
     secret = SessionKey.from_seed(0)
@@ -146,7 +146,7 @@ def test_a_model_that_mixes_the_examples_of_larger_batches_is_refused_at_the_fir
             x = x.flatten(1)
             return self.last(x + x.roll(views, 0) if len(x) > 8 * views else x)
 
-    read = reading(views=views)
+    read = inputs(views=views)
     clipper = GradientClipper(Turning(), clipping=Clipping(max_norm=0.1))
     secret = SessionKey.draw()
     book = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
@@ -172,7 +172,7 @@ def test_a_gradient_that_is_kept_never_shows_the_exact_sums_of_a_later_step():
             raise MemoryError("the second part of the second batch")
         return clipper.clip(*given, **how)
 
-    step = private_step(clipper, reading(), Paid(plan, book, secret), clip=clip)
+    step = private_step(clipper, inputs(), Paid(plan, book, secret), clip=clip)
     parts = tuple(Chunk(torch.tensor([n]), torch.ones(1, dtype=torch.bool)) for n in range(3))
     step(Batch(0, parts[:1]))
     kept = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -193,7 +193,7 @@ def test_views_come_from_the_secret_and_not_from_a_seed_that_is_public():
     def gradient(public, private):
         secret = SessionKey.from_seed(private)
         header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
-        read = reading(augmentation=MOVING, seed=public)
+        read = inputs(augmentation=MOVING, seed=public)
         private_step(clipper, read, Paid(plan, Ledger(header), secret))(batch)
         return model[1].weight.grad.clone()
 

@@ -21,8 +21,8 @@ from sfumato.models.wrn import tanh_cnn
 from sfumato.models.zoo import build_model, head_parameters, pixel_statistics
 from sfumato.training import memory
 from sfumato.training.chunks import Cutting
+from sfumato.training.inputs import Inputs
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.reading import Reading
 from sfumato.training.setup import choose_parameters, make_optimizer, make_schedule, pick_device
 
 
@@ -59,8 +59,8 @@ def learning(model):
     return [name for name, p in model.named_parameters() if p.requires_grad]
 
 
-def reading():
-    return Reading(portraits(), torch.device("cpu"), (0.5,), (0.5,))
+def inputs():
+    return Inputs(portraits(), torch.device("cpu"), (0.5,), (0.5,))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -206,37 +206,37 @@ def test_a_warm_up_leads_into_every_schedule():
 
 def test_auto_takes_what_fits_and_no_more_than_the_batch(monkeypatch):
     clipper = GradientClipper(small_net())
-    each = memory.bytes_per_example(clipper, reading())
+    each = memory.bytes_per_example(clipper, inputs())
     assert 12 * 12 * 4 < each < 100_000
     monkeypatch.setattr(memory, "free_bytes", lambda _: 40 * each)
     large, small = Cutting(1000.0, 32.0), Cutting(10.0, 3.0)
-    assert memory.fitting_batch(clipper, reading(), "auto", large, ProcessGroup()) == 32
-    assert memory.fitting_batch(clipper, reading(), "auto", small, ProcessGroup()) == 13
-    assert memory.fitting_batch(clipper, reading(), 64, large, ProcessGroup()) == 64
+    assert memory.fitting_batch(clipper, inputs(), "auto", large, ProcessGroup()) == 32
+    assert memory.fitting_batch(clipper, inputs(), "auto", small, ProcessGroup()) == 13
+    assert memory.fitting_batch(clipper, inputs(), 64, large, ProcessGroup()) == 64
     assert (
-        memory.fitting_batch(clipper, reading(), 64, replace(large, shapes=1), ProcessGroup()) == 64
+        memory.fitting_batch(clipper, inputs(), 64, replace(large, shapes=1), ProcessGroup()) == 64
     )
 
 
 def test_running_out_of_memory_says_what_fits(monkeypatch):
     clipper = GradientClipper(small_net())
-    each = memory.bytes_per_example(clipper, reading())
+    each = memory.bytes_per_example(clipper, inputs())
     monkeypatch.setattr(memory, "free_bytes", lambda _: 20 * each)
     advice = r"with 256 examples at once\. 16 fit.*--physical-batch"
-    with pytest.raises(ConfigError, match=advice), memory.advised(clipper, reading(), 256):
+    with pytest.raises(ConfigError, match=advice), memory.advised(clipper, inputs(), 256):
         raise torch.OutOfMemoryError("CUDA out of memory")
     with (
         pytest.raises(RuntimeError, match="something else"),
-        memory.advised(clipper, reading(), 256),
+        memory.advised(clipper, inputs(), 256),
     ):
         raise RuntimeError("something else")
 
 
 def test_the_runtime_check_notices_a_norm_that_is_too_small(monkeypatch):
-    read = reading()
-    inputs = read.trial(4)
+    read = inputs()
+    tensors = read.trial(4)
     clipper = GradientClipper(small_net(), clipping=Clipping(max_norm=1e-3))
-    check_contributions(clipper, lambda mask: clipper.clip(read.losses, inputs, 4, mask), 4)
+    check_contributions(clipper, lambda mask: clipper.clip(read.losses, tensors, 4, mask), 4)
     right = sums._measure
 
     def too_small(*args):
@@ -245,7 +245,7 @@ def test_the_runtime_check_notices_a_norm_that_is_too_small(monkeypatch):
 
     monkeypatch.setattr(sums, "_measure", too_small)
     with pytest.raises(PrivacyError, match=r"beyond the bound 0\.001"):
-        check_contributions(clipper, lambda mask: clipper.clip(read.losses, inputs, 4, mask), 4)
+        check_contributions(clipper, lambda mask: clipper.clip(read.losses, tensors, 4, mask), 4)
 
 
 def test_a_name_that_is_the_beginning_of_a_model_is_understood_as_such():

@@ -63,8 +63,8 @@ def test_an_open_step_stays_that_of_autograd_when_it_is_captured(device):
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 20), nn.Dropout(0.3), nn.Linear(20, 3))
     model.register_parameter("spare", nn.Parameter(torch.ones(2)))
     model.to(device)
-    reading = replace(PUBLIC, images=PUBLIC.images.to(device), device=device)
-    step = plain_step(model, reading)
+    inputs = replace(PUBLIC, images=PUBLIC.images.to(device), device=device)
+    step = plain_step(model, inputs)
     for turn in range(WARM + 3):
         chunks = [batch_of(places, padding=1).chunks[0] for places in ([turn, 9], [11, 40, 41])]
         batch = Batch(turn, tuple(chunks))
@@ -72,9 +72,9 @@ def test_an_open_step_stays_that_of_autograd_when_it_is_captured(device):
         found, loss = gradients(model), 0.0
         model.zero_grad()
         for place, chunk in enumerate(batch.chunks):
-            inputs = reading.inputs(chunk, turn)
-            torch.manual_seed(seed_of(reading.seed, turn, place))
-            part = torch.where(chunk.mask.to(device), reading.losses(model, *inputs), 0).sum() / 5
+            tensors = inputs.tensors(chunk, turn)
+            torch.manual_seed(seed_of(inputs.seed, turn, place))
+            part = torch.where(chunk.mask.to(device), inputs.losses(model, *tensors), 0).sum() / 5
             part.backward()
             loss += float(part.detach())
             del part  # a graph that is still there ties parameters to the stream it was made on
@@ -107,7 +107,7 @@ def test_an_open_step_is_compiled_if_asked(kind, monkeypatch):
 
 def test_statistics_that_layers_keep_are_counted_once():
     nets = []
-    for kind in (plain_step, lambda model, reading: sharp_step(model, reading, 0.1)):
+    for kind in (plain_step, lambda model, inputs: sharp_step(model, inputs, 0.1)):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
         model.append(nn.Linear(400, 3))
@@ -177,13 +177,13 @@ class Cut(Exception):
 
 
 def test_sharp_training_that_was_cut_ends_with_the_same_weights(tmp_path):
-    reading = replace(PUBLIC, augmentation=Augmentation(crop=2, cutout=4), seed=3)
+    inputs = replace(PUBLIC, augmentation=Augmentation(crop=2, cutout=4), seed=3)
 
     def train(path, cut_at=None):
         torch.manual_seed(0)
         layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten()
         model = nn.Sequential(*layers, nn.Linear(400, 3))
-        sharp = sharp_step(model, reading, 0.05)
+        sharp = sharp_step(model, inputs, 0.05)
 
         def step(batch):
             if batch.step == cut_at:

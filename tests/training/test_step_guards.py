@@ -18,15 +18,15 @@ from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.secret import SessionKey
 from sfumato.training import private_step as steps
+from sfumato.training.inputs import Inputs
 from sfumato.training.private_step import Paid, private_step
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.reading import Reading
 
 PLAN = Plan(noise_multiplier=0.0, expected_batch=4.0, steps=9, max_norm=0.1)
 
 
-def reading():
-    return Reading(portraits(), torch.device("cpu"), (0.5,), (0.5,), seed=3)
+def inputs():
+    return Inputs(portraits(), torch.device("cpu"), (0.5,), (0.5,), seed=3)
 
 
 def linear():
@@ -44,7 +44,7 @@ def step_of(model, plan=PLAN, read=None, processes=None):
     header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=plan.max_norm))
     paid = Paid(plan, Ledger(header), secret)
-    return private_step(clipper, read or reading(), paid, processes=processes)
+    return private_step(clipper, read or inputs(), paid, processes=processes)
 
 
 def test_each_step_clips_to_the_norm_bound_that_its_schedule_has_then():
@@ -64,8 +64,8 @@ def test_each_step_clips_to_the_norm_bound_that_its_schedule_has_then():
 def test_what_checks_draw_moves_no_dropout_of_the_step(look, broken, monkeypatch):
     # A step that is taken again after a cut may be checked where it was not before, or not. With
     # another sum it would be paid again.
-    read, found = reading(), []
-    odd, _ = read.inputs(Chunk(torch.tensor([3]), torch.ones(1, dtype=torch.bool)), 0)
+    read, found = inputs(), []
+    odd, _ = read.tensors(Chunk(torch.tensor([3]), torch.ones(1, dtype=torch.bool)), 0)
     for number, due in enumerate((True, False)):
         monkeypatch.setattr(steps, "is_due", lambda *_, **__: False)
         monkeypatch.setattr(steps, "contributions_due", lambda _: False)
@@ -103,7 +103,7 @@ def test_a_step_whose_passes_write_to_a_buffer_is_refused_and_not_charged():
     ledger = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
     plan = replace(PLAN, noise_multiplier=1.0)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.1))
-    step = private_step(clipper, reading(), Paid(plan, ledger, secret))
+    step = private_step(clipper, inputs(), Paid(plan, ledger, secret))
     step(batch(0, [0, 1, 2]))
     model.after = 0
     for parameter in model.parameters():
@@ -178,8 +178,8 @@ class Dividing(nn.Module):
 
 
 def test_when_one_process_meets_a_broken_example_all_sum_again_and_together():
-    read = reading()
-    broken, _ = read.inputs(Chunk(torch.tensor([3]), torch.ones(1, dtype=torch.bool)), 0)
+    read = inputs()
+    broken, _ = read.tensors(Chunk(torch.tensor([3]), torch.ones(1, dtype=torch.bool)), 0)
     drawn = batch(0, [0, 1], [2, 3])
     alone = Dividing(broken)
     step_of(alone, read=read)(drawn)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sfumato.attacks.shadows import Copies, Optimize
     from sfumato.data.images import Images
-    from sfumato.training.reading import Reading
+    from sfumato.training.inputs import Inputs
 
 GROUP = 8
 """Shadow models that are trained side by side, and kept together."""
@@ -59,9 +59,9 @@ def _group(
     from sfumato.attacks.membership import log_odds
 
     try:
-        copies, reading = _train(config, target, inside, numbers, run)
+        copies, inputs = _train(config, target, inside, numbers, run)
         return {
-            name: log_odds(copies.logits(_reading_of(reading, images), IN_MEMORY), images.labels)
+            name: log_odds(copies.logits(_inputs_of(inputs, images), IN_MEMORY), images.labels)
             for name, images in (("pool", target.pool), ("population", target.population))
         }
     except torch.cuda.OutOfMemoryError:
@@ -75,7 +75,7 @@ def _group(
 
 def _train(
     config: Config, target: Target, inside: "Tensor", numbers: Sequence[int], run: Run
-) -> "tuple[Copies, Reading]":
+) -> "tuple[Copies, Inputs]":
     import torch
 
     from sfumato.attacks.shadows import draw_batches, train_copies
@@ -88,22 +88,22 @@ def _train(
         train.prepare(replace(settings, seed=config.seed + 1 + k), target.pool, target.device)
         for k in numbers
     ]
-    reading = made[0][1]
+    inputs = made[0][1]
     batches = [
         draw_batches(inside[k], steps=steps, size=size, seed=config.seed, number=k) for k in numbers
     ]
     torch.manual_seed(config.seed)  # for dropout
     copies = train_copies(
-        [train_state.model for train_state, _ in made], reading, torch.stack(batches),
+        [train_state.model for train_state, _ in made], inputs, torch.stack(batches),
         optimizer_of(settings, steps), at_once=max(1, IN_MEMORY // len(numbers)),
         say=run.say,
     )  # fmt: skip
-    return copies, reading
+    return copies, inputs
 
 
-def _reading_of(reading: "Reading", images: "Images") -> "Reading":
+def _inputs_of(inputs: "Inputs", images: "Images") -> "Inputs":
     """The same reading, of other images."""
-    return replace(reading, images=images.to(reading.device))
+    return replace(inputs, images=images.to(inputs.device))
 
 
 def optimizer_of(settings: train.Config, steps: int) -> "Optimize":

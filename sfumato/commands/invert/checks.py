@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def check_context(context: Context) -> None:
     """Refuse what could not be attacked, drawn or judged."""
-    from sfumato.training.plain import reading_of
+    from sfumato.training.plain import inputs_of
 
     check_public(context)
     check_parts(context)
@@ -25,7 +25,7 @@ def check_context(context: Context) -> None:
     check_target(context)
     for name in context.config.judges:
         model = new_judge(context, name)
-        as_judge(model, reading_of(model, context.others, context.device))
+        as_judge(model, inputs_of(model, context.others, context.device))
     for path in context.config.judge:
         as_judge(*given_judge(context, path))
 
@@ -97,8 +97,8 @@ def check_target(context: Context) -> None:
         if not Path(context.config.target).is_dir():
             say_strange(context, accuracy_of(access, context.unseen))
         return
-    _, reading = train.prepare(context.target, context.members, torch.device("cpu"))
-    plan_for(context.target, len(reading))
+    _, inputs = train.prepare(context.target, context.members, torch.device("cpu"))
+    plan_for(context.target, len(inputs))
 
 
 USUAL_PIXELS = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))

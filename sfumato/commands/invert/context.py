@@ -162,7 +162,7 @@ def open_access(context: Context, precision: "torch.dtype | None" = None) -> "Ac
     from sfumato.attacks.access import access_to
     from sfumato.models.zoo import head_parameters, load_weights
 
-    train_state, reading = train.prepare(context.target, context.members, context.device)
+    train_state, inputs = train.prepare(context.target, context.members, context.device)
     missing = load_weights(train_state.model, context.weights)
     if not head_parameters(train_state.model).isdisjoint(missing):
         raise ConfigError(
@@ -174,7 +174,7 @@ def open_access(context: Context, precision: "torch.dtype | None" = None) -> "Ac
         black, white = context.config.target_pixels
         scale = 1 / (white - black)
         colours = context.members.shape[0]
-        reading = replace(reading, mean=(-black * scale,) * colours, deviation=(scale,) * colours)
+        inputs = replace(inputs, mean=(-black * scale,) * colours, deviation=(scale,) * colours)
     return access_to(
-        train_state.model, replace(reading, precision=precision or torch.float32, views=1)
+        train_state.model, replace(inputs, precision=precision or torch.float32, views=1)
     )

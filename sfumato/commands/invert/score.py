@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sfumato.attacks.access import Access
     from sfumato.data.images import Images
     from sfumato.metrics.judges import Judge, Judged, Sets
-    from sfumato.training.reading import Reading
+    from sfumato.training.inputs import Inputs
 
 EACH = 500
 """Images of a class that guesses are compared with, at most."""
@@ -112,21 +112,21 @@ def judgements(context: Context, pixels: "Sets[Tensor]") -> "dict[str, Judged]":
     """What every judge says of every set."""
     from sfumato.metrics.judges import look
     from sfumato.models.zoo import load_weights
-    from sfumato.training.plain import reading_of
+    from sfumato.training.plain import inputs_of
 
     found: dict[str, Judged] = {}
     for name in context.config.judges:
         model = new_judge(context, name)
         load_weights(model, context.shared.private / "judges" / name / "model.safetensors")
         found[name] = look(
-            as_judge(model, reading_of(model, context.others, context.device)), pixels
+            as_judge(model, inputs_of(model, context.others, context.device)), pixels
         )
     for path in context.config.judge:
         found[str(path)] = look(as_judge(*given_judge(context, path)), pixels)
     return found
 
 
-def given_judge(context: Context, path: Path) -> "tuple[nn.Module, Reading]":
+def given_judge(context: Context, path: Path) -> "tuple[nn.Module, Inputs]":
     """A judge that is there already, or the reason why it must not judge.
 
     One that learnt what the target learnt would know more of it than the class, and one whose
@@ -166,11 +166,11 @@ def given_judge(context: Context, path: Path) -> "tuple[nn.Module, Reading]":
             f'judge {path} shares weights with the target ("{twins[0]}", {len(twins)} tensors in '
             "all), so what convinces one convinces the other. Take another judge."
         )
-    train_state, reading = train.prepare(settings, lessons, context.device)
+    train_state, inputs = train.prepare(settings, lessons, context.device)
     missing = load_weights(train_state.model, weights)
     if missing:
         raise ConfigError(f'{weights} has no "{missing[0]}": the run {path} is not whole.')
-    return train_state.model, reading
+    return train_state.model, inputs
 
 
 def equal_tensors(one: Path, other: Path) -> list[str]:
@@ -188,7 +188,7 @@ def equal_tensors(one: Path, other: Path) -> list[str]:
     return [k for k, v in telling(one).items() if any(v.equal(another) for another in known)]
 
 
-def as_judge(model: "nn.Module", reading: "Reading") -> "Judge":
+def as_judge(model: "nn.Module", inputs: "Inputs") -> "Judge":
     """The model's answers, and what goes into its last layer."""
     import torch.nn.functional as F
 
@@ -202,15 +202,15 @@ def as_judge(model: "nn.Module", reading: "Reading") -> "Judge":
         )
     seen: list[Tensor] = []
     model.eval().get_submodule(paths.pop()).register_forward_pre_hook(
-        lambda _, inputs: seen.append(inputs[0])
+        lambda _, tensors: seen.append(tensors[0])
     )
-    side = reading.images.shape[1:]
+    side = inputs.images.shape[1:]
 
     def ask(pixels: "Tensor") -> "tuple[Tensor, Tensor]":
         seen.clear()
         if pixels.shape[2:] != side:  # a judge looks at images of the size that it learnt
             pixels = F.interpolate(pixels, side, mode="bilinear", antialias=True)
-        return model(reading.normalise(pixels)).float(), seen[-1].float()
+        return model(inputs.normalise(pixels)).float(), seen[-1].float()
 
     return ask
 

@@ -30,7 +30,7 @@ def target(context: Context, stage: Run) -> None:
 
 def judge(context: Context, stage: Run) -> None:
     """Train judges on private images that the target never had, and on the public classes."""
-    from sfumato.training.plain import reading_of, train_plainly
+    from sfumato.training.plain import inputs_of, train_plainly
     from sfumato.training.plain_step import plain_step
 
     lessons = judging_images(context)
@@ -41,9 +41,9 @@ def judge(context: Context, stage: Run) -> None:
             continue
         context.run.log(f'judge "{name}" learns {len(lessons.classes)} classes')
         model = new_judge(context, name)
-        reading = reading_of(model, lessons, context.device, shift=2, precision=context.precision)
+        inputs = inputs_of(model, lessons, context.device, shift=2, precision=context.precision)
         train_plainly(
-            model, len(lessons), plain_step(model, reading), place, lr=2e-3,
+            model, len(lessons), plain_step(model, inputs), place, lr=2e-3,
             epochs=context.config.judge_epochs, batch_size=128, warmup=20,
         )  # fmt: skip
         place.save_tensors("model.safetensors", model.state_dict())

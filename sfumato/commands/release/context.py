@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.privacy.ledger import Ledger
     from sfumato.privacy.secret import SessionKey
-    from sfumato.training.reading import Reading
+    from sfumato.training.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -145,14 +145,14 @@ def given_teacher(config: Config, run: Run) -> "tuple[train.Config, Ledger]":
     return settings, ledger
 
 
-def teacher_of(context: Context) -> "tuple[nn.Module, Reading]":
+def teacher_of(context: Context) -> "tuple[nn.Module, Inputs]":
     """The teacher, and how it reads private images."""
     from sfumato.models.zoo import load_weights
 
-    train_state, reading = train.prepare(context.teacher, context.private, context.device)
+    train_state, inputs = train.prepare(context.teacher, context.private, context.device)
     folder = context.config.teacher or context.run.stage("teacher").path
     load_weights(train_state.model, folder / "model.safetensors")
-    return train_state.model.eval(), replace(reading, views=1)
+    return train_state.model.eval(), replace(inputs, views=1)
 
 
 def len_of_moments(context: Context) -> int:
@@ -161,11 +161,11 @@ def len_of_moments(context: Context) -> int:
 
     from sfumato.models.observe import observed
 
-    train_state, reading = train.prepare(
+    train_state, inputs = train.prepare(
         context.teacher, context.private.select([0]), torch.device("cpu")
     )
     with observed(train_state.model.eval()) as found, torch.no_grad():
-        train_state.model(reading.trial(1)[0])
+        train_state.model(inputs.trial(1)[0])
     return sum(2 * pair.shape[2] for pair in found)
 
 

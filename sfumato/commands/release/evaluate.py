@@ -25,11 +25,11 @@ def evaluate(context: Context, stage: Run) -> None:
     from sfumato.training.evaluate import accuracy
 
     images, logits, _, _ = read_bundle(context.run.path / "bundle")
-    model, reading = teacher_of(context)
+    model, inputs = teacher_of(context)
     scores: dict[str, Any] = {
         "test_accuracy": accuracy(*trained_student(context)),
         "teacher_accuracy": accuracy(
-            model, replace(reading, images=context.test.to(context.device))
+            model, replace(inputs, images=context.test.to(context.device))
         ),
         "test_images": len(context.test),
         "agreement_with_dealt_classes": agreement(logits, len(context.private.classes)),
@@ -68,8 +68,8 @@ def controls(context: Context, teacher: "nn.Module") -> dict[str, float]:
     from sfumato.sharing.match import deal_classes
     from sfumato.training.distil import cached
 
-    _, reading = teacher_of(context)
-    untouched, logits = released(context, teacher, reading, context.public.pixels)
+    _, inputs = teacher_of(context)
+    untouched, logits = released(context, teacher, inputs, context.public.pixels)
     same = context.public.classes == context.private.classes
     dealt = deal_classes(len(untouched), len(untouched.classes))
     labelled = replace(untouched, labels=context.public.labels if same else dealt)
@@ -87,15 +87,15 @@ def score_student(context: Context, name: str, images: "Images", answers: Any = 
 
     place = Run(context.run.private / "students" / name, context.run.say)
     place.path.mkdir(parents=True, exist_ok=True)
-    model, reading = new_student(context, images)
+    model, inputs = new_student(context, images)
     if place.finished:
         load_weights(model, place.path / "model.safetensors")
     else:
         context.run.log(f'a student of other material, "{name}", for comparison')
-        distil(context, model, reading, answers, place)
+        distil(context, model, inputs, answers, place)
         place.save_tensors("model.safetensors", model.state_dict())
         place.finish({"images": len(images)})
-    return accuracy(model.eval(), replace(reading, images=context.test.to(context.device)))
+    return accuracy(model.eval(), replace(inputs, images=context.test.to(context.device)))
 
 
 def compare_images(context: Context, images: "Images", teacher: "nn.Module") -> dict[str, Any]:

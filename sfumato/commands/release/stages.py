@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.sharing.card import Card
     from sfumato.sharing.match import Goal
-    from sfumato.training.reading import Reading
+    from sfumato.training.inputs import Inputs
 
 
 def teach(context: Context, stage: Run) -> None:
@@ -47,15 +47,15 @@ def moments(context: Context, stage: Run) -> None:
     if noise is None:
         stage.finish({"statistics": "none: no image is moved"})
         return
-    model, reading = teacher_of(context)
-    reading = replace(reading, precision=torch.float32)
-    public = replace(reading, images=context.public.to(context.device), people=None)
+    model, inputs = teacher_of(context)
+    inputs = replace(inputs, precision=torch.float32)
+    public = replace(inputs, images=context.public.to(context.device), people=None)
     gauge = make_gauge(model, public, context.config.moments_slack)
     exact = stage.private / "sums.safetensors"
     if not exact.exists():
         groups = context.private.labels if context.config.per_class else None
         count = len(context.private.classes) if context.config.per_class else 1
-        table = sum_moments(model, reading, gauge, groups, count)
+        table = sum_moments(model, inputs, gauge, groups, count)
         stage.save_tensors("private/sums.safetensors", {"table": table, **gauge.state()})
     # Read back, so that a run cut here releases the same sums again, with the same noise. They go
     # when the stage is finished: adding up again might round otherwise.
@@ -93,13 +93,13 @@ def match(context: Context, stage: Run) -> None:
     from sfumato.sharing.match import deal_classes
     from sfumato.sharing.match import match as move_all
 
-    model, reading = teacher_of(context)
-    public = replace(reading, images=context.public.to(context.device), people=None)
+    model, inputs = teacher_of(context)
+    public = replace(inputs, images=context.public.to(context.device), people=None)
     public = replace(public, precision=context.precision)
     targets = deal_classes(len(context.public), len(context.private.classes))
     settings = context.config.matching
     pixels = move_all(model, public, targets, goal_of(context), settings, stage, context.run.log)
-    images, logits = released(context, model, reading, pixels)
+    images, logits = released(context, model, inputs, pixels)
     images.save_npz(stage.path / "images.npz")
     stage.save_tensors("soft_labels.safetensors", {"logits": logits})
     card = pack(context)
@@ -107,7 +107,7 @@ def match(context: Context, stage: Run) -> None:
 
 
 def released(
-    context: Context, model: "nn.Module", reading: "Reading", pixels: "Tensor"
+    context: Context, model: "nn.Module", inputs: "Inputs", pixels: "Tensor"
 ) -> "tuple[Images, Tensor]":
     """The moved images, with the teacher's answers to just these pixels."""
     import torch
@@ -118,10 +118,8 @@ def released(
         context.public, pixels=pixels, labels=torch.zeros(len(pixels), dtype=torch.int64),
         classes=context.private.classes, name=f"{context.private.name}-from-{context.public.name}",
     )  # fmt: skip
-    reading = replace(
-        reading, images=moved.to(context.device), precision=torch.float32, people=None
-    )
-    logits = logits_of(model, reading)
+    inputs = replace(inputs, images=moved.to(context.device), precision=torch.float32, people=None)
+    logits = logits_of(model, inputs)
     return replace(moved, labels=logits.argmax(dim=1)), logits
 
 

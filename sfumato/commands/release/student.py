@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from sfumato.data.images import Images
     from sfumato.training.distil import Answers
-    from sfumato.training.reading import Reading
+    from sfumato.training.inputs import Inputs
 
 FEW_STEPS = 300
 """Below this a student is warned of: batches are too large for so few images."""
@@ -24,33 +24,33 @@ def student(context: Context, stage: Run) -> None:
     from sfumato.training.trained import Description
 
     images, logits, _, _ = read_bundle(context.run.path / "bundle")
-    model, reading = new_student(context, images)
-    distil(context, model, reading, cached(logits.to(context.device)), stage)
+    model, inputs = new_student(context, images)
+    distil(context, model, inputs, cached(logits.to(context.device)), stage)
     promise = finished_book(context).promise()
     made = Description.of(
-        reading, model, name=context.student, norm="keep", centre_crop=context.config.centre_crop
+        inputs, model, name=context.student, norm="keep", centre_crop=context.config.centre_crop
     )
     made.keep(stage, model, promise)
     stage.finish({"student": context.student, "images": len(images)})
 
 
-def new_student(context: Context, images: "Images") -> "tuple[nn.Module, Reading]":
+def new_student(context: Context, images: "Images") -> "tuple[nn.Module, Inputs]":
     """A student at its start, and how it reads images: on a GPU in bf16, for nothing is private."""
     import torch
 
     from sfumato.models.zoo import build_model
-    from sfumato.training.plain import reading_of
+    from sfumato.training.plain import inputs_of
     from sfumato.training.setup import placed
 
     seed = context.config.seed
     torch.manual_seed(seed)
     model = build_model(context.student, classes=len(images.classes), shape=images.shape)
     model = placed(model, context.device)
-    return model, reading_of(model, images, context.device, seed=seed, precision=context.precision)
+    return model, inputs_of(model, images, context.device, seed=seed, precision=context.precision)
 
 
 def distil(
-    context: Context, model: "nn.Module", reading: "Reading", answers: "Answers | None", stage: Run
+    context: Context, model: "nn.Module", inputs: "Inputs", answers: "Answers | None", stage: Run
 ) -> "nn.Module":
     """Train a student on answers, or on labels where there are none."""
     from sfumato.training.distil import distil_step
@@ -58,27 +58,27 @@ def distil(
     from sfumato.training.plain_step import plain_step
 
     config = context.config
-    steps = round(config.student_epochs * len(reading.images) / config.student_batch)
+    steps = round(config.student_epochs * len(inputs.images) / config.student_batch)
     if steps < FEW_STEPS:
         context.run.log(
             f"a student of {steps} steps learns little: lower --student-batch, or raise "
             "--student-epochs"
         )
     if answers is None:
-        step = plain_step(model, reading)
+        step = plain_step(model, inputs)
     else:
-        step = distil_step(model, reading, answers, temperature=config.temperature)
+        step = distil_step(model, inputs, answers, temperature=config.temperature)
     return train_plainly(
-        model, len(reading.images), step, stage, epochs=config.student_epochs,
+        model, len(inputs.images), step, stage, epochs=config.student_epochs,
         lr=config.student_lr, batch_size=config.student_batch, weight_decay=1e-4, warmup=20,
         seed=config.seed,
     )  # fmt: skip
 
 
-def trained_student(context: Context) -> "tuple[nn.Module, Reading]":
+def trained_student(context: Context) -> "tuple[nn.Module, Inputs]":
     """The student, and how it reads test images."""
     from sfumato.models.zoo import load_weights
 
-    model, reading = new_student(context, context.test)
+    model, inputs = new_student(context, context.test)
     load_weights(model, context.run.stage("student").path / "model.safetensors")
-    return model.eval(), replace(reading, images=context.test.to(context.device))
+    return model.eval(), replace(inputs, images=context.test.to(context.device))

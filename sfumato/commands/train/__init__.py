@@ -26,10 +26,10 @@ from sfumato.runs import Run
 if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.training.canaries import Canaries
+    from sfumato.training.inputs import Inputs
     from sfumato.training.loop import TrainState
     from sfumato.training.private_step import Paid
     from sfumato.training.process_group import ProcessGroup
-    from sfumato.training.reading import Reading
 
 
 def needs_run(config: Config) -> bool:
@@ -88,16 +88,16 @@ def run_on(
     canaries = find_canaries(config, train, run, processes)
     train = train if canaries is None else canaries.place_in(train)
     say = run.log if run else lambda _: None
-    train_state, reading = prepare(config, train, pick_device(config.device), say)
-    paid = open_ledger(config, reading, run, processes, declared, before)
-    learn(config, train_state, reading, paid, run, processes, public=public, canaries=canaries)
+    train_state, inputs = prepare(config, train, pick_device(config.device), say)
+    paid = open_ledger(config, inputs, run, processes, declared, before)
+    learn(config, train_state, inputs, paid, run, processes, public=public, canaries=canaries)
     processes.any(False)  # all leave at once: who is left behind while the leader scores would fail
     leave_processes()
     if run is None:
         return {}
     if canaries is not None:
-        note_end(canaries, train_state, reading, run)
-    return conclude(config, train_state, replace(reading, images=test), paid, run)
+        note_end(canaries, train_state, inputs, run)
+    return conclude(config, train_state, replace(inputs, images=test), paid, run)
 
 
 def show(summary: Mapping[str, Any]) -> str:
@@ -125,7 +125,7 @@ def show(summary: Mapping[str, Any]) -> str:
 def learn(
     config: Config,
     train_state: "TrainState",
-    reading: "Reading",
+    inputs: "Inputs",
     paid: "Paid",
     run: Run | None,
     processes: "ProcessGroup",
@@ -151,14 +151,14 @@ def learn(
     from sfumato.training.progress import price_list, progress
 
     plan, ledger = paid.plan, paid.ledger
-    on_noise = partial(reading.losses, train_state.model, *reading.trial())
+    on_noise = partial(inputs.losses, train_state.model, *inputs.trial())
     train_state.load(processes.agree(run and run.load_checkpoint()))
     if run is not None:
         tell_going_on(paid, train_state.step, run)
     if canaries is not None:
-        note_start(canaries, train_state, reading, run)
-    step, clipper, reading, work = make_step(
-        config, train_state, reading, paid, processes=processes, public=public,
+        note_start(canaries, train_state, inputs, run)
+    step, clipper, inputs, work = make_step(
+        config, train_state, inputs, paid, processes=processes, public=public,
         say=run.log if run else lambda _: None,
     )  # fmt: skip
     if canaries is not None and canaries.kind == "gradient":
@@ -166,15 +166,15 @@ def learn(
             step, [CanaryHook(clipper.model, plan, canaries, observe(canaries, plan, run))]
         )
     cutting = Cutting.of(
-        plan, processes=processes.size, device=reading.device, compiled=config.compile
+        plan, processes=processes.size, device=inputs.device, compiled=config.compile
     )
     asked = config.physical_batch_size
-    size = fitting_batch(clipper, reading, asked, cutting, processes, work)
+    size = fitting_batch(clipper, inputs, asked, cutting, processes, work)
     if run is not None and size != asked:
         run.log(f"{size} examples are taken at once")
     batches = poisson_batches(
         plan,
-        len(reading),
+        len(inputs),
         ledger,
         paid.secret,
         stage="train",
@@ -193,27 +193,27 @@ def learn(
         if run is not None:
             look(done)
 
-    with advised(clipper, reading, size, work):
+    with advised(clipper, inputs, size, work):
         fit(
             train_state, batches, step, run, processes=processes, before_saving=ledger.settle,
             diverged=partial(has_diverged, train_state.model, on_noise), tell=tell_and_look,
         )  # fmt: skip
 
 
-def explain_layers(config: Config, train_state: "TrainState", reading: "Reading") -> str:
+def explain_layers(config: Config, train_state: "TrainState", inputs: "Inputs") -> str:
     """The table of layers: method, work, memory, share, and the predicted cost."""
     from sfumato.clipping.clip import GradientClipper
     from sfumato.clipping.layout import explain_layout
 
     mode = "ghost_mixed" if config.mode == "non-private" else config.mode
     clipper = GradientClipper(train_state.model, mode)
-    clipper.clip(reading.losses, reading.trial(), 3)
+    clipper.clip(inputs.losses, inputs.trial(), 3)
     (parts,) = clipper.layouts.values()
     return explain_layout(parts, train_state.model)
 
 
 def conclude(
-    config: Config, train_state: "TrainState", test: "Reading", paid: "Paid", run: Run
+    config: Config, train_state: "TrainState", test: "Inputs", paid: "Paid", run: Run
 ) -> dict[str, Any]:
     """Save the model, score it privately, sum up."""
     from sfumato.training.evaluate import accuracy

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.privacy.budget import Plan
     from sfumato.training.canaries import Canaries, Observations
+    from sfumato.training.inputs import Inputs
     from sfumato.training.loop import TrainState
     from sfumato.training.process_group import ProcessGroup
-    from sfumato.training.reading import Reading
 
 
 def find_canaries(
@@ -76,20 +76,20 @@ def observe(canaries: "Canaries", plan: "Plan", run: Run | None) -> "Observation
 
 
 def note_start(
-    canaries: "Canaries", train_state: "TrainState", reading: "Reading", run: Run | None
+    canaries: "Canaries", train_state: "TrainState", inputs: "Inputs", run: Run | None
 ) -> None:
     """Write down, before the first step, what the last will be compared with."""
     if run is not None and train_state.step == 0:
         found = {
             "buffers": hashes(train_state.model),
-            "losses": losses(canaries, train_state, reading),
+            "losses": losses(canaries, train_state, inputs),
         }
         run.write_json("private/canary_start.json", found)
 
 
-def note_end(canaries: "Canaries", train_state: "TrainState", reading: "Reading", run: Run) -> None:
+def note_end(canaries: "Canaries", train_state: "TrainState", inputs: "Inputs", run: Run) -> None:
     """Write down what has become of the losses."""
-    run.write_json("private/canary_end.json", {"losses": losses(canaries, train_state, reading)})
+    run.write_json("private/canary_end.json", {"losses": losses(canaries, train_state, inputs)})
 
 
 def hashes(model: "nn.Module") -> dict[str, str]:
@@ -103,7 +103,7 @@ def tensor_hash(tensor: Any) -> str:
     return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
-def losses(canaries: "Canaries", train_state: "TrainState", reading: "Reading") -> list[float]:
+def losses(canaries: "Canaries", train_state: "TrainState", inputs: "Inputs") -> list[float]:
     """The loss of each canary image as it is, with the class it was given; none of gradients."""
     import torch
     import torch.nn.functional as F
@@ -112,6 +112,6 @@ def losses(canaries: "Canaries", train_state: "TrainState", reading: "Reading") 
 
     if canaries.kind == "gradient":
         return []
-    chosen = replace(reading, images=reading.images.select(canaries.places))
+    chosen = replace(inputs, images=inputs.images.select(canaries.places))
     logits = logits_of(train_state.best, chosen)
     return F.cross_entropy(logits, torch.tensor(canaries.labels), reduction="none").tolist()

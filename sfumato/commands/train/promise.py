@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from sfumato.privacy.budget import Plan
     from sfumato.privacy.ledger import Header, Ledger
     from sfumato.privacy.secret import SessionKey
+    from sfumato.training.inputs import Inputs
     from sfumato.training.private_step import Paid
     from sfumato.training.process_group import ProcessGroup
-    from sfumato.training.reading import Reading
 
 
 def open_ledger(
     config: Config,
-    reading: "Reading",
+    inputs: "Inputs",
     run: Run | None,
     processes: "ProcessGroup",
     declared: str = "",
@@ -35,9 +35,9 @@ def open_ledger(
     from sfumato.privacy.ledger import Ledger
     from sfumato.training.private_step import Paid
 
-    secret, size = draw_secret(config, run, processes), len(reading)
+    secret, size = draw_secret(config, run, processes), len(inputs)
     plan, delta = plan_for(config, size, before)
-    header, given = header_of(config, reading.images, delta, secret, declared), []
+    header, given = header_of(config, inputs.images, delta, secret, declared), []
     if config.weights is not None and before is None:
         given.append(f"the weights that training began with ({name_of(config.weights)})")
     elif config.pretrained:
@@ -49,7 +49,7 @@ def open_ledger(
     things = "images" if config.unit == "example" else "people"
     # Canaries of other kinds are images of the data.
     added = config.canaries if config.canary_kind == "gradient" else 0
-    who = f"{size - added} {things} of {reading.images.name}"
+    who = f"{size - added} {things} of {inputs.images.name}"
     run.log(
         f"{who}{f' and {added} canaries' if added else ''}, {plan.steps} steps of about "
         f"{plan.expected_batch:g}, noise multiplier {plan.noise_multiplier:.3g}"

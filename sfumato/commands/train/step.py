@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from sfumato.privacy.budget import Plan
     from sfumato.training.extend import Extender
     from sfumato.training.hooks import Step
+    from sfumato.training.inputs import Inputs
     from sfumato.training.loop import TrainState
     from sfumato.training.memory import Work
     from sfumato.training.private_step import Paid
     from sfumato.training.process_group import ProcessGroup
-    from sfumato.training.reading import Reading
 
 
 class Made(NamedTuple):
@@ -26,7 +26,7 @@ class Made(NamedTuple):
 
     step: "Step"
     clipper: "GradientClipper"
-    reading: "Reading"
+    inputs: "Inputs"
     work: "Work"
     """What it does with each chunk, by which memory is measured."""
 
@@ -51,7 +51,7 @@ def load_public(config: Config, private: "Images", test: "Images") -> "Images | 
 def make_step(
     config: Config,
     train_state: "TrainState",
-    reading: "Reading",
+    inputs: "Inputs",
     paid: "Paid",
     *,
     processes: "ProcessGroup",
@@ -75,58 +75,58 @@ def make_step(
     clipper = GradientClipper(train_state.model, mode, clipping)
     if config.mode == "non-private":
         once = replace(paid.plan, steps=1)
-        paid.ledger.charge(once.release("train", 0, data=reading.images.name))
-        step = step_without_promise(config, train_state, reading, processes)
-        return Made(step, clipper, reading, Work.plain(train_state.model))
-    extender = new_extender(config, train_state, reading, paid.plan, processes, public)
-    with advised(clipper, reading, 3):
-        try_on_noise(clipper, reading, say)
+        paid.ledger.charge(once.release("train", 0, data=inputs.images.name))
+        step = step_without_promise(config, train_state, inputs, processes)
+        return Made(step, clipper, inputs, Work.plain(train_state.model))
+    extender = new_extender(config, train_state, inputs, paid.plan, processes, public)
+    with advised(clipper, inputs, 3):
+        try_on_noise(clipper, inputs, say)
         # Only of a model that has passed: a body that mixes examples has no features of one.
-        model, reading = with_features(train_state.model, reading, say)
+        model, inputs = with_features(train_state.model, inputs, say)
         if extender is not None:
             extender.begin(train_state.step)
-            reading = replace(reading, wrap_loss=extender.wrap_loss)
+            inputs = replace(inputs, wrap_loss=extender.wrap_loss)
         if model is not train_state.model or extender is not None:
             clipper = replace(clipper, model=model, layouts={})
-            try_on_noise(clipper, reading)
+            try_on_noise(clipper, inputs)
         if config.canaries and config.canary_kind == "gradient":
-            clipper, reading = admit_canaries(clipper, reading, config.canaries)
-    clip = quick_clip(clipper, reading, compiled=config.compile)
-    step = private_step(clipper, reading, paid, processes=processes, clip=clip)
+            clipper, inputs = admit_canaries(clipper, inputs, config.canaries)
+    clip = quick_clip(clipper, inputs, compiled=config.compile)
+    step = private_step(clipper, inputs, paid, processes=processes, clip=clip)
     if extender is not None:
         step = with_hooks(step, [extender])
     if train_state.last is not None:
         step = with_hooks(step, [Uphill(model, train_state.last, config.sharpness)])
-    return Made(step, clipper, reading, Work(clip, clipper.clip, captures(clipper, reading)))
+    return Made(step, clipper, inputs, Work(clip, clipper.clip, captures(clipper, inputs)))
 
 
 def admit_canaries(
-    clipper: "GradientClipper", reading: "Reading", count: int
-) -> "tuple[GradientClipper, Reading]":  # fmt: skip
+    clipper: "GradientClipper", inputs: "Inputs", count: int
+) -> "tuple[GradientClipper, Inputs]":  # fmt: skip
     """The same with gradient canaries, tested once more."""
-    from sfumato.training.canaries import reading_canaries, with_coordinates
+    from sfumato.training.canaries import inputs_with_canaries, with_coordinates
 
     clipper = replace(clipper, model=with_coordinates(clipper.model, count), layouts={})
-    reading = reading_canaries(reading, count)
-    try_on_noise(clipper, reading)
-    return clipper, reading
+    inputs = inputs_with_canaries(inputs, count)
+    try_on_noise(clipper, inputs)
+    return clipper, inputs
 
 
 def step_without_promise(
-    config: Config, train_state: "TrainState", reading: "Reading", processes: "ProcessGroup"
+    config: Config, train_state: "TrainState", inputs: "Inputs", processes: "ProcessGroup"
 ) -> "Step":
     """A step that promises nothing."""
     from sfumato.training.plain_step import plain_step
     from sfumato.training.sharp import sharp_step
 
     kind = partial(sharp_step, rho=config.sharpness) if config.sharpness else plain_step
-    return kind(train_state.model, reading, processes=processes, compiled=config.compile)
+    return kind(train_state.model, inputs, processes=processes, compiled=config.compile)
 
 
 def new_extender(
     config: Config,
     train_state: "TrainState",
-    reading: "Reading",
+    inputs: "Inputs",
     plan: "Plan",
     processes: "ProcessGroup",
     public: "Images | None",
@@ -138,9 +138,7 @@ def new_extender(
         return None
     if public is None:
         raise ConfigError(f"--extender {config.extender} looks at public images: give them.")
-    alone = replace(
-        reading, images=public.to(reading.device), views=1, people=None, seed=config.seed
-    )
+    alone = replace(inputs, images=public.to(inputs.device), views=1, people=None, seed=config.seed)
     gradient = PublicGradient(
         train_state.model, alone, config.public_batch_size, config.seed, processes
     )
@@ -152,7 +150,7 @@ def new_extender(
 
 
 def try_on_noise(
-    clipper: "GradientClipper", reading: "Reading", say: Callable[[str], None] = lambda _: None
+    clipper: "GradientClipper", inputs: "Inputs", say: Callable[[str], None] = lambda _: None
 ) -> None:
     """Refuse the model unless its per-example gradients are those of autograd."""
     import torch
@@ -160,5 +158,5 @@ def try_on_noise(
     from sfumato.clipping.admit import admit
 
     say("testing on noise that the model's per-example gradients are those of autograd")
-    exact = replace(reading, precision=torch.float32)
-    admit(clipper, reading.losses, reading.trial(), 3, exact.losses)
+    exact = replace(inputs, precision=torch.float32)
+    admit(clipper, inputs.losses, inputs.trial(), 3, exact.losses)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from sfumato.data.images import Images
     from sfumato.models.normalise import NormPolicy
+    from sfumato.training.inputs import Inputs
     from sfumato.training.loop import TrainState
-    from sfumato.training.reading import Reading
     from sfumato.training.trained import Description
 
 Kind = TypeVar("Kind")
@@ -22,13 +22,13 @@ Kind = TypeVar("Kind")
 def prepare(
     config: Config, images: "Images", device: "torch.device",
     say: Callable[[str], None] = lambda _: None,
-) -> "tuple[TrainState, Reading]":  # fmt: skip
+) -> "tuple[TrainState, Inputs]":  # fmt: skip
     """The classifier of the settings, and how it reads these images."""
     import torch
 
     from sfumato.models.normalise import apply_norm_policy, has_batch_norm
     from sfumato.models.zoo import build_model, load_weights, pixel_statistics
-    from sfumato.training.reading import Reading
+    from sfumato.training.inputs import Inputs
     from sfumato.training.setup import choose_parameters
 
     torch.manual_seed(config.seed)
@@ -49,8 +49,8 @@ def prepare(
     choose_parameters(model, config.train_only, config.freeze)
     if config.train_only == "head" and not has_weights(config) and any_frozen(model):
         say("--train-only head without weights: it learns from random features. Give --pretrained")
-    reading = new_reading(Reading, config, images, device, statistics)
-    return make_train_state(config, model, reading), reading
+    inputs = make_inputs(Inputs, config, images, device, statistics)
+    return make_train_state(config, model, inputs), inputs
 
 
 def norm_policy(config: Config) -> "NormPolicy":
@@ -70,12 +70,12 @@ def has_weights(config: Config) -> bool:
     return config.pretrained or config.weights is not None
 
 
-def describe(config: Config, network: "nn.Module", reading: "Reading") -> "Description":
+def describe(config: Config, network: "nn.Module", inputs: "Inputs") -> "Description":
     """What is written beside the weights, so that the classifier can be built again."""
     from sfumato.training.trained import Description
 
     return Description.of(
-        reading, network, name=config.model, norm=norm_policy(config),
+        inputs, network, name=config.model, norm=norm_policy(config),
         centre_crop=config.centre_crop,
     )  # fmt: skip
 
@@ -85,7 +85,7 @@ def any_frozen(model: "nn.Module") -> bool:
     return not all(parameter.requires_grad for parameter in model.parameters())
 
 
-def new_reading(
+def make_inputs(
     kind: Callable[..., Kind], config: Config, images: "Images", device: "torch.device",
     statistics: tuple[tuple[float, ...], tuple[float, ...]],
 ) -> Kind:  # fmt: skip
@@ -102,19 +102,19 @@ def new_reading(
     )  # fmt: skip
 
 
-def make_train_state(config: Config, model: "nn.Module", reading: "Reading") -> "TrainState":
+def make_train_state(config: Config, model: "nn.Module", inputs: "Inputs") -> "TrainState":
     """The model where it reads, with all that changes as it learns."""
     from sfumato.models.average import new_average
     from sfumato.training.loop import TrainState
     from sfumato.training.setup import make_optimizer, make_schedule, placed
     from sfumato.training.sharp import LastGradient
 
-    model = placed(model, reading.device)
+    model = placed(model, inputs.device)
     optimizer = make_optimizer(
         model, config.optimizer, lr=config.lr, momentum=config.momentum,
         weight_decay=config.weight_decay,
     )  # fmt: skip
-    schedule = make_schedule(optimizer, config.schedule, number_of_steps(config, len(reading)))
+    schedule = make_schedule(optimizer, config.schedule, number_of_steps(config, len(inputs)))
     # SAM walks up along its own batch; only the private way needs to remember.
     uphill = config.sharpness and config.mode != "non-private"
     last = LastGradient(model) if uphill else None

@@ -40,7 +40,7 @@ def warm_model(context: Context, images: "Images", stage: Run, *, epochs: float)
     config = context.config
     # All of it learns: what a later stage leaves frozen must have been good for something.
     settings = replace(one_by_one(from_weights(context, None)), train_only="all", freeze=())
-    train_state, reading = train.prepare(
+    train_state, inputs = train.prepare(
         settings, images.require_public("a warm-up"), context.device
     )
     moves = Augmentation(
@@ -50,14 +50,14 @@ def warm_model(context: Context, images: "Images", stage: Run, *, epochs: float)
         colour=config.warm_colour,
         affine=config.warm_affine,
     )
-    reading = replace(reading, augmentation=moves, views=1, precision=context.precision)
+    inputs = replace(inputs, augmentation=moves, views=1, precision=context.precision)
     kind = partial(sharp_step, rho=config.warm_rho) if config.warm_rho else plain_step
-    step = kind(train_state.model, reading, compiled=config.compile)
+    step = kind(train_state.model, inputs, compiled=config.compile)
     model = train_plainly(
         train_state.model, len(images), step, stage, epochs=epochs, lr=config.warm_lr,
         batch_size=config.warm_batch, weight_decay=5e-4, seed=config.seed, optimizer="sgd",
     )  # fmt: skip
-    describe(settings, model, reading).keep(stage, model)
+    describe(settings, model, inputs).keep(stage, model)
     stage.finish({"images": len(images)})
 
 

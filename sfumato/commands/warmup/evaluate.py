@@ -111,8 +111,8 @@ def score(context: Context, weights: Path | None = None) -> float:
 
     weights = weights or context.run.stage("warmup").path / "model.safetensors"
     settings = one_by_one(from_weights(context, weights))
-    train_state, reading = train.prepare(settings, context.test, context.device)
-    return accuracy(train_state.model, replace(reading, precision=context.precision))
+    train_state, inputs = train.prepare(settings, context.test, context.device)
+    return accuracy(train_state.model, replace(inputs, precision=context.precision))
 
 
 def fidelity(context: Context, extractor: Extractor) -> dict[str, Any]:

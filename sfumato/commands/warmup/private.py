@@ -1,6 +1,6 @@
 """`sfumato warmup --private`: a generator of private images that keeps a promise.
 
-The denoising loss goes through the same private step as a classifier's (`NoisingReading`), so the
+The denoising loss goes through the same private step as a classifier's (`NoisingInputs`), so the
 generator's weights, and whatever is drawn with them, are covered by its ledger. A classifier that
 learns from drawn images alone shows what they are worth.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sfumato.commands import train
 from sfumato.commands.train.promise import open_ledger, promise_summary
-from sfumato.commands.train.train_state import make_train_state, new_reading
+from sfumato.commands.train.train_state import make_inputs, make_train_state
 from sfumato.commands.warmup.context import Context
 from sfumato.runs import Run
 
@@ -22,14 +22,14 @@ def generator(context: Context, stage: Run | None) -> None:
     """A diffusion model of the private images, under a ledger of its own, by all processes."""
     from sfumato.commands.warmup.generator import blueprint_of, make_denoiser
     from sfumato.data.known import require_same_data
-    from sfumato.diffusion.noising import NoisingReading
+    from sfumato.diffusion.noising import NoisingInputs
 
     settings, processes = context.config.training, context.processes
     processes.ask(lambda: require_same_data(context.private, stage))
     half = (0.5,) * context.private.shape[0]  # pixels from 0 to 1 become -1 to 1
-    reading = new_reading(NoisingReading, settings, context.private, context.device, (half, half))
-    train_state = make_train_state(settings, make_denoiser(context), reading)
-    paid = open_ledger(settings, reading, stage, processes)
+    inputs = make_inputs(NoisingInputs, settings, context.private, context.device, (half, half))
+    train_state = make_train_state(settings, make_denoiser(context), inputs)
+    paid = open_ledger(settings, inputs, stage, processes)
     plan = paid.plan
     every = math.ceil(plan.steps / context.config.diffusion.gen_looks)
 
@@ -37,7 +37,7 @@ def generator(context: Context, stage: Run | None) -> None:
         if not done % every and done < plan.steps:
             show_learnt(context, stage, math.ceil(done * plan.expected_batch), train_state.best)
 
-    train.learn(settings, train_state, reading, paid, stage, processes, look=look)
+    train.learn(settings, train_state, inputs, paid, stage, processes, look=look)
     if stage is None:
         return
     show_learnt(context, stage, math.ceil(plan.steps * plan.expected_batch), train_state.best)

@@ -27,7 +27,7 @@ Losses = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class Reading:
+class Inputs:
     """Images and everything that is done to them on their way into a model."""
 
     images: Images
@@ -53,7 +53,7 @@ class Reading:
         """Rows of the inputs that belong to one unit."""
         return self.views * (1 if self.people is None else self.people.most)
 
-    def inputs(self, chunk: Chunk, step: int) -> tuple[Tensor, ...]:
+    def tensors(self, chunk: Chunk, step: int) -> tuple[Tensor, ...]:
         """Normalised views, those of one unit side by side, and the labels of its images.
 
         Guarantee: what a unit looks like in a step depends on the seed, the step and the unit.
