@@ -33,7 +33,7 @@ def errors_of(case: Case, way: Way, device: torch.device) -> Record:
     """One line of the table of checks."""
     # Nothing by chance: a layer that is dropped for an example (Swin) is another gradient.
     model = case.model(device, way).eval()
-    inputs = case.tensors(EXAMPLES, device, way)
+    inputs = case.inputs(EXAMPLES, device, way)
     losses = case.losses(device, low=way.low)
     rows = one_at_a_time(model, losses, inputs)
     same = norms_of(rows)

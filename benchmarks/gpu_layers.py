@@ -61,7 +61,7 @@ def measure_layers(case: Case, way: Way, device: torch.device) -> Iterator[Recor
 
 def layers_of(case: Case, way: Way, device: torch.device) -> list[tuple[Layer, ParamUse]]:
     """Every use of a layer in one forward pass of the whole batch, in order."""
-    model, inputs = case.model(device, way), case.tensors(case.batch, device, way)
+    model, inputs = case.model(device, way), case.inputs(case.batch, device, way)
     losses = case.losses(device, low=way.low)
     clipper, _ = private_clip(model, losses, inputs, way)
     key = kind_of_batch(inputs, case.batch)

@@ -55,7 +55,7 @@ def new_step(
     if method in LOOPS:
         model, step = loop_step(method, case, way, device, batch, chunks)
         return step, trained_share(model)
-    model, inputs = case.model(device, way), case.tensors(batch, device, way)
+    model, inputs = case.model(device, way), case.inputs(batch, device, way)
     losses = case.losses(device, low=way.low)
     if method in PEERS:
         if chunks > 1:
