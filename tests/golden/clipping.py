@@ -13,7 +13,7 @@ PROJECTIONS = 2
 def compute(name: str, max_norm: float) -> dict[str, dict]:
     """All ways of clipping one network, at that norm bound."""
     network = NETWORKS[name]
-    model, x, mask = network.model(), network.tensors(name), network.mask()
+    model, x, mask = network.model(), network.inputs(name), network.mask()
     found = {}
     for way, options in WAYS.items():
         norms, factors, sums = clip(
@@ -70,7 +70,7 @@ def see(name: str, value: torch.Tensor) -> list[float]:
 def oracle(name: str) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
     """Norms by torch's autograd alone, asked for one example at a time; and the gradients."""
     network = NETWORKS[name]
-    model, x = network.model(), network.tensors(name)
+    model, x = network.model(), network.inputs(name)
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     rows = []
     for own in x.split(network.rows):
