@@ -29,7 +29,7 @@ from sfumato.clipping.clip import GradientClipper
 from sfumato.commands.audit.canaries import check_run, examine
 from sfumato.errors import PrivacyError, UnsupportedLayer
 from sfumato.privacy import noise, sampling
-from sfumato.training import steps
+from sfumato.training import noisy_gradient
 
 SURE = 0.9999
 """So that a sound run fails here once in ten thousand times."""
@@ -169,13 +169,13 @@ def test_noise_divided_by_the_number_of_micro_batches_breaks_the_promise_and_is_
 
 
 def test_a_step_released_in_parts_is_refused(tmp_path, monkeypatch):
-    once = steps.privatize
+    once = noisy_gradient.privatize
 
     def twice(*arguments, **options):
         once(*arguments, **options)
         return once(*arguments, **options)
 
-    monkeypatch.setattr(steps, "privatize", twice)
+    monkeypatch.setattr(noisy_gradient, "privatize", twice)
     with pytest.raises(PrivacyError, match="already taken"):
         run_small(tmp_path / "run")
 
@@ -192,7 +192,7 @@ def test_a_shuffle_that_is_accounted_as_poisson_is_caught(tmp_path, monkeypatch)
 
 
 def test_a_divisor_that_is_the_size_of_the_batch_is_caught(tmp_path, monkeypatch):
-    drawn, fixed, sizes = sampling.sample, steps.privatize, []
+    drawn, fixed, sizes = sampling.sample, noisy_gradient.privatize, []
 
     def counted(*arguments):
         found = drawn(*arguments)
@@ -201,10 +201,12 @@ def test_a_divisor_that_is_the_size_of_the_batch_is_caught(tmp_path, monkeypatch
 
     def divided(total, plan, *arguments, **options):
         found = fixed(total, plan, *arguments, **options)
-        return {name: t * plan.expected_batch / sizes[-1] for name, t in found.items()}
+        for t in found.values():
+            t.mul_(plan.expected_batch / sizes[-1])
+        return found
 
     monkeypatch.setattr(sampling, "sample", counted)
-    monkeypatch.setattr(steps, "privatize", divided)
+    monkeypatch.setattr(noisy_gradient, "privatize", divided)
     assert "steady noise" in caught(tmp_path / "run")
 
 
