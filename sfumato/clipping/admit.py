@@ -60,6 +60,8 @@ def admit(
     is tested as it is.
     """
     check_batch(inputs, examples)
+    if examples == 1:  # alone, it cannot be taken for another
+        inputs, examples = resized(inputs, 1, 2), 2
     refuse_batch_norm(clipper.model)
     # Norms from far below the bound to far beyond it.
     check_clip_function(clipper.clipping.max_norm * torch.logspace(-3, 3, 13), clipper.clipping)

@@ -32,7 +32,7 @@ from sfumato.clipping.parts import ParamUse
 from sfumato.clipping.sizes import FEW, MANY, AnotherPath, Watch, flat
 from sfumato.clipping.sums import Clipped, Tell, conclude
 from sfumato.clipping.tape import Tape
-from sfumato.clipping.trials import random_state, resized, same_state, set_random_state
+from sfumato.clipping.trials import random_state, resized, set_random_state
 from sfumato.errors import ConfigError, UnsupportedLayer
 
 
@@ -77,8 +77,9 @@ class GradientClipper:
     ) -> Clipped:
         """The sum of clipped gradients of `loss_fn(model, *inputs)`, one loss for each example.
 
-        Guarantee: each example adds a vector of norm at most `clipping.max_norm` to the total;
-        where `mask` is false it adds nothing. An example whose gradient is not finite adds nothing.
+        Guarantee, for a model that passes `admit`: each example adds a vector of norm at most
+        `clipping.max_norm` to the total; where `mask` is false it adds nothing. An example whose
+        gradient is not finite adds nothing.
         With `tell`, which is told losses, norms, factors and mask before the sums are there, it
         spoils the sum, and it is for whoever is told to see that by its norm.
 
@@ -153,7 +154,6 @@ class GradientClipper:
         tape, state = Tape(MANY, self.seed, []), random_state()
         with torch.enable_grad(), Watch() as watch:
             forward(tape.mark(inputs))
-        watch.steady = same_state(state, random_state())
         set_random_state(state)
         return watch
 

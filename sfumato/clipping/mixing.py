@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.clipping.clip import GradientClipper, kind_of_batch
-from sfumato.clipping.sizes import EXACT, ROUNDED
 from sfumato.clipping.sums import norms_of
 from sfumato.clipping.tape import Tape
 from sfumato.clipping.trials import (
@@ -34,6 +33,8 @@ from sfumato.clipping.trials import (
 )
 from sfumato.errors import PrivacyError
 
+EXACT, ROUNDED = 1e-2, 1e-1
+"""Share of a tensor's size by which rounding may move it, in float32 and where bfloat16 is used."""
 RARELY = 50
 """In the long run, one pass in so many is looked at."""
 SOME = 64

@@ -6,16 +6,14 @@ not be the first axis. So the model runs with two numbers of examples that have 
 common, and the shapes of all its operations are compared. An axis that grows with the examples
 holds them; one that is the same both times does not, whatever its size.
 
-Where an example has several rows on that axis (windows, heads), they must stand side by side. So
-the values of the two passes are compared too: the rows of an example are the same in both, unless
-they are interleaved with those of others, or mixed with them.
+Where an example has several rows on that axis (windows, heads), they must stand side by side. Sizes
+do not tell: rows that are interleaved give other gradients than autograd, which `admit` finds.
 """
 
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -23,9 +21,6 @@ from sfumato.clipping.leaf import Leaf
 
 MANY, FEW = 5, 3
 """Numbers of examples a model is looked at with: first to write down shapes, then to compare."""
-
-EXACT, ROUNDED = 1e-2, 1e-1
-"""Share of a tensor's size by which rounding may move it, in float32 and where bfloat16 is used."""
 
 Shape = tuple[int, ...]
 
@@ -48,15 +43,6 @@ class Shapes(NamedTuple):
     name: str
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
-    prints: tuple[dict[int, "Print"], ...] = ()
-    """By axis, where it may have several rows an example: what these are known by."""
-
-
-class Print(NamedTuple):
-    """A number for each example that hardly two tensors share, and how large it may be."""
-
-    values: Tensor
-    scale: Tensor
 
 
 class AnotherPath(Exception):
@@ -76,10 +62,6 @@ class Watch(TorchFunctionMode):
         self.count = 0
         self.here: Shapes | None = None
         """While finding: the operation that is being made, as it was with many examples."""
-        self.steady = before is None or before.steady
-        """Whether the first pass drew no random numbers, so that another one has its values."""
-        self.tolerance = EXACT if before is None else before.tolerance
-        """How far apart, by rounding alone, the values of the two passes may be."""
 
     def __enter__(self) -> "Watch":
         self.before = getattr(self.current, "watch", None)
@@ -102,13 +84,9 @@ class Watch(TorchFunctionMode):
             return func(*args, **kwargs)
         name = func.__name__
         if not self.finds:
-            tensors = flat((args, tuple(kwargs.values())))
-            inputs = tuple(tuple(t.shape) for t in tensors)
-            prints = tuple(map(_prints, tensors)) if len(tensors) > 1 else ()
+            inputs = shapes_of((args, tuple(kwargs.values())))
             result = func(*args, **kwargs)
-            self.seen.append(Shapes(name, inputs, shapes_of((result,)), prints))
-            if any(t.dtype in (torch.bfloat16, torch.float16) for t in flat((result,))):
-                self.tolerance = ROUNDED
+            self.seen.append(Shapes(name, inputs, shapes_of((result,))))
             return result
         if self.count >= len(self.seen):
             raise AnotherPath
@@ -155,30 +133,3 @@ def axis_of_examples(few: Shape, many: Shape) -> int | None:
     if len(changed) != 1 or few[changed[0]] * MANY != many[changed[0]] * FEW:
         raise ValueError
     return changed[0]
-
-
-def _prints(tensor: Tensor) -> dict[int, Print]:
-    several = [i for i, size in enumerate(tensor.shape) if size > MANY and size % MANY == 0]
-    return {axis: print_of(tensor, axis, MANY) for axis in several}
-
-
-def print_of(tensor: Tensor, axis: int, examples: int) -> Print:
-    """What the rows of each example are known by: a sum in which every place has its own weight."""
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    rows = tensor.detach().unflatten(axis, (examples, -1)).movedim(axis, 0).flatten(1).float()
-    weights = torch.arange(rows.shape[1], device=rows.device).float().cos()
-    return Print(rows @ weights, torch.linalg.vector_norm(rows, dim=1))
-
-
-def side_by_side(
-    tensors: list[Tensor], axes: tuple[int | None, ...], seen: Shapes, tolerance: float
-) -> bool:
-    """Whether the rows of each example are where they were with another number of examples."""
-    for tensor, axis, prints in zip(tensors, axes, seen.prints, strict=False):
-        if axis is None or axis not in prints:
-            continue
-        one, other = print_of(tensor, axis, FEW), prints[axis]
-        # Rounding may depend on the number of examples; other rows would be off by the scale.
-        if bool(((one.values - other.values[:FEW]).abs() > tolerance * other.scale[:FEW]).any()):
-            return False
-    return True

@@ -27,7 +27,6 @@ from sfumato.clipping.sizes import (
     axis_of_examples,
     flat,
     shapes_of,
-    side_by_side,
 )
 from sfumato.errors import UnsupportedLayer
 
@@ -211,13 +210,6 @@ class Tape:
                 "has no axis of its own for the examples: they are mixed, or it was kept from an "
                 "earlier pass. Keep examples on one axis (model.train() drops what layers keep), "
                 "or freeze the parameter."
-            )
-        watch = self.watch if self.watch is not None and self.watch.steady else None
-        if watch is not None and not side_by_side(tensors, axes, seen, watch.tolerance):
-            raise UnsupportedLayer(
-                f'"{self.name_of(leaf)}" meets in {func} a tensor in which the rows of one example '
-                "do not stand side by side, or in which examples are mixed. Put the axis of "
-                "examples before those it is flattened with, or freeze the parameter."
             )
         return Meeting(axes, None)
 

@@ -11,7 +11,6 @@ from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.clipping.layout import MODES
 from sfumato.errors import UnsupportedLayer
-from sfumato.models.wrn import WideResNet
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
@@ -257,50 +256,11 @@ def places_first(m, x, y):
     return F.linear(x, m.w).unflatten(0, (3, -1)).sum(0)
 
 
-@pytest.mark.parametrize("n", [1, 4])
-def test_interleaved_rows_are_refused(n):
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_interleaved_rows_are_not_admitted(n):
     model = Labelled(places_first, w=(5, 6)).double()
-    with pytest.raises(UnsupportedLayer, match=r'"w" .*side by side'):
-        GradientClipper(model).clip(loss_of, batch(n), n)
-
-
-def test_interleaved_rows_are_refused_under_autocast():
-    def rounded(m, x, y):
-        with torch.autocast("cpu", torch.bfloat16):
-            return places_first(m, x, y).float()
-
-    model, (x, y) = Labelled(rounded, w=(5, 6)), batch(4)
-    with pytest.raises(UnsupportedLayer, match=r'"w" .*side by side'):
-        GradientClipper(model).clip(loss_of, (x.float(), y), 4)
-
-
-def test_rounding_is_not_taken_for_rows_that_moved():
-    # In bfloat16 the values of two passes of a deep net differ by a hundredth of their size.
-    for seed in (4, 11, 14):
-        torch.manual_seed(seed)
-        model = WideResNet(10, width=2)
-
-        def losses(m, x):
-            with torch.autocast("cpu", torch.bfloat16):
-                return m(x).float().unflatten(0, (-1, 2)).square().mean(dim=(1, 2))
-
-        GradientClipper(model).clip(losses, (torch.randn(6, 3, 32, 32),), 3)
-
-
-def test_rows_are_not_compared_where_chance_decides_on_values():
-    class Dropping(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(6, 4)
-
-        def forward(self, x):
-            dropped = F.dropout(F.dropout(x.repeat_interleave(3, dim=0), 0.5), 0.5)
-            return self.layer(dropped).unflatten(0, (-1, 3)).mean(1)
-
-    def losses(m, x):
-        return m(x).square().mean(dim=1)
-
-    GradientClipper(Dropping()).clip(losses, (torch.randn(4, 6),), 4)
+    with pytest.raises(UnsupportedLayer, match=r'worst at "w"'):
+        admit(GradientClipper(model), loss_of, batch(n), n)
 
 
 def test_a_mean_of_frozen_features_is_not_admitted():
