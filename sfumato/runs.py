@@ -14,6 +14,7 @@ them, and what was logged after the last checkpoint is forgotten before it is lo
 """
 
 import os
+import re
 import shutil
 import time
 import weakref
@@ -38,6 +39,8 @@ CHECKPOINT = "checkpoint.safetensors"
 UNTIL_FINISHED = ("secret.key", CHECKPOINT, "sums.safetensors", "count.json")
 """What `private/` holds only until a run or stage is finished: its secret, where it is, and exact
 numbers that it releases with noise."""
+HERE = "{run}"
+"""How a summary names the folder of its run: where that lies may say who made it."""
 
 
 @dataclass
@@ -102,8 +105,8 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What `finish` wrote."""
-        return read_json(self.path / "done.json")
+        """What `finish` wrote, with the run where it is now."""
+        return _renamed(read_json(self.path / "done.json"), HERE, str(self._home))
 
     def stage(self, name: str) -> "Run":
         """The sub-run of that name: a directory of its own, skipped when it is finished."""
@@ -202,10 +205,19 @@ class Run:
         return read_checkpoint(self.path / "private" / CHECKPOINT, self.path)
 
     def finish(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the summary, then clear away what only an unfinished run needs."""
-        self.write_json("done.json", summary)
+        """Write the summary, then clear away what only an unfinished run needs.
+
+        The summary may be shared, so the path of the run does not stand in the file.
+        """
+        self.write_json("done.json", _renamed(to_json(dict(summary)), str(self._home), HERE))
         self._tidy()
         return self.summary
+
+    @property
+    def _home(self) -> Path:
+        """The run itself, or the one that it is a stage of."""
+        places = (self.path, *self.path.parents)
+        return next((place for place in places if (place / "config.json").exists()), self.path)
 
     def _tidy(self) -> None:
         """Remove drafts that a crash left, and of a finished run what only a running one needs."""
@@ -275,6 +287,18 @@ def _unfinished(root: Path, wanted: Any, free: Sequence[str], kind: type) -> Pat
             continue
         return record.parent
     return None
+
+
+def _renamed(value: Any, path: str, to: str) -> Any:
+    """JSON in whose texts this path, wherever it stands by itself, has another name."""
+    if isinstance(value, dict):
+        return {key: _renamed(item, path, to) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_renamed(item, path, to) for item in value]
+    # A path of one word may be any word, and gives nothing away.
+    if not isinstance(value, str) or not (os.sep in path or path == HERE):
+        return value
+    return re.sub(rf"(?<!\S){re.escape(path)}(?![^\s/:.,])", lambda _: to, value)
 
 
 def _fresh(root: Path, stem: str) -> Path:

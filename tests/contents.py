@@ -1,4 +1,4 @@
-"""What a file holds: of tensors not the note beside them, which has the ledger, and so its id."""
+"""What files hold: of tensors not the note beside them, which has the ledger, and so its id."""
 
 from pathlib import Path
 
@@ -10,3 +10,12 @@ def content(path: Path) -> bytes | dict[str, bytes]:
     if path.suffix != ".safetensors":
         return path.read_bytes()
     return {name: tensor.numpy().tobytes() for name, tensor in load_file(path).items()}
+
+
+def summaries(run: Path) -> str:
+    """All that the summaries of a run say that may be shared."""
+    found = [
+        file for file in run.rglob("done.json") if "private" not in file.relative_to(run).parts
+    ]
+    assert run / "done.json" in found
+    return "".join(file.read_text() for file in found)

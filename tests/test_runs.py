@@ -3,14 +3,16 @@ import json
 import os
 import stat
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+from contents import summaries
 from synced import Synced
 
 from sfumato.errors import RunError
 from sfumato.files import append_line, atomic, read_lines
-from sfumato.runs import open_run
+from sfumato.runs import Run, open_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +324,29 @@ def test_the_secret_is_kept_while_it_is_needed_and_no_longer(tmp_path):
     run.finish({})
     assert not path.exists()
     assert not (run.private / "checkpoint.safetensors").exists()
+
+
+def test_a_summary_says_where_its_run_is_and_not_where_it_was_made(tmp_path):
+    run = open_run(Config(), verb="release", out=tmp_path / "jane" / "run")
+    stage = run.stage("match")
+    said = {"run": str(run.path), "text": f"  pictures  {run.path}/private/a.png: do not share"}
+    assert stage.finish({"bundle": str(run.path / "bundle")}) == {"bundle": f"{run.path}/bundle"}
+    assert run.finish({**said, "n": 2, "rows": [str(run.path)]}) == {
+        **said, "n": 2, "rows": [str(run.path)],
+    }  # fmt: skip
+    assert "jane" not in summaries(run.path)
+    (tmp_path / "jane").rename(tmp_path / "joe")
+    moved = Run(tmp_path / "joe" / "run")
+    assert moved.summary["text"] == f"  pictures  {moved.path}/private/a.png: do not share"
+    assert moved.stage("match").summary == {"bundle": f"{moved.path}/bundle"}
+
+
+def test_words_that_are_like_the_path_of_a_run_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for out in ("train", "a/train"):
+        run = open_run(Config(), verb="train", out=Path(out))
+        said = {"text": "train, b/a/train-2 and /a/train are others", "data": "digits-train"}
+        assert run.finish(said) == json.loads((run.path / "done.json").read_text()) == said
 
 
 def test_stages_are_runs_of_their_own(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from audits import do, few_digits, findings, small_run
+from contents import summaries
 from cuts import cut_in
 
 from sfumato.cli import main
@@ -80,8 +81,9 @@ def test_what_was_found_is_private_and_the_summary_says_only_what_was_done(audit
     assert {p.name for p in (audited / "private").iterdir()} == {
         "audit.json", "tradeoff.png", "stages",
     }  # fmt: skip
-    done = json.dumps(read_json(audited / "done.json"))
+    done = summaries(audited)
     assert '"lira-online"' in done
+    assert str(audited.parents[1]) not in done
     assert "auc" not in done
     assert "tpr" not in done
 
@@ -96,7 +98,7 @@ def test_an_auditor_who_may_not_write_to_the_run_finishes(plain, tmp_path, monke
         return write(run, name, value)
 
     monkeypatch.setattr(Run, "write_json", refuses)
-    assert do(Config(run=target, shadows=0, device="cpu"), out) == read_json(out / "done.json")
+    assert do(Config(run=target, shadows=0, device="cpu"), out) == Run(out).summary
     assert (out / "private" / "tradeoff.png").exists()
     assert (
         "could not take a copy of the findings (Permission denied)" in (out / "log.txt").read_text()

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from contents import summaries
 from cuts import cut_in
 from PIL import Image
 
@@ -43,6 +44,7 @@ def test_all_that_may_be_shared_costs_what_was_promised(whole):
     summary = read_json(whole / "done.json")
     assert 2.95 < summary["epsilon"] <= 3
     assert summary["not_for_release"] == []
+    assert str(whole) not in summaries(whole)
     ledger = Ledger.from_records(read_lines(whole / "stages/release/ledger.jsonl"))
     assert ledger.epsilon() == summary["epsilon"]
     assert {release.stage for release in ledger.releases} == {"train", "moments", "card"}

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
+from contents import summaries
 from inversions import MADE, attack, learn, lesson, same, scores_of, tiny
 from safetensors.torch import load_file
 from whole_runs import fixtures
@@ -54,6 +55,7 @@ def test_nothing_outside_private_tells_how_well_it_went(finished):
     ]  # fmt: skip
     assert not [path for path in outside if path.suffix in (".png", ".npz")]
     texts = {path: path.read_text() for path in outside if path.suffix != ".safetensors"}
+    assert str(finished) not in summaries(finished)
     assert {"done.json", "log.txt"} <= {path.name for path in texts}
     for word in ("accuracy", "top1", "floor", "member_gap", 'loss":'):
         assert not [path for path, text in texts.items() if word in text

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from contents import content
+from contents import content, summaries
 from inversions import attack, digits, scores_of, tiny
 from people import portraits
 from PIL import Image
@@ -69,6 +69,7 @@ def test_what_a_sweep_found_is_only_in_private(swept):
     ]  # fmt: skip
     assert {path.name for path in outside} == {"config.json", "done.json", "log.txt", ".lock"}
     assert not any("accuracy" in (out / name).read_text() for name in ("done.json", "log.txt"))
+    assert str(out) not in summaries(out)
 
 
 def test_all_targets_are_judged_by_the_same_judges_and_learn_the_same_images(swept):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from contents import summaries
 from reconstructions import TINY, attack
 from safetensors.torch import load_file, save_file
 
@@ -40,6 +41,7 @@ def test_a_whole_attack_leaves_pictures_and_scores_in_private(finished):
     done = json.loads((finished / "done.json").read_text())
     assert "learnt without privacy from train images" in done["text"]
     assert not {"auc", "accuracy_of_heads", "tpr_at_1_percent_fpr"} & set(done)
+    assert str(finished) not in summaries(finished)
     targets = finished / "stages" / "features" / "private" / "features.safetensors"
     assert targets.exists()  # what comes from secret images stays in private
 

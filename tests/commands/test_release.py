@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from bundles import digest
+from contents import summaries
 from releases import ledger_of, make, moved, promising, scores_of, stages_of, tiny
 from safetensors.torch import load_file
 
@@ -18,6 +19,7 @@ from sfumato.commands.release.settings import HAIR
 from sfumato.data.load import load_images
 from sfumato.errors import RunError
 from sfumato.models.zoo import build_model, pixel_statistics
+from sfumato.runs import Run
 from sfumato.sharing.bundle import read_bundle, verify_bundle
 
 
@@ -51,7 +53,8 @@ def test_a_run_leaves_a_bundle_pictures_a_ledger_and_private_scores(finished):
         "scores.json",
         "nearest.png",
     }
-    done = json.loads((finished / "done.json").read_text())
+    assert str(finished) not in summaries(finished)
+    done = Run(finished).summary
     assert 2.9 < done["epsilon"] <= 3
     assert done["epsilon"] == ledger_of(finished).epsilon()
     assert (done["images"], done["k"], done["not_for_release"]) == (60, 2, [])

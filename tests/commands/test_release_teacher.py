@@ -9,6 +9,7 @@ from releases import clouds, digits, ledger_of, make, moved, stages_of, tiny
 
 from sfumato.commands import train
 from sfumato.errors import ConfigError, PrivacyError, RunError
+from sfumato.files import read_json
 from sfumato.runs import open_run
 from sfumato.sharing.bundle import verify_bundle
 
@@ -42,6 +43,8 @@ def test_the_release_inherits_every_line_of_its_teacher(settings, teacher, tmp_p
     assert stages_of(tmp_path / "run") == {"train": 5, "moments": 1, "card": 1}
     assert 0.97 * 3 <= ledger.epsilon() <= 3
     assert verify_bundle(tmp_path / "run" / "bundle").ok
+    made = read_json(tmp_path / "run/stages/teacher/done.json")
+    assert made["teacher"] == "teacher", "its name, and not where it lies"
 
 
 def test_what_a_teacher_that_is_there_does_not_heed_is_said(settings, teacher, tmp_path):

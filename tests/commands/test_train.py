@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from contents import summaries
 from safetensors.torch import load_file
 from synced import Synced
 from torch import nn
@@ -37,6 +38,7 @@ def test_a_run_leaves_a_model_a_ledger_and_private_scores(tmp_path):
     summary = run_train(tmp_path / "run", replace(SMALL, noise_seed=None))
     assert 2.9 < summary["epsilon"] <= 3
     assert summary["not_for_release"] == []
+    assert str(tmp_path) not in summaries(tmp_path / "run")
     ledger = Ledger.from_records(read_lines(tmp_path / "run" / "ledger.jsonl"))
     assert len(ledger.releases) == 6
     assert ledger.epsilon() == summary["epsilon"]

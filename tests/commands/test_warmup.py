@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from contents import summaries
 from cuts import cut_in
 from warmups import MADE, same, scores_of, tiny, warm
 from whole_runs import fixtures
@@ -42,6 +43,7 @@ def test_the_ledger_speaks_of_the_private_rest_alone(finished, settings):
     done = json.loads((finished / "done.json").read_text())
     assert done["epsilon"] == pytest.approx(ledger.epsilon())
     assert done["public_images"] == 54
+    assert str(finished) not in summaries(finished)
     public = np.load(finished / "stages/split/public.npz")
     assert np.bincount(public["y_train"]).tolist() == [18, 18, 18]
 

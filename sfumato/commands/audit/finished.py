@@ -52,7 +52,7 @@ class Target:
 def audit_run(config: Config, run: Run) -> AuditRecord:
     """Attack the run by its answers, and ask its canaries if it has any."""
     target = open_target(config, run)
-    found = AuditRecord(target=str(target.folder), promise=promise_of(target.ledger))
+    found = AuditRecord(target=target.folder.resolve().name, promise=promise_of(target.ledger))
     found.curve = curve_of(target.ledger)
     if target.settings.canaries:
         from sfumato.commands.audit.canaries import examine

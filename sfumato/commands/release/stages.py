@@ -31,7 +31,7 @@ def teach(context: Context, stage: Run) -> None:
         train.run(settings.training, stage)
         return
     assert context.config.teacher is not None
-    stage.finish({"teacher": str(context.config.teacher), "model": context.teacher.model})
+    stage.finish({"teacher": context.config.teacher.resolve().name, "model": context.teacher.model})
 
 
 def moments(context: Context, stage: Run) -> None:
