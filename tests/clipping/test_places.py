@@ -7,6 +7,7 @@ from torch import nn
 
 from sfumato.clipping.admit import admit, clipped_gradient
 from sfumato.clipping.clip import GradientClipper
+from sfumato.clipping.layout import MODES
 from sfumato.clipping.mixing import check_mixing
 from sfumato.errors import PrivacyError, UnsupportedLayer
 
@@ -42,9 +43,21 @@ def test_a_model_that_looks_at_places_or_counts_examples_is_not_admitted(change,
     admit(GradientClipper(Placed()), losses, (x, y), examples)
 
 
-def test_a_mean_made_by_hand_is_refused():
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mean_made_by_hand_is_refused(mode):
     def mean(model, x, y):
         return losses(model, x, y) / len(x)
+
+    with pytest.raises(UnsupportedLayer, match=r"len\(batch\)"):
+        clipped_gradient(Placed(), mean, dataset()[:4], max_norm=1.0, mode=mode)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_a_mean_made_in_compiled_code_is_refused():
+    divided = torch.compile(lambda out: out / len(out), backend="eager")
+
+    def mean(model, x, y):
+        return divided(losses(model, x, y))
 
     with pytest.raises(UnsupportedLayer, match=r"len\(batch\)"):
         clipped_gradient(Placed(), mean, dataset()[:4], max_norm=1.0)

@@ -126,8 +126,9 @@ def test_the_card_says_that_neighbours_are_training_parts_only_where_they_are(tm
     for folder, ledger in ((tmp_path / "split", parts), (tmp_path / "given", None)):
         write(folder, ledger=ledger)
         assert verify_bundle(folder).ok
-        told = "training parts" in (folder / "card.md").read_text()
-        assert told is (ledger is parts)
+        text = (folder / "card.md").read_text()
+        for words in ("neighbouring training parts", "split by sfumato"):
+            assert (words in text) is (ledger is parts)
     edit(tmp_path / "split", neighbours="data sets")
     assert not verify_bundle(tmp_path / "split").ok
 

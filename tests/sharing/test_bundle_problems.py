@@ -214,7 +214,7 @@ def test_an_epsilon_that_is_no_number_promises_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("delta", 1e-7), ("relation", "replace"), ("unit", "person"), ("private", "cats"),
-     ("noise", "philox")],
+     ("noise", "philox"), ("neighbours", "training parts")],
 )  # fmt: skip
 def test_a_card_about_another_promise_is_named(tmp_path, name, value):
     write(tmp_path)
