@@ -108,5 +108,24 @@ COMMANDS = {
     "invert": lambda run, public, out: command(
         words("invert", "target", "--target", run, "--public", public, "--n", 20, "--out", out)
     ),
+    "weights": lambda run, public, out: command(
+        words(
+            "train",
+            "--weights",
+            run / "model.safetensors",
+            "--data",
+            public.with_name("digits.npz"),
+            "--model",
+            "group-cnn-small",
+            "--noise-multiplier",
+            9,
+            "--batch-size",
+            60,
+            "--steps",
+            1,
+            "--out",
+            out,
+        )
+    ),
 }
 """Whoever reads a finished run: exit code and words, of a run, public images and an --out."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sfumato.commands.train.settings import Config
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.lineage import START, Origin, data_name, ledger_lines, origin_of
+from sfumato.provenance import require_whole
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def require_strange(config: Config, images: "Images") -> None:
 def require_covered(config: Config) -> None:
     """Refuse weights of a run on the same data that no ledger speaks of, or that of a part alone.
 
-    First of all, weights that are not there.
+    First of all, weights that are not there, or that lie in a damaged run (`sfumato.provenance`).
 
     Such are those in a run's `private/`, and those of a warm-up that took a share of the data for
     public: a promise to all examples would be one to that share too, learnt without noise.
@@ -102,6 +103,7 @@ def require_covered(config: Config) -> None:
         raise ConfigError(f"--weights {config.weights}: there is no such file.")
     if config.mode == "non-private":
         return
+    require_whole(config.weights.expanduser().resolve().parent)
     for origin in _origins(config.weights):
         # In private/ anything may have been learnt of the data that those before it learnt.
         learnt = {one.data for one in origin.all} if origin.private else {origin.data}

@@ -16,8 +16,9 @@ import sfumato
 from sfumato.errors import DataError, RunError, SfumatoWarning
 from sfumato.files import read_json
 from sfumato.lineage import LARGEST, read_note
+from sfumato.runs import Run
 
-REFUSE = ("load_model", "audit", "release", "invert")
+REFUSE = ("load_model", "audit", "release", "invert", "weights")
 SHOW = ("account", "report")
 
 
@@ -82,6 +83,12 @@ def spoil(value):
     return value
 
 
+def diverge(run):
+    """NaN from the start: the note is about these very weights."""
+    spoilt = {n: spoil(value) for n, value in load_file(run / "model.safetensors").items()}
+    Run(run).save_tensors("model.safetensors", spoilt, made=read_json(run / "model.json"))
+
+
 def cut(name, share=0.5):
     def tamper(run):
         whole = (run / name).read_bytes()
@@ -109,6 +116,7 @@ WEIGHTS = {
     "random weights": weights(torch.randn_like),
     "random weights without a note": weights(torch.randn_like, keep_note=False),
     "NaN": weights(spoil),
+    "NaN from the start": diverge,
     "truncated weights": cut("model.safetensors"),
     "weights of no bytes": cut("model.safetensors", 0),
     "another norm": edit("model.json", norm="frozen"),

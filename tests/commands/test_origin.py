@@ -19,7 +19,7 @@ from warmups import warm
 from sfumato.commands import train
 from sfumato.commands.origin import require_unpaid
 from sfumato.errors import ConfigError, DataError, PrivacyError
-from sfumato.files import read_lines
+from sfumato.files import read_json, read_lines
 from sfumato.lineage import read_note
 from sfumato.privacy.ledger import Ledger
 from sfumato.reporting.card import read_card
@@ -138,14 +138,23 @@ def test_a_warm_up_on_a_share_of_the_data_is_no_start_for_all_of_it(settings, tm
     assert go(other, tmp_path / "elsewhere")["epsilon"] <= 2
 
 
+def without_ledger(run):
+    """Make it a run on the same data that keeps none, as those of sfumato reconstruct."""
+    record = read_json(run / "config.json")
+    (run / "config.json").write_text(json.dumps({**record, "verb": "reconstruct"}))
+    for name in ("ledger.jsonl", "model.safetensors"):
+        (run / name).unlink()
+
+
 @pytest.mark.parametrize("place", ["private/students", "stages/base"])
 @pytest.mark.parametrize("copied", [False, True])
 def test_weights_of_a_run_on_the_data_need_a_ledger(settings, first, tmp_path, place, copied):
     run = shutil.copytree(first, tmp_path / "run")
     (run / place).mkdir(parents=True)
-    if place.startswith("stages"):  # as in a run of sfumato reconstruct
-        (run / "ledger.jsonl").unlink()
-    weights = Run(run / place).save_tensors("net.safetensors", load_file(run / "model.safetensors"))
+    state = load_file(run / "model.safetensors")
+    if place.startswith("stages"):
+        without_ledger(run)
+    weights = Run(run / place).save_tensors("net.safetensors", state)
     weights = Path(shutil.copy(weights, tmp_path)) if copied else weights
     begun = replace(settings, weights=weights, epsilon=20.0)
     with pytest.raises(PrivacyError, match="no ledger says what it cost"):
@@ -164,12 +173,14 @@ def copied(place, folder):
 
 
 def copied_without_a_note(place, folder):
-    """Re-saved in its run, as earlier versions saved it."""
+    """Re-saved in its run, as earlier versions saved it: without a model.json too."""
     run = shutil.copytree(place.parent, folder / "run")
+    (run / "model.json").unlink()
     save_file(load_file(place), run / "model.safetensors")
     return linked(run / "model.safetensors", folder)
 
 
+@pytest.mark.filterwarnings("ignore:.* cannot be checked")
 @pytest.mark.parametrize("reach", [linked, copied, copied_without_a_note])
 def test_weights_are_known_wherever_they_are_reached(settings, first, tmp_path, reach):
     weights = reach(first / "model.safetensors", tmp_path)
@@ -219,9 +230,9 @@ def test_a_start_that_no_ledger_speaks_of_is_remembered_through_other_data(
     settings, first, tmp_path
 ):
     run = shutil.copytree(first, tmp_path / "run")
-    (run / "ledger.jsonl").unlink()  # as in a run of sfumato reconstruct
-    (run / "stages/base").mkdir(parents=True)
     state = load_file(run / "model.safetensors")
+    without_ledger(run)
+    (run / "stages/base").mkdir(parents=True)
     weights = Run(run / "stages/base").save_tensors("net.safetensors", state)
     other = replace(settings, data=save(tmp_path / "other.npz", "3-5"), steps=1)
     go(replace(other, weights=weights), tmp_path / "between")

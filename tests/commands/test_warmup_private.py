@@ -107,6 +107,18 @@ def test_drawn_images_say_what_is_promised_about_them(finished):
     assert note["not_for_release"]  # the seed of the noise is known
 
 
+def test_from_a_generator_whose_ledger_was_cut_nothing_is_drawn(finished, tmp_path, capsys):
+    shutil.copytree(finished, tmp_path / "run")
+    ledger = tmp_path / "run/stages/generator/ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
+    words = ["--run", tmp_path / "run", "--number", "4", "--out", tmp_path / "drawn.npz"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["warmup", "sample", *map(str, words)])
+    assert stopped.value.code == 2
+    assert "damaged" in capsys.readouterr().err
+    assert not (tmp_path / "drawn.npz").exists()
+
+
 def test_drawn_images_are_no_longer_private_and_pictures_of_them_are_there(finished):
     drawn = load_images(str(finished / "stages/sample/images.npz"), "train", private=False)
     assert drawn.labels.bincount().tolist() == [10, 10, 10]
