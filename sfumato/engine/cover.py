@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from sfumato.clipping.checks import check_model
 from sfumato.clipping.clip import Clipped, GradientClipper
-from sfumato.config import check_counts, check_given, check_numbers, differences, to_json
+from sfumato.config import differences, to_json
 from sfumato.engine import familiar
 from sfumato.engine.guards import (
     Finite,
@@ -31,6 +31,7 @@ from sfumato.engine.guards import (
     check_drawn,
     check_length,
     check_promise,
+    check_settings,
     check_turn,
     govern_only,
     refuse_foreign_gradients,
@@ -58,6 +59,19 @@ class PrivacyEngine:
     the weights. `alphas`, `record_snr` and `eps_error` are taken for compatibility: accounting is
     PLD.
     """
+
+    taken = 0
+    """Steps so far."""
+    _last: Clipped | None = None
+    _drawn: tuple[int, bool] | None = None
+    """How many examples were drawn and not used yet, and whether they complete a batch."""
+    _uses_loader = False
+    _gathered = 0
+    """Examples in the sum of this logical batch."""
+    _pass: object = None
+    """The pass over an ordinary loader that is under way."""
+    _known = True
+    """Whether all of this logical batch was drawn in that pass."""
 
     def __init__(
         self,
@@ -88,18 +102,13 @@ class PrivacyEngine:
     ) -> None:
         check_model(module)
         refuse_several_processes(module)
-        check_given(batch_size=batch_size, sample_size=sample_size, max_grad_norm=max_grad_norm)
-        check_counts(sample_size=sample_size, steps=steps)
-        check_numbers(
-            batch_size=batch_size, max_grad_norm=max_grad_norm, epochs=epochs, ema=ema,
-            noise_multiplier=noise_multiplier, target_epsilon=target_epsilon,
-            target_delta=target_delta, noise_decay=noise_decay, clip_decay=clip_decay,
-            numerical_stability_constant=numerical_stability_constant,
-        )  # fmt: skip
-        if not isinstance(secret, SessionKey | None):
-            raise ConfigError(
-                "secret must be a sfumato.SessionKey: leave it out, and one is drawn."
-            )
+        length: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs, "steps": steps}
+        length["noise_multiplier"] = noise_multiplier
+        decay: dict[str, Any] = {"noise_decay": noise_decay, "clip_decay": clip_decay}
+        promise = {"target_epsilon": target_epsilon, "target_delta": target_delta}
+        stability = {"numerical_stability_constant": numerical_stability_constant}
+        whole = {"sample_size": sample_size, "max_grad_norm": max_grad_norm, "ema": ema}
+        check_settings(secret, **whole, **length, **decay, **promise, **stability)
         clipping = familiar.clipping(clip_function, max_grad_norm, numerical_stability_constant)
         familiar.accountants(accounting_mode)
         check_length(epochs, steps)
@@ -109,37 +118,29 @@ class PrivacyEngine:
         delta = default_delta(sample_size) if target_delta is None else target_delta
         check_delta(delta, sample_size)
         budget = None if target_epsilon is None else Budget(epsilon=target_epsilon, delta=delta)
-        self.plan = make_plan(
-            budget, size=sample_size, batch_size=batch_size, epochs=epochs, steps=steps,
-            noise_multiplier=noise_multiplier, max_norm=max_grad_norm, noise_decay=noise_decay,
-            clip_decay=clip_decay,
-        )  # fmt: skip
+        self.plan = make_plan(budget, size=sample_size, max_norm=max_grad_norm, **length, **decay)
         self.average = new_average(module, ema)
         self.secret = SessionKey.draw() if secret is None else secret
-        header = Header(
-            data="the engine's data set", delta=delta, noise=noise, fixed_seed=self.secret.fixed,
-            secret=self.secret.commitment,
-        )  # fmt: skip
-        self.ledger = Ledger(header)
+        self.ledger = self._new_ledger(delta, noise)
         self.module = module
         self.clipper = GradientClipper(
             module, familiar.mode(ghost_clipping, mixed), clipping=clipping
         )
         self.recorder = Recorder(self.clipper)
         self.accounting_mode = accounting_mode
-        self.taken = 0
         self._passes = Passes(self.plan, sample_size)
         self._noisy = NoisyGradient(lambda: self.clipper.parameters)
-        self._last: Clipped | None = None
-        self._drawn: tuple[int, bool] | None = None
-        """How many examples were drawn and not used yet, and whether they complete a batch."""
-        self._uses_loader = False
-        self._gathered = 0
-        self._pass: object = None
-        """The pass over an ordinary loader that is under way."""
         self._finite = Finite()
-        self._known = True
-        """Whether all of this logical batch was drawn in that pass."""
+
+    def _new_ledger(self, delta: float, noise: Literal["philox", "chacha20"]) -> Ledger:
+        header = Header(
+            data="the engine's data set",
+            delta=delta,
+            noise=noise,
+            fixed_seed=self.secret.fixed,
+            secret=self.secret.commitment,
+        )
+        return Ledger(header)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer private: `step(loss=...)` and `virtual_step(loss=...)`."""
@@ -167,9 +168,12 @@ class PrivacyEngine:
             delattr(optimizer, name)
 
     def loader(
-        self, dataset: Dataset[Any], *, physical_batch_size: int | None = None,
+        self,
+        dataset: Dataset[Any],
+        *,
+        physical_batch_size: int | None = None,
         collate: Callable[[list[Any]], Any] = default_collate,
-    ) -> Iterator[Any]:  # fmt: skip
+    ) -> Iterator[Any]:
         """Poisson batches of the data set, in pieces of at most `physical_batch_size`.
 
         Call `optimizer.step(loss=...)` on every piece: the real step is taken when the logical
@@ -183,9 +187,15 @@ class PrivacyEngine:
         self._forget()
         size = size_of(dataset)
         batches = poisson_batches(
-            self.plan, size, self.ledger, self.secret, stage="train", start=self.taken,
-            chunk_size=physical_batch_size, round_to=1,
-        )  # fmt: skip
+            self.plan,
+            size,
+            self.ledger,
+            self.secret,
+            stage="train",
+            start=self.taken,
+            chunk_size=physical_batch_size,
+            round_to=1,
+        )
         for batch in batches:
             for place, chunk in enumerate(batch.chunks):
                 before = place * len(batch.chunks[0].indices)

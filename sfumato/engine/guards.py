@@ -3,13 +3,16 @@
 import inspect
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sfumato.config import check_counts, check_given, check_numbers
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.secret import SessionKey
 
 
 def refuse_foreign_gradients(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
@@ -158,6 +161,19 @@ def govern_only(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
             f'"{others[0]}" is trainable and not among named_params: its gradient would be applied '
             "without noise. Freeze it with requires_grad_(False), or name it."
         )
+
+
+def check_settings(secret: object, *, sample_size: Any, steps: Any, **numbers: Any) -> None:
+    """Refuse what is no number, or no key."""
+    check_given(
+        batch_size=numbers["batch_size"],
+        sample_size=sample_size,
+        max_grad_norm=numbers["max_grad_norm"],
+    )
+    check_counts(sample_size=sample_size, steps=steps)
+    check_numbers(**numbers)
+    if not isinstance(secret, SessionKey | None):
+        raise ConfigError("secret must be a sfumato.SessionKey: leave it out, and one is drawn.")
 
 
 def check_promise(target_epsilon: float | None, noise_multiplier: float | None) -> None:

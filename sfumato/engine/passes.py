@@ -28,6 +28,13 @@ LOOP = """Call step(loss=...) at the end of each pass, also on a smaller batch:
 """
 
 
+UNKNOWN = (
+    " The engine does not know how they are drawn, so each step is charged as if it held the same "
+    "examples. Go through a shuffled DataLoader by engine.shuffled(loader): epsilon will be "
+    "{epsilon:.3g}."
+)
+
+
 class Passes:
     """Passes over `size` examples: known ones, or as far as they show, by how many came.
 
@@ -81,11 +88,7 @@ class Passes:
         steps = int(1 / self.plan.rate + 1e-6)  # the fewest that a pass can take
         passes = shuffled_epsilon(exact.noise_multiplier, self.plan.steps / steps, delta)
         honest = passes if known else exact.epsilon(delta)
-        better = "" if known else (
-            " The engine does not know how they are drawn, so each step is charged as if it held "
-            "the same examples. Go through a shuffled DataLoader by engine.shuffled(loader): "
-            f"epsilon will be {passes:.3g}."
-        )  # fmt: skip
+        better = "" if known else UNKNOWN.format(epsilon=passes)
         warnings.warn(
             "these batches do not come from engine.loader, so they are not Poisson samples: after "
             f"{self.plan.steps} steps epsilon will be {honest:.3g}, not "

@@ -12,16 +12,19 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import dp_accounting
 import numpy as np
+from absl import logging
+from dp_accounting import NeighboringRelation
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.rdp import RdpAccountant
 from jaxtyping import Float
 
 from sfumato.errors import ConfigError
 from sfumato.privacy.releases import Mechanism, Relation, Release
-
-if TYPE_CHECKING:
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 Accountant = Literal["pld", "rdp"]
 
@@ -182,10 +185,8 @@ def _interval(mechanisms: Counter[Mechanism], cells_for: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def _single(mechanism: Mechanism, relation: Relation, interval: float) -> "PrivacyLossDistribution":
+def _single(mechanism: Mechanism, relation: Relation, interval: float) -> PrivacyLossDistribution:
     """The PLD of one event."""
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
     rate, noise, max_batch, size = mechanism
     if max_batch is not None and size is not None:
         return pld.from_truncated_subsampled_gaussian_mechanism(
@@ -206,7 +207,7 @@ def _single(mechanism: Mechanism, relation: Relation, interval: float) -> "Priva
 
 def _composed(
     mechanism: Mechanism, count: int, relation: Relation, interval: float
-) -> "PrivacyLossDistribution":
+) -> PrivacyLossDistribution:
     """The PLD of a mechanism that is used `count` times."""
     left, times = _at_once(mechanism, count)
     one = _single(left, relation, interval)
@@ -225,10 +226,6 @@ def _at_once(mechanism: Mechanism, count: int) -> tuple[Mechanism, int]:
 
 def _rdp_epsilon(mechanisms: Counter[Mechanism], delta: float, relation: Relation) -> float:
     """The cross-check by Rényi DP; NaN where it has no formula."""
-    import dp_accounting
-    from absl import logging
-    from dp_accounting.rdp import RdpAccountant
-
     if relation == "replace" or any(m.max_batch is not None for m in mechanisms):
         return math.nan
     accountant = RdpAccountant(neighboring_relation=_neighbours(relation))
@@ -245,8 +242,6 @@ def _rdp_epsilon(mechanisms: Counter[Mechanism], delta: float, relation: Relatio
         logging.set_verbosity(level)
 
 
-def _neighbours(relation: Relation):  # noqa: ANN202 (dp-accounting is imported where it is used)
-    from dp_accounting import NeighboringRelation
-
+def _neighbours(relation: Relation) -> NeighboringRelation:
     names = {"add-or-remove": "ADD_OR_REMOVE_ONE", "replace": "REPLACE_ONE"}
     return NeighboringRelation[names[relation]]

@@ -108,10 +108,12 @@ class Plan:
             return self
         done = self._done(step)
         return replace(
-            self, noise_decay=1.0, clip_decay=1.0,
+            self,
+            noise_decay=1.0,
+            clip_decay=1.0,
             noise_multiplier=self.noise_multiplier * self.noise_decay**done,
             max_norm=self.max_norm * self.clip_decay**done,
-        )  # fmt: skip
+        )
 
     def _done(self, step: int) -> float:
         """How much of the way down (or up) the stairs of a schedule that step is, from 0 to 1."""
@@ -208,16 +210,20 @@ def make_plan(
     check_delta(budget.delta, size)
     if math.isinf(budget.epsilon):
         return plan
-    before = mechanisms_of(spent)
-    share = noise_decay ** plan._done(plan.steps - 1)
+    return replace(plan, noise_multiplier=_noise_within(budget, plan, mechanisms_of(spent)))
+
+
+def _noise_within(budget: Budget, plan: Plan, before: Counter[Mechanism]) -> float:
+    """The least noise multiplier in the first step for which plan and `before` keep the budget."""
+    share = plan.noise_decay ** plan._done(plan.steps - 1)
 
     def price_of(noise: float) -> float:
         if noise * min(1.0, share) < LEAST_NOISE:
             return math.inf
         trial = replace(plan, noise_multiplier=noise)
-        return price(before + trial.mechanisms(), budget.delta, relation)
+        return price(before + trial.mechanisms(), budget.delta, plan.relation)
 
-    return replace(plan, noise_multiplier=least_noise(price_of, budget.epsilon))
+    return least_noise(price_of, budget.epsilon)
 
 
 def steps_within(budget: Budget, plan: Plan) -> int:

@@ -157,10 +157,14 @@ class Ledger:
         """What is promised, to whom and about what, for a summary; at another delta if given."""
         header, delta = self.header, self.header.delta if delta is None else delta
         return {
-            "epsilon": self.epsilon(delta), "delta": delta, "unit": header.unit,
-            "relation": header.relation, "neighbours": header.neighbours, "data": header.data,
+            "epsilon": self.epsilon(delta),
+            "delta": delta,
+            "unit": header.unit,
+            "relation": header.relation,
+            "neighbours": header.neighbours,
+            "data": header.data,
             "not_for_release": self.objections,
-        }  # fmt: skip
+        }
 
     @property
     def objections(self) -> list[str]:

@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 from functools import cache
 
+from scipy.optimize import root_scalar
+
 from sfumato.errors import ConfigError
 
 
@@ -71,6 +73,4 @@ def most_steps(price_of: Callable[[int], float], target: float, limit: int) -> i
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    from scipy.optimize import root_scalar
-
     return root_scalar(function, bracket=(low, high), method="brentq", xtol=1e-4).root

@@ -25,10 +25,10 @@ which leads to another grid step about once in 10^9 numbers.
 import math
 
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sfumato.errors import ConfigError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.kernels import has_kernels
 from sfumato.privacy.seal import Key, key_words
@@ -115,12 +115,6 @@ def chacha20(key: bytes, num_bytes: int, nonce: bytes = bytes(16)) -> bytearray:
 
     Every step has a key of its own, so the rest of the nonce may stay zero.
     """
-    try:
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-    except ImportError as missing:
-        raise ConfigError(
-            'secure noise needs the package "cryptography". Install it, or take noise="philox".'
-        ) from missing
     stream = bytearray(num_bytes)
     Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor().update_into(stream, stream)
     return stream

@@ -71,9 +71,12 @@ def fitting_batch(
 
 
 def largest_batch(
-    clipper: GradientClipper, inputs: Inputs, wanted: int, work: Work | None = None,
+    clipper: GradientClipper,
+    inputs: Inputs,
+    wanted: int,
+    work: Work | None = None,
     length: Callable[[int], int] = int,
-) -> int:  # fmt: skip
+) -> int:
     """The largest power of two of examples that fits, or `wanted` if that is less.
 
     What a step does is `clipper.clip`, unless other `work` is given. Where n would fit, `length(n)`
@@ -108,9 +111,12 @@ def measured_batch(
 
 
 def largest_that_fits(
-    measure: Callable[[int], int | None], run: Callable[[int], int | None], room: int, most: int,
+    measure: Callable[[int], int | None],
+    run: Callable[[int], int | None],
+    room: int,
+    most: int,
     length: Callable[[int], int] = int,
-) -> int:  # fmt: skip
+) -> int:
     """The `length` of the largest power of two, or of `most`, that was seen to take at most `room`.
 
     `measure` and `run` take a step of so many examples, and return the bytes it took at its peak;

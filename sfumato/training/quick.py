@@ -51,9 +51,12 @@ def captured(clipper: GradientClipper, clip: Clip, inputs: Inputs) -> Clip:
         return Captured(work, inputs.device)
 
     def quick(
-        loss_fn: Callable[..., Tensor], tensors: Sequence[Tensor], examples: int, mask: Tensor,
+        loss_fn: Callable[..., Tensor],
+        tensors: Sequence[Tensor],
+        examples: int,
+        mask: Tensor,
         tell: Tell | None = None,
-    ) -> Clipped:  # fmt: skip
+    ) -> Clipped:
         found = replayed(tell or nobody)((clipper.clipping, clipper.model.training), mask, *tensors)
         if tell is not None or bool(found.norms.isfinite().all()):
             return found

@@ -47,9 +47,13 @@ def moved(named: Mapping[str, nn.Parameter], by: Mapping[str, Tensor]) -> Iterat
 
 
 def sharp_step(
-    model: nn.Module, inputs: Inputs, rho: float, *, processes: ProcessGroup | None = None,
+    model: nn.Module,
+    inputs: Inputs,
+    rho: float,
+    *,
+    processes: ProcessGroup | None = None,
     compiled: bool = False,
-) -> Step:  # fmt: skip
+) -> Step:
     """A plain step that leaves the mean gradient at w + rho g / |g|, where g is that at w (SAM).
 
     Both passes see the same views and the same dropout. Weights, and statistics that layers keep,

@@ -59,11 +59,16 @@ class Description:
         """That of a network by name, which reads images in this way."""
         layers = network.named_modules()
         return cls(
-            model=name, norm=norm, classes=inputs.images.classes, shape=inputs.images.shape,
-            centre_crop=centre_crop, mean=inputs.mean, deviation=inputs.deviation,
+            model=name,
+            norm=norm,
+            classes=inputs.images.classes,
+            shape=inputs.images.shape,
+            centre_crop=centre_crop,
+            mean=inputs.mean,
+            deviation=inputs.deviation,
             precision="bf16" if inputs.precision == torch.bfloat16 else "float32",
             groups={k: layer.num_groups for k, layer in layers if isinstance(layer, nn.GroupNorm)},
-        )  # fmt: skip
+        )
 
     def keep(self, run: Run, network: nn.Module, promise: Mapping[str, Any] | None = None) -> None:
         """Write the weights, and this in their file and beside it.

@@ -42,7 +42,6 @@ def release(sums, noise, *, book=None, secret=SEED):
 
 
 def test_secure_noise_is_that_of_the_cpu():
-    pytest.importorskip("cryptography", reason="the CPU's stream is that package's")
     found, wanted = release(some(), "chacha20"), release(some("cpu"), "chacha20")
     grid, _ = grid_noise(PLAN, sum(t.numel() for t in wanted.values()))
     for name, tensor in wanted.items():

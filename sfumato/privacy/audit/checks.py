@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.stats import binom, chi2, norm
+from scipy.stats import t as student
 
 from sfumato.privacy.audit.lower import check_confidence
 
@@ -99,8 +101,6 @@ def check_buffers(before: Mapping[str, str], after: Mapping[str, str]) -> Check:
 
 
 def _noise_size(seen: Seen) -> tuple[float, str]:
-    from scipy.stats import chi2
-
     squares, count = absent_squares(seen)
     if not count.sum():
         return 1.0, "no coordinate was ever without its canary"
@@ -113,8 +113,6 @@ def _noise_size(seen: Seen) -> tuple[float, str]:
 
 def _noise_apart(seen: Seen) -> tuple[float, str]:
     """The largest correlation of two steps, each pair of which has its share of the error."""
-    from scipy.stats import t as student
-
     rows = seen.residuals[np.isfinite(seen.residuals).all(axis=1)]
     steps, canaries = rows.shape
     if steps < 2 or canaries < 3:
@@ -134,8 +132,6 @@ def _noise_apart(seen: Seen) -> tuple[float, str]:
 
 def _noise_spread(seen: Seen) -> tuple[float, str]:
     """Means over coordinates: were the noise one number for all of them, these would be large."""
-    from scipy.stats import chi2
-
     rows = seen.residuals[np.isfinite(seen.residuals).all(axis=1)]
     if not rows.size:
         return 1.0, "nothing was seen"
@@ -173,8 +169,6 @@ def _positive(weights: Float[np.ndarray, " steps"], count: Int[np.ndarray, " ste
 
 def _contributions(seen: Seen) -> tuple[float, str]:
     """The weighted mean of what present canaries added, against the norm bound, from above."""
-    from scipy.stats import norm
-
     sound = np.isfinite(seen.seen) & seen.present
     if not sound.any():
         return 1.0, "no canary was ever in a batch"
@@ -185,8 +179,6 @@ def _contributions(seen: Seen) -> tuple[float, str]:
 
 
 def _rate(seen: Seen) -> tuple[float, str]:
-    from scipy.stats import binom
-
     present, steps = seen.present[:, seen.included], len(seen.sizes)
     trials, hits = present.size, int(present.sum())
     if seen.present[:, ~seen.included].any():
@@ -243,8 +235,6 @@ def _spread_chances(mean: float, count: int, trials: int, rate: float) -> tuple[
     small ones too, where no smooth law does. Values that next to no binomial takes are paid for
     beforehand: they would blow up the expectation.
     """
-    from scipy.stats import binom
-
     rare = 1e-14
     first, last = int(binom.ppf(rare, trials, rate)), int(binom.isf(rare, trials, rate))
     values = np.arange(first, last + 1)

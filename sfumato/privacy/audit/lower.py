@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.special import expit, logit
+from scipy.stats import beta, binom
 
 from sfumato.errors import ConfigError, DataError
 from sfumato.privacy.releases import Relation
@@ -144,9 +146,6 @@ def guesses_bound(
     al. 2023, theorem 5.2; m canaries). Returns the largest epsilon for which that is below
     1 - confidence, to 1e-4 and from below; or `known`, if it is not above.
     """
-    from scipy.special import logit
-    from scipy.stats import beta
-
     _check_claim(delta, confidence)
     if not 0 <= right <= guesses <= canaries:
         raise ConfigError(f"{right} right of {guesses} guesses about {canaries} canaries: why?")
@@ -176,8 +175,6 @@ def binomial_interval(
     Guarantee: the rate is above the upper limit with chance at most (1 - level) / 2 and below the
     lower one likewise, so each is also a one-sided limit.
     """
-    from scipy.stats import beta
-
     hits = np.asarray(successes)
     check_confidence(level, "level")
     if trials < 1 or (hits < 0).any() or (hits > trials).any():
@@ -234,9 +231,6 @@ def _proved(
 
 def _chance(right: int, guesses: int, canaries: int, delta: float, epsilon: float) -> float:
     """The chance of so many right guesses, at most, under (epsilon, delta)."""
-    from scipy.special import expit
-    from scipy.stats import binom
-
     # reach[i] is the chance that a binomial reaches right - i.
     reach = binom.sf(right - 1 - np.arange(right + 1), guesses, expit(epsilon))
     steps = np.arange(1, right + 1)

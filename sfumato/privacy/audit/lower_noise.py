@@ -13,6 +13,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from scipy.stats import chi2
 
 from sfumato.errors import ConfigError
 from sfumato.privacy.accounting import LEAST_NOISE
@@ -88,8 +89,6 @@ def noise_bound(
     independent, of the plan's size times some number, and an example can add the whole norm bound;
     up to the accountant's discretisation, the same as the ledger's.
     """
-    from scipy.stats import chi2
-
     squares, counts = absent_squares(seen)
     proved = 0.0
     if counts.sum():

@@ -42,10 +42,23 @@ def chacha_block(key, block, third=0, fourth=0):
     k8, k9, k10, k11 = _keyed(key, 4, zero)
     low, high = block.to(tl.uint32), (block >> 32).to(tl.uint32)
     return (
-        x0 + 0x61707865, x1 + 0x3320646E, x2 + 0x79622D32, x3 + 0x6B206574,
-        x4 + k4, x5 + k5, x6 + k6, x7 + k7, x8 + k8, x9 + k9, x10 + k10, x11 + k11,
-        x12 + low, x13 + high, x14 + third, x15 + fourth,
-    )  # fmt: skip
+        x0 + 0x61707865,
+        x1 + 0x3320646E,
+        x2 + 0x79622D32,
+        x3 + 0x6B206574,
+        x4 + k4,
+        x5 + k5,
+        x6 + k6,
+        x7 + k7,
+        x8 + k8,
+        x9 + k9,
+        x10 + k10,
+        x11 + k11,
+        x12 + low,
+        x13 + high,
+        x14 + third,
+        x15 + fourth,
+    )
 
 
 @triton.jit
