@@ -27,7 +27,7 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 from sfumato.training.batch_stats import BROKEN, BatchStats
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.replay import Replay

@@ -18,8 +18,8 @@ from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize, to_philox_mean
 from sfumato.privacy.seal import tag_of
-from sfumato.privacy.secret import SessionKey
 from sfumato.privacy.secure import to_secure_mean
+from sfumato.privacy.session_key import SessionKey
 
 PARAMETERS = 300
 PLAN = Plan(noise_multiplier=1.0, max_norm=1.0, expected_batch=1000, rate=0.01, steps=10**6)

@@ -27,7 +27,7 @@ from sfumato.privacy.ledger import Ledger as Ledger
 from sfumato.privacy.noise import privatize as privatize
 from sfumato.privacy.releases import Release as Release
 from sfumato.privacy.sampling import poisson_batches as poisson_batches
-from sfumato.privacy.secret import SessionKey as SessionKey
+from sfumato.privacy.session_key import SessionKey as SessionKey
 from sfumato.runs import Run as Run
 from sfumato.runs import open_run as open_run
 

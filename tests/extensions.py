@@ -17,8 +17,8 @@ from sfumato.models.wrn import WideResNet
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
-from sfumato.privacy.secret import SessionKey
-from sfumato.training.extend import Dope, Mirror, PublicGradient, WeightMultiplicity
+from sfumato.privacy.session_key import SessionKey
+from sfumato.training.extenders import Dope, Mirror, PublicGradient, WeightMultiplicity
 
 
 class Tied(nn.Module):

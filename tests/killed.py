@@ -22,7 +22,7 @@ from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.moments import clip_rows
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import poisson_batches
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 from sfumato.runs import open_run
 
 

@@ -6,7 +6,7 @@ from interpreted import interpret_kernels
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 
 PLAN = Plan(noise_multiplier=1.5, max_norm=4.0, expected_batch=20, rate=0.1, steps=50)
 SOURCES = ["philox", "chacha20"]

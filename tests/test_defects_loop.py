@@ -26,7 +26,7 @@ from sfumato.data.images import Images
 from sfumato.errors import ConfigError
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 from sfumato.training.inputs import Inputs
 from sfumato.training.plain_step import plain_step
 from sfumato.training.private_step import Paid, private_step

@@ -14,7 +14,7 @@ import sfumato
 from sfumato.clipping.admit import one_at_a_time
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
 from sfumato.privacy.accounting import shuffled_epsilon
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
 

@@ -14,7 +14,7 @@ from sfumato.attacks.views import Views
 from sfumato.errors import ConfigError
 from sfumato.models.average import new_average
 from sfumato.models.gan import Discriminator, Generator
-from sfumato.training.resume import load_optimizer
+from sfumato.training.fit import load_optimizer
 from sfumato.training.setup import placed
 
 Method = Literal["plg", "gmi", "ked", "pixels"]

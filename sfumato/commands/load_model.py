@@ -9,7 +9,7 @@ from sfumato.runs import Run
 from sfumato.trust import is_own_code, require_trust
 
 if TYPE_CHECKING:
-    from sfumato.training.trained import Description, TrainedModel
+    from sfumato.training.trained_model import Description, TrainedModel
 
 PLACES = ("", "stages/train", "stages/student")
 """Where a run has its classifier: warmup in its stage train, release in its stage student."""
@@ -32,7 +32,7 @@ def load_model(
     from sfumato.models.zoo import load_exactly
     from sfumato.provenance import require_whole
     from sfumato.training.setup import pick_device
-    from sfumato.training.trained import NAME, TrainedModel
+    from sfumato.training.trained_model import NAME, TrainedModel
 
     if not isinstance(run, Run | str | Path):
         raise ConfigError(
@@ -105,7 +105,7 @@ def read_description(folder: Path) -> "Description":
     """What model.json says."""
     from sfumato.config import read_finished
     from sfumato.files import read_json
-    from sfumato.training.trained import NAME, Description
+    from sfumato.training.trained_model import NAME, Description
 
     try:
         return read_finished(Description, read_json(folder / NAME))

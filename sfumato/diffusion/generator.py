@@ -27,11 +27,10 @@ from sfumato.errors import ConfigError, SfumatoError
 from sfumato.models.average import new_half_life_average
 from sfumato.models.unet import UNet
 from sfumato.runs import Run
-from sfumato.training.loop import whole_steps
+from sfumato.training.fit import load_optimizer, whole_steps
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.progress import progress, stale
 from sfumato.training.replay import Replay
-from sfumato.training.resume import load_optimizer
 from sfumato.training.setup import placed
 
 AT_ONCE = 64

@@ -20,9 +20,9 @@ from sfumato.clipping.checks import check_losses, refuse_compiled
 from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.mixing import is_due, refuse_mixing, refuse_places
 from sfumato.clipping.tape import Tape
-from sfumato.engine.guards import check_governed, refuse_closures
+from sfumato.engine.checks import check_governed, refuse_closures
+from sfumato.engine.loss_graph import Factors, Span, look_outside, next_node, refuse_parameters
 from sfumato.engine.outputs import tensors_of, trial_losses
-from sfumato.engine.outside import Factors, Span, look_outside, next_node, refuse_parameters
 from sfumato.errors import ConfigError, PrivacyError
 
 

@@ -6,7 +6,7 @@ and the one way out.
 1. `releases`      one use of private data, as a fact (`Release`)
 2. `budget`      what is promised (`Budget`), and how it is spent (`Plan`, `make_plan`)
 3. `ledger`      the append-only record of what was spent (`Ledger`)
-4. `secret`      what all chance of a run derives from (`SessionKey`)
+4. `session_key` what all chance of a run derives from (`SessionKey`)
 5. `sampling`    Poisson batches, as index chunks
 6. `moments`     sums of clipped vectors, the simplest thing to release
 7. `noise`       `privatize`: the only way from private sums to something releasable

@@ -21,8 +21,8 @@ from sfumato.privacy.flat import Sums
 from sfumato.privacy.kernels import has_kernels
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.seal import Key, key_words, seal
-from sfumato.privacy.secret import SessionKey
 from sfumato.privacy.secure import to_secure_mean
+from sfumato.privacy.session_key import SessionKey
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from torch import Tensor
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from sfumato.errors import PrivacyError
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.kernels import has_kernels
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 from sfumato.transfer import from_device, to_device
 
 StepName = tuple[str, str, int]

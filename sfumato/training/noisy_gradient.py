@@ -12,7 +12,7 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout, Sums
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 from sfumato.training.process_group import ProcessGroup
 
 

@@ -10,9 +10,9 @@ from sfumato.data.images import Images
 from sfumato.models.zoo import pixel_statistics
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.runs import Run
+from sfumato.training.fit import TrainState, fit
 from sfumato.training.hooks import Step
 from sfumato.training.inputs import Inputs
-from sfumato.training.loop import TrainState, fit
 from sfumato.training.progress import progress
 from sfumato.training.setup import make_optimizer, make_schedule
 

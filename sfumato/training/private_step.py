@@ -20,7 +20,7 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.sampling import Batch
 from sfumato.privacy.seal import tag_of
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 from sfumato.training.batch_stats import BROKEN, BatchStats, averages_of
 from sfumato.training.hooks import Step
 from sfumato.training.inputs import Inputs

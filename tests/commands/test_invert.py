@@ -22,7 +22,7 @@ from sfumato.commands.invert.context import make_context, open_access
 from sfumato.commands.invert.score import four_sets
 from sfumato.commands.invert.settings import STAGES
 from sfumato.runs import Run, open_run
-from sfumato.training.loop import TrainState
+from sfumato.training.fit import TrainState
 
 SEEN_BY_ATTACKERS = MADE[1:4]
 

@@ -71,7 +71,7 @@ def test_weights_that_learnt_the_same_data_bring_their_ledger_along(settings, fi
 def test_a_run_with_such_weights_that_was_cut_goes_on(settings, first, tmp_path, monkeypatch):
     config = replace(settings, weights=first / "model.safetensors", epsilon=3.0)
     with monkeypatch.context() as patch:
-        patch.setattr("sfumato.training.loop.TrainState.advance", interrupt_after(1))
+        patch.setattr("sfumato.training.fit.TrainState.advance", interrupt_after(1))
         with pytest.raises(KeyboardInterrupt):
             go(config, tmp_path / "run")
     go(config, tmp_path / "run")
@@ -81,7 +81,7 @@ def test_a_run_with_such_weights_that_was_cut_goes_on(settings, first, tmp_path,
 
 
 def interrupt_after(steps):
-    from sfumato.training.loop import TrainState
+    from sfumato.training.fit import TrainState
 
     real = TrainState.advance
 
@@ -319,7 +319,7 @@ def test_a_release_does_not_begin_with_weights_that_learnt_its_data(settings, fi
 def test_steps_of_the_weights_are_not_those_of_the_plan(settings, first, tmp_path, monkeypatch):
     config = replace(settings, weights=first / "model.safetensors", epsilon=3.0)
     with monkeypatch.context() as patch:
-        patch.setattr("sfumato.training.loop.TrainState.advance", interrupt_after(1))
+        patch.setattr("sfumato.training.fit.TrainState.advance", interrupt_after(1))
         with pytest.raises(KeyboardInterrupt):
             go(config, tmp_path / "run")
     log = (tmp_path / "run/log.txt").read_text()

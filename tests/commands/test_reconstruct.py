@@ -56,9 +56,9 @@ def test_stages_one_by_one_are_the_whole(finished, tmp_path):
 
 
 def test_a_run_that_was_cut_goes_on_to_the_same_network(finished, tmp_path, monkeypatch):
-    from sfumato.training import loop
+    from sfumato.training import fit
 
-    advance, count = loop.TrainState.advance, []
+    advance, count = fit.TrainState.advance, []
 
     def stop(self):
         count.append(1)
@@ -66,10 +66,10 @@ def test_a_run_that_was_cut_goes_on_to_the_same_network(finished, tmp_path, monk
             raise KeyboardInterrupt
         advance(self)
 
-    monkeypatch.setattr(loop.TrainState, "advance", stop)
+    monkeypatch.setattr(fit.TrainState, "advance", stop)
     with pytest.raises(KeyboardInterrupt):
         attack(TINY, tmp_path / "run")
-    monkeypatch.setattr(loop.TrainState, "advance", advance)
+    monkeypatch.setattr(fit.TrainState, "advance", advance)
     attack(TINY, tmp_path / "run")
     name = "stages/train/model.safetensors"
     one, other = load_file(finished / name), load_file(tmp_path / "run" / name)

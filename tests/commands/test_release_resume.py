@@ -20,7 +20,7 @@ from sfumato.runs import Run
 from sfumato.sharing import bundle, match
 from sfumato.sharing import moments as synth_moments
 from sfumato.sharing.bundle import verify_bundle
-from sfumato.training.loop import TrainState
+from sfumato.training.fit import TrainState
 
 SAME = (
     "bundle/images.npz", "bundle/soft_labels.npz", "stages/moments/moments.safetensors",

@@ -38,7 +38,7 @@ def go(config, out):
 
 def cut(config, out, monkeypatch):
     """One step, and then Ctrl-C."""
-    from sfumato.training.loop import TrainState
+    from sfumato.training.fit import TrainState
 
     real = TrainState.advance
 
@@ -48,7 +48,7 @@ def cut(config, out, monkeypatch):
         real(train_state)
 
     with monkeypatch.context() as patch:
-        patch.setattr("sfumato.training.loop.TrainState.advance", advance)
+        patch.setattr("sfumato.training.fit.TrainState.advance", advance)
         with pytest.raises(KeyboardInterrupt):
             go(config, out)
 

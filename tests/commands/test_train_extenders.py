@@ -81,7 +81,7 @@ def test_another_model_for_the_same_promise_also_after_a_cut(tmp_path, plain, pu
     header = read_lines(tmp_path / "whole" / "ledger.jsonl")[0]["header"]
     assert (f"the images of {public}" in header["public"]) == ("extender" in WAYS[way])
 
-    with cut_in("sfumato.training.loop:TrainState.advance", 2):
+    with cut_in("sfumato.training.fit:TrainState.advance", 2):
         run_train(tmp_path / "cut", config)
     run_train(tmp_path / "cut", config)
     for name, value in weights(tmp_path / "whole").items():

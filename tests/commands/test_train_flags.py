@@ -17,7 +17,7 @@ from sfumato.errors import ConfigError, SfumatoWarning
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.runs import open_run
-from sfumato.training import loop
+from sfumato.training import fit
 
 SMALL = train.Config(epsilon=3.0, batch_size=60, steps=3, lr=0.5, noise_seed=1)
 
@@ -92,8 +92,8 @@ def test_a_compiled_step_trains_the_same_model(tmp_path, plain):
 
 def test_a_killed_run_that_goes_on_otherwise_keeps_its_epsilon(tmp_path, monkeypatch):
     config = replace(SMALL, noise_seed=None, steps=8)
-    monkeypatch.setattr(loop, "_kept", lambda *_: nullcontext())  # as if killed
-    with cut_in("sfumato.training.loop:TrainState.advance", 4):
+    monkeypatch.setattr(fit, "_kept", lambda *_: nullcontext())  # as if killed
+    with cut_in("sfumato.training.fit:TrainState.advance", 4):
         run_train(tmp_path / "run", config)
     monkeypatch.undo()
     paid = len(read_lines(tmp_path / "run" / "ledger.jsonl")) - 1

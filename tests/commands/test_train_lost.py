@@ -31,7 +31,7 @@ def killed(tmp_path, monkeypatch):
         train_state.step += 1
 
     with monkeypatch.context() as patch:
-        patch.setattr("sfumato.training.loop.TrainState.advance", advance)
+        patch.setattr("sfumato.training.fit.TrainState.advance", advance)
         patch.setattr(Run, "save_checkpoint", lambda *_: None)
         with pytest.raises(RunError, match="killed"):
             go(SETTINGS, tmp_path / "run")
@@ -56,13 +56,13 @@ def test_steps_that_come_out_the_same_are_not_lost(killed, capsys):
 
 def test_the_first_checkpoints_come_early(tmp_path, monkeypatch):
     now, kept = [0.0], []
-    monkeypatch.setattr("sfumato.training.loop.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sfumato.training.fit.time.monotonic", lambda: now[0])
 
     def advance(train_state):
         now[0] += 1.5
         train_state.step += 1
 
-    monkeypatch.setattr("sfumato.training.loop.TrainState.advance", advance)
+    monkeypatch.setattr("sfumato.training.fit.TrainState.advance", advance)
     monkeypatch.setattr(Run, "save_checkpoint", lambda _, state: kept.append(state["step"]))
     go(replace(SETTINGS, steps=12, batch_size=20), tmp_path / "run")
     assert kept == [1, 3, 6, 12, 12]

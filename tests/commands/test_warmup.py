@@ -164,8 +164,8 @@ def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
         ("sfumato.commands.warmup.watch:watch", 0),
         ("sfumato.diffusion.generator:learn", 5),
         ("sfumato.diffusion.sample:draw_images", 1),
-        ("sfumato.training.sharp:sharp_step", 0),
-        ("sfumato.training.loop:TrainState.advance", 9),
+        ("sfumato.training.sharpness:sharp_step", 0),
+        ("sfumato.training.fit:TrainState.advance", 9),
     ],
 )
 def test_a_run_that_was_cut_ends_the_same(settings, finished, tmp_path, monkeypatch, name, after):
@@ -342,7 +342,7 @@ def test_public_images_are_shown_as_often_and_changed_as_much_as_asked(
     monkeypatch.setattr(
         warmup_classifier, "drawn_images", lambda context: context.public.select([3])
     )
-    monkeypatch.setattr("sfumato.training.sharp.sharp_step", look)
+    monkeypatch.setattr("sfumato.training.sharpness.sharp_step", look)
     monkeypatch.setattr("sfumato.training.plain.train_plainly", lambda model, *_, **__: model)
     changes = {"warm_repeats": 3, "warm_colour": 0.2, "warm_affine": 0.1}
     run = Run(tmp_path, print)

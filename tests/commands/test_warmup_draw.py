@@ -19,7 +19,7 @@ from sfumato.diffusion.stored import read_stored
 from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import poisson_batches
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 from sfumato.reporting.words import up
 
 QUICK = ("--solver", "dpm", "--sample-steps", "4", "--device", "cpu")

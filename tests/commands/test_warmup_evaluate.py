@@ -138,7 +138,7 @@ def test_controls_that_are_done_stay(controlled, settings, tmp_path, monkeypatch
         "warmup", "dp", "warmup_on_public_images_alone", "dp_from_public_images_alone",
         "dp_from_scratch", "fidelity", "test_images",
     }  # fmt: skip
-    for name in ("sfumato.diffusion.generator.learn", "sfumato.training.loop.TrainState.advance"):
+    for name in ("sfumato.diffusion.generator.learn", "sfumato.training.fit.TrainState.advance"):
         monkeypatch.setattr(name, lambda *_: pytest.fail("nothing is left to learn"))
     config = replace(settings, stage="evaluate")
     warm(replace(config, controls=True), tmp_path / "run")
@@ -152,7 +152,7 @@ def test_controls_that_are_done_stay(controlled, settings, tmp_path, monkeypatch
 def test_a_control_that_was_cut_ends_the_same(settings, finished, controlled, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     config = replace(settings, stage="evaluate", controls=True)
-    with cut_in("sfumato.training.loop:TrainState.advance", 9):
+    with cut_in("sfumato.training.fit:TrainState.advance", 9):
         warm(config, tmp_path / "run")
     begun = (tmp_path / "run" / ALONE).with_name("private")
     assert (begun / "checkpoint.safetensors").exists()

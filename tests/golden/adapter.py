@@ -33,8 +33,8 @@ from sfumato.privacy.budget import Budget, Plan, make_plan, steps_within
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import to_philox_mean
 from sfumato.privacy.sampling import Chunk, sample, toss
-from sfumato.privacy.secret import SessionKey
 from sfumato.privacy.secure import chacha20, normal_deviates, to_secure_mean
+from sfumato.privacy.session_key import SessionKey
 from sfumato.training.canaries import draw_canaries
 from sfumato.training.inputs import Inputs
 

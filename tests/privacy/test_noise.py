@@ -12,8 +12,8 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize, to_philox_mean
-from sfumato.privacy.secret import SessionKey
 from sfumato.privacy.secure import grid_noise
+from sfumato.privacy.session_key import SessionKey
 
 way = both_ways
 

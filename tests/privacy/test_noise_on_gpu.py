@@ -10,8 +10,8 @@ from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.seal import tag_of
-from sfumato.privacy.secret import SessionKey
 from sfumato.privacy.secure import grid_noise
+from sfumato.privacy.session_key import SessionKey
 from sfumato.training.setup import make_optimizer
 
 pytestmark = pytest.mark.gpu

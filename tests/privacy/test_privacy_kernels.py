@@ -15,8 +15,8 @@ from sfumato.privacy.kernels.chacha import chacha_block
 from sfumato.privacy.kernels.digest import COLUMNS, FEW, HASHES, ROWS, digest, hash_columns
 from sfumato.privacy.kernels.release import release_flat
 from sfumato.privacy.kernels.seal import seal_words
-from sfumato.privacy.secret import SessionKey
 from sfumato.privacy.secure import chacha20, grid_noise, normal_deviates, to_secure_mean
+from sfumato.privacy.session_key import SessionKey
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KEY = bytes(range(7, 39))

@@ -11,7 +11,7 @@ from sfumato.privacy.budget import Budget, Plan, make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.releases import Release
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 
 DECAYING = Plan(
     noise_multiplier=2.0, expected_batch=10.0, rate=0.1, steps=80, max_norm=1.0, noise_decay=0.5,

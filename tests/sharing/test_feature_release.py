@@ -13,7 +13,7 @@ from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.moments import clip_rows, weighted_means, with_counter
 from sfumato.privacy.noise import privatize
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 
 
 def released(table, plan, secret):

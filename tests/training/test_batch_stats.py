@@ -13,7 +13,7 @@ from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 from sfumato.runs import open_run
 from sfumato.training import private_step as steps
 from sfumato.training.batch_stats import (
@@ -25,8 +25,8 @@ from sfumato.training.batch_stats import (
     BatchStats,
     averages_of,
 )
+from sfumato.training.fit import TrainState, fit
 from sfumato.training.inputs import Inputs
-from sfumato.training.loop import TrainState, fit
 from sfumato.training.private_step import Paid, private_step
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.quick import captured

@@ -8,7 +8,7 @@ import torch
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import poisson_batches
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 from sfumato.training.chunks import DEAR, Cutting
 from sfumato.training.process_group import ProcessGroup
 

@@ -6,8 +6,7 @@ from torch import nn
 
 from sfumato.commands.train import Config
 from sfumato.runs import open_run
-from sfumato.training.loop import TrainState
-from sfumato.training.resume import load_optimizer
+from sfumato.training.fit import TrainState, load_optimizer
 from sfumato.training.setup import make_optimizer, make_schedule
 
 

@@ -16,7 +16,7 @@ from sfumato.errors import UnsupportedLayer
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 from sfumato.training import private_step as steps
 from sfumato.training.inputs import Inputs
 from sfumato.training.private_step import Paid, private_step

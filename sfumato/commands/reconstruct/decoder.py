@@ -25,7 +25,7 @@ def train(context: Context, stage: Run) -> None:
     from sfumato.attacks.decode import decoder_step
     from sfumato.models.average import new_average
     from sfumato.privacy.sampling import Batch
-    from sfumato.training.loop import TrainState, fit
+    from sfumato.training.fit import TrainState, fit
     from sfumato.training.progress import progress
     from sfumato.training.setup import make_optimizer, make_schedule
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sfumato.data.images import Images
     from sfumato.privacy.ledger import Ledger
-    from sfumato.privacy.secret import SessionKey
+    from sfumato.privacy.session_key import SessionKey
     from sfumato.training.inputs import Inputs
 
 

@@ -21,7 +21,7 @@ def student(context: Context, stage: Run) -> None:
     """Train it on the bundle, as anybody could who was handed it."""
     from sfumato.sharing.bundle import read_bundle
     from sfumato.training.distil import cached
-    from sfumato.training.trained import Description
+    from sfumato.training.trained_model import Description
 
     images, logits, _, _ = read_bundle(context.run.path / "bundle")
     model, inputs = new_student(context, images)

@@ -26,8 +26,8 @@ from sfumato.runs import Run
 if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.training.canaries import Canaries
+    from sfumato.training.fit import TrainState
     from sfumato.training.inputs import Inputs
-    from sfumato.training.loop import TrainState
     from sfumato.training.private_step import Paid
     from sfumato.training.process_group import ProcessGroup
 
@@ -145,8 +145,8 @@ def learn(
     from sfumato.privacy.sampling import poisson_batches
     from sfumato.training.canaries import CanaryHook
     from sfumato.training.chunks import Cutting
+    from sfumato.training.fit import fit
     from sfumato.training.hooks import with_hooks
-    from sfumato.training.loop import fit
     from sfumato.training.memory import advised, fitting_batch
     from sfumato.training.progress import price_list, progress
 

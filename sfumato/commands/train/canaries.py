@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.privacy.budget import Plan
     from sfumato.training.canaries import Canaries, Observations
+    from sfumato.training.fit import TrainState
     from sfumato.training.inputs import Inputs
-    from sfumato.training.loop import TrainState
     from sfumato.training.process_group import ProcessGroup
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.privacy.budget import Plan
     from sfumato.privacy.ledger import Header, Ledger
-    from sfumato.privacy.secret import SessionKey
+    from sfumato.privacy.session_key import SessionKey
     from sfumato.training.inputs import Inputs
     from sfumato.training.private_step import Paid
     from sfumato.training.process_group import ProcessGroup
@@ -64,7 +64,7 @@ def open_ledger(
 
 def draw_secret(config: Config, run: Run | None, processes: "ProcessGroup") -> "SessionKey":
     """The run's randomness, which all processes share."""
-    from sfumato.privacy.secret import SessionKey
+    from sfumato.privacy.session_key import SessionKey
 
     if config.noise_seed is not None:
         return SessionKey.from_seed(config.noise_seed)

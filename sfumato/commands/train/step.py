@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from sfumato.clipping.clip import GradientClipper
     from sfumato.data.images import Images
     from sfumato.privacy.budget import Plan
-    from sfumato.training.extend import Extender
+    from sfumato.training.extenders import Extender
+    from sfumato.training.fit import TrainState
     from sfumato.training.hooks import Step
     from sfumato.training.inputs import Inputs
-    from sfumato.training.loop import TrainState
     from sfumato.training.memory import Work
     from sfumato.training.private_step import Paid
     from sfumato.training.process_group import ProcessGroup
@@ -66,7 +66,7 @@ def make_step(
     from sfumato.training.memory import Work, advised
     from sfumato.training.private_step import private_step
     from sfumato.training.quick import captures, quick_clip
-    from sfumato.training.sharp import Uphill
+    from sfumato.training.sharpness import Uphill
 
     clipping = Clipping(
         max_norm=config.max_grad_norm, style=config.clip, per_layer=config.per_layer
@@ -117,7 +117,7 @@ def step_without_promise(
 ) -> "Step":
     """A step that promises nothing."""
     from sfumato.training.plain_step import plain_step
-    from sfumato.training.sharp import sharp_step
+    from sfumato.training.sharpness import sharp_step
 
     kind = partial(sharp_step, rho=config.sharpness) if config.sharpness else plain_step
     return kind(train_state.model, inputs, processes=processes, compiled=config.compile)
@@ -132,7 +132,7 @@ def new_extender(
     public: "Images | None",
 ) -> "Extender | None":
     """What public images are used for, if they are."""
-    from sfumato.training.extend import Dope, Mirror, PublicGradient, WeightMultiplicity
+    from sfumato.training.extenders import Dope, Mirror, PublicGradient, WeightMultiplicity
 
     if config.extender == "none":
         return None

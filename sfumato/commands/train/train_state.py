@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     from sfumato.data.images import Images
     from sfumato.models.normalise import NormPolicy
+    from sfumato.training.fit import TrainState
     from sfumato.training.inputs import Inputs
-    from sfumato.training.loop import TrainState
-    from sfumato.training.trained import Description
+    from sfumato.training.trained_model import Description
 
 Kind = TypeVar("Kind")
 
@@ -72,7 +72,7 @@ def has_weights(config: Config) -> bool:
 
 def describe(config: Config, network: "nn.Module", inputs: "Inputs") -> "Description":
     """What is written beside the weights, so that the classifier can be built again."""
-    from sfumato.training.trained import Description
+    from sfumato.training.trained_model import Description
 
     return Description.of(
         inputs, network, name=config.model, norm=norm_policy(config),
@@ -105,9 +105,9 @@ def make_inputs(
 def make_train_state(config: Config, model: "nn.Module", inputs: "Inputs") -> "TrainState":
     """The model where it reads, with all that changes as it learns."""
     from sfumato.models.average import new_average
-    from sfumato.training.loop import TrainState
+    from sfumato.training.fit import TrainState
     from sfumato.training.setup import make_optimizer, make_schedule, placed
-    from sfumato.training.sharp import LastGradient
+    from sfumato.training.sharpness import LastGradient
 
     model = placed(model, inputs.device)
     optimizer = make_optimizer(

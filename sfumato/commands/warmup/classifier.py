@@ -35,7 +35,7 @@ def warm_model(context: Context, images: "Images", stage: Run, *, epochs: float)
     from sfumato.data.augment import Augmentation
     from sfumato.training.plain import train_plainly
     from sfumato.training.plain_step import plain_step
-    from sfumato.training.sharp import sharp_step
+    from sfumato.training.sharpness import sharp_step
 
     config = context.config
     # All of it learns: what a later stage leaves frozen must have been good for something.

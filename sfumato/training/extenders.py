@@ -25,7 +25,7 @@ from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.training.hooks import StepHook
 from sfumato.training.inputs import Inputs, Losses
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.sharp import learning, of_length
+from sfumato.training.sharpness import learning, of_length
 
 
 @dataclass(frozen=True)

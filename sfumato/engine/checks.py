@@ -12,7 +12,7 @@ from sfumato.config import check_counts, check_given, check_numbers
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 
 
 def refuse_foreign_gradients(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:

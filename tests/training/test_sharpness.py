@@ -20,7 +20,7 @@ from sfumato.training.plain import train_plainly
 from sfumato.training.plain_step import plain_step
 from sfumato.training.private_step import Paid, private_step
 from sfumato.training.replay import WARM
-from sfumato.training.sharp import LastGradient, Uphill, learning, moved, of_length, sharp_step
+from sfumato.training.sharpness import LastGradient, Uphill, learning, moved, of_length, sharp_step
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from sfumato.errors import PrivacyError
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 
 
 def test_a_short_secret_is_refused():

@@ -25,7 +25,7 @@ from sfumato.clipping.factors import Clipping
 from sfumato.data.augment import Augmentation
 from sfumato.errors import PrivacyError
 from sfumato.training import private_step as steps
-from sfumato.training.extend import Dope, PublicGradient, WeightMultiplicity
+from sfumato.training.extenders import Dope, PublicGradient, WeightMultiplicity
 from sfumato.training.hooks import with_hooks
 from sfumato.training.private_step import Paid, private_step
 

@@ -3,7 +3,8 @@
 It takes batches and a step that leaves gradients, and does everything around them: optimizer,
 schedule, average of weights, progress, metrics, checkpoints. A run cut anywhere goes on from its
 last checkpoint and ends with the same model, because batches, noise and augmentations are
-functions of the step. (On a GPU the step that was under way may be lost: see `steps.is_lost`.)
+functions of the step. (On a GPU the step that was under way may be lost: see
+`private_step.is_lost`.)
 """
 
 import signal
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from sfumato.errors import ConfigError
@@ -23,8 +24,7 @@ from sfumato.privacy.sampling import Batch
 from sfumato.runs import Run
 from sfumato.training.hooks import Step
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.resume import load_optimizer
-from sfumato.training.sharp import LastGradient
+from sfumato.training.sharpness import LastGradient
 
 LOOK_EVERY = 5
 """Steps between two looks at whether training has diverged."""
@@ -178,3 +178,21 @@ def _kept(
         if run is not None and train_state.whole:
             before_saving()
             run.save_checkpoint(train_state.state())
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a state, with moments laid out in memory as the parameters are, and rates in place.
+
+    A file keeps numbers and not their order in memory, and fused optimizers refuse moments that lie
+    otherwise than a channels-last parameter. A rate that is a tensor stays the tensor it was: it
+    may be read by a capture on a GPU, and a file's lies on the CPU.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(rate, Tensor):
+            group["lr"] = rate.copy_(torch.as_tensor(group["lr"]))
+    for parameter, moments in optimizer.state.items():
+        for name, value in moments.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from sfumato.clipping.checks import check_model
 from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.config import differences, to_json
-from sfumato.engine import familiar
-from sfumato.engine.guards import (
+from sfumato.engine import compat
+from sfumato.engine.checks import (
     Finite,
     add_releases,
     check_drawn,
@@ -45,7 +45,7 @@ from sfumato.models.average import new_average
 from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import poisson_batches
-from sfumato.privacy.secret import SessionKey
+from sfumato.privacy.session_key import SessionKey
 from sfumato.training.noisy_gradient import NoisyGradient
 
 
@@ -109,8 +109,8 @@ class PrivacyEngine:
         stability = {"numerical_stability_constant": numerical_stability_constant}
         whole = {"sample_size": sample_size, "max_grad_norm": max_grad_norm, "ema": ema}
         check_settings(secret, **whole, **length, **decay, **promise, **stability)
-        clipping = familiar.clipping(clip_function, max_grad_norm, numerical_stability_constant)
-        familiar.accountants(accounting_mode)
+        clipping = compat.clipping(clip_function, max_grad_norm, numerical_stability_constant)
+        compat.accountants(accounting_mode)
         check_length(epochs, steps)
         check_promise(target_epsilon, noise_multiplier)
         if named_params is not None:
@@ -124,7 +124,7 @@ class PrivacyEngine:
         self.ledger = self._new_ledger(delta, noise)
         self.module = module
         self.clipper = GradientClipper(
-            module, familiar.mode(ghost_clipping, mixed), clipping=clipping
+            module, compat.mode(ghost_clipping, mixed), clipping=clipping
         )
         self.recorder = Recorder(self.clipper)
         self.accounting_mode = accounting_mode
@@ -254,7 +254,7 @@ class PrivacyEngine:
         self, accounting_mode: str | None = None, delta: float | None = None
     ) -> dict[str, Any]:
         """Epsilon so far, derived from the ledger; `not_for_release` says why it does not hold."""
-        names = familiar.accountants(
+        names = compat.accountants(
             self.accounting_mode if accounting_mode is None else accounting_mode
         )
         delta = self.ledger.header.delta if delta is None else delta
