@@ -181,7 +181,7 @@ def test_a_trained_model_is_used_as_the_pages_show(page, number, digits_run, mon
 @pytest.fixture
 def rules():
     """The table of rules, put back as it was."""
-    from sfumato.clipping.registry import RULES
+    from sfumato.clipping.rules.registry import RULES
 
     before = dict(RULES)
     yield RULES
@@ -189,7 +189,7 @@ def rules():
     RULES.update(before)
 
 
-RULE_PAGE = PAGES["docs/rules.md"]
+RULE_PAGE = PAGES["docs/extend/layer-rule.md"]
 
 
 def test_the_rule_that_the_page_writes_is_exact_and_explained_as_shown(rules, capsys):

@@ -9,13 +9,12 @@ Read in this order:
 3. `tape`      how parameters are followed through a model: the `Tape`, `leaf` (what they are on the
                way) and `parts` (where they meet the batch)
 4. `dispatch`  what an operation with a parameter in it is: the choice of a rule
-5. `registry`  the rules: what happens where a parameter meets a batch, by kind of operation
-               (`products`, `normalisation`, `attention`, `tables`; `spelling`: the same layers in
-               other words)
-6. `generic`   the exact ways for operations that have no rule
+5. `rules`     what happens where a parameter meets a batch, one file for each family of operations;
+               most are made of `linear_like`
+6. `fallback`  the exact way for operations that have no rule
 7. `layout`    which way each layer takes, by cost; the table that `--explain` prints
 8. `clip`      `GradientClipper.clip`, which puts it all together (with `kept`, `factors`, `sums`,
-`trials`)
+               `trials`)
 9. `admit`     the test a model passes before its norms are believed
 
 What makes it quick stands apart: `on_gpu` and `kernels` do the algebra of 1 on a GPU, `compiled` is

@@ -220,9 +220,12 @@ def _check_places(
 
 @torch.no_grad()
 def _check_unmoved(
-    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int,
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    examples: int,
     changing: Iterable[int],
-) -> bool:  # fmt: skip
+) -> bool:
     """Change one example after the other, under the same dice; whether any were thrown."""
     state = random_state()
     before = loss_fn(model, *inputs)
@@ -296,14 +299,17 @@ def _check_equality(
     raise UnsupportedLayer(
         f"the per-example gradients found for this model are not those of autograd (worst at "
         f'"{where}", relative error {error:.1e}). Freeze that parameter, or write a rule for the '
-        "operation that uses it with @norm_rule; where there is one, it is wrong."
+        "operation that uses it with @layer_rule; where there is one, it is wrong."
     )
 
 
 def _reaches_others(
-    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int,
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    examples: int,
     name: str,
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether the first loss depends on rows of other examples in what this parameter's layer says.
 
     No rule has a part in this. Rows that happen to be equal hide it from the losses themselves.

@@ -114,15 +114,23 @@ class GradientClipper:
     def new_tape(self, examples: int, key: Any = None, **options: Any) -> Tape:
         """A tape for a pass of a kind that has been surveyed."""
         return Tape(
-            examples, self.seed, self.layouts[key], leaf_type=self.leaf_type,
-            group_of=self.group_of, num_groups=self.num_groups, parameters=self.parameters,
+            examples,
+            self.seed,
+            self.layouts[key],
+            leaf_type=self.leaf_type,
+            group_of=self.group_of,
+            num_groups=self.num_groups,
+            parameters=self.parameters,
             **options,
-        )  # fmt: skip
+        )
 
     def survey(
-        self, forward: Callable[[list[Tensor]], Any], inputs: Sequence[Any], examples: int,
+        self,
+        forward: Callable[[list[Tensor]], Any],
+        inputs: Sequence[Any],
+        examples: int,
         key: Any = None,
-    ) -> list[ParamUse]:  # fmt: skip
+    ) -> list[ParamUse]:
         """Find where parameters meet the batch, and choose a method for each place.
 
         The model runs with two numbers of examples: by the shapes that change, `sizes` tells which
@@ -188,9 +196,14 @@ class GradientClipper:
         return 2.0**-8 if loose else MARGIN
 
     def finish(
-        self, tape: Tape, losses: Tensor, mask: Bool[Tensor, " n"] | None = None,
-        tell: Tell | None = None, *, retain: bool = False,
-    ) -> Clipped:  # fmt: skip
+        self,
+        tape: Tape,
+        losses: Tensor,
+        mask: Bool[Tensor, " n"] | None = None,
+        tell: Tell | None = None,
+        *,
+        retain: bool = False,
+    ) -> Clipped:
         """Backward pass, norms, clip factors and the weighted sums.
 
         With `retain` the tape can be finished once more.

@@ -109,9 +109,13 @@ class Compiled:
         self.forward = torch.compile(self._forward, fullgraph=True, dynamic=False, **options)
 
     def __call__(
-        self, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int,
-        mask: Bool[Tensor, " n"] | None = None, tell: Tell | None = None,
-    ) -> Clipped:  # fmt: skip
+        self,
+        loss_fn: Callable[..., Tensor],
+        inputs: Sequence[Tensor],
+        examples: int,
+        mask: Bool[Tensor, " n"] | None = None,
+        tell: Tell | None = None,
+    ) -> Clipped:
         """As `GradientClipper.clip`."""
         kind = kind_of_batch(inputs, examples)
         if (kind, examples) not in self.passes:
@@ -132,9 +136,14 @@ class Compiled:
             return conclude(tape, losses, found, clipping, margin, mask, tell)
 
     def _forward(
-        self, loss_fn: Callable[..., Tensor], inputs: tuple[Tensor, ...], examples: int, kind: Any,
-        dummies: tuple[tuple[Tensor, ...], tuple[Tensor, ...]], has_lists: bool,
-    ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
+        self,
+        loss_fn: Callable[..., Tensor],
+        inputs: tuple[Tensor, ...],
+        examples: int,
+        kind: Any,
+        dummies: tuple[tuple[Tensor, ...], tuple[Tensor, ...]],
+        has_lists: bool,
+    ) -> tuple[Tensor, list[Tensor | None]]:
         recording = self.clipper.recording(examples, kind, dummies=dummies)
         looking = InLists(self.clipper.leaf_type) if has_lists else nullcontext()
         with looking, recording as tape:
@@ -155,11 +164,12 @@ class Compiled:
         del losses
         recipes = {
             Again(number): replace(
-                recipe, args=Again.of(recipe.args),
+                recipe,
+                args=Again.of(recipe.args),
                 kwargs={name: Again.of(value) for name, value in recipe.kwargs.items()},
             )
             for number, recipe in (tape.recipes or {}).items()
-        }  # fmt: skip
+        }
         assert all(keep.shape[0] % FEW == 0 for keep in tape.keeps)
         norms = tuple(self._dummy((2, examples), norm.dtype) for norm in tape.norms)
         keeps = tuple(

@@ -1,22 +1,27 @@
 """What an operation with a parameter among its arguments is: the choice of a rule.
 
 `Tape.meet` says where the examples are. Then, in this order: an operation that meets no example
-makes a new `Leaf`; one with a rule (`registry`) follows it; one that broadcasts gives the
-parameter a row for each example; anything else runs one example at a time (`generic`).
+makes a new `Leaf`; one with a rule (`rules`) follows it; one that broadcasts gives the parameter
+a row for each example (`rules/elementwise`); anything else runs one example at a time (`fallback`).
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-# Imported for the rules they register.
-from sfumato.clipping import attention, normalisation, products, spelling, tables  # noqa: F401
-from sfumato.clipping.generic import by_broadcasting, by_expanding, by_vmap, spread
+from sfumato.clipping.fallback import by_vmap
 from sfumato.clipping.leaf import Leaf
-from sfumato.clipping.registry import RULES
+from sfumato.clipping.rules import RULES
+from sfumato.clipping.rules.elementwise import (
+    BROADCASTING,
+    EXPANDING,
+    by_broadcasting,
+    by_expanding,
+    spread,
+)
+from sfumato.clipping.rules.embedding import gathering
 from sfumato.clipping.sizes import flat
 from sfumato.clipping.tape import Tape
 from sfumato.errors import UnsupportedLayer
@@ -44,7 +49,7 @@ def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> An
 
 def _derive(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """An operation without examples, which must not bring them in by its result's size."""
-    result = tape.derive(tables.gathering(func, args, kwargs), *args, **kwargs)
+    result = tape.derive(gathering(func, args, kwargs), *args, **kwargs)
     leaves = [t for t in flat((result,)) if isinstance(t, Leaf)]
     if leaves and tape.grows(result):
         raise UnsupportedLayer(spread(tape, leaves[0], func))
@@ -54,7 +59,7 @@ def _derive(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any
 def _by_rule(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Follow the rule, with the examples on the first axis of its first argument."""
     rule = RULES[func]
-    if rule.finds_examples:
+    if rule.any_axis:
         return rule.follow(tape, *args, **kwargs)
     axis, *others = tape.here.axes
     if axis is None or not isinstance(args[0] if args else None, Tensor):
@@ -63,7 +68,7 @@ def _by_rule(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> An
         return by_vmap(tape, func, args, kwargs)
     if axis == 0:
         return rule.follow(tape, *args, **kwargs)
-    if rule.last_axes is None or args[0].ndim - axis <= rule.last_axes(*args, **kwargs):
+    if rule.trailing_axes is None or args[0].ndim - axis <= rule.trailing_axes(*args, **kwargs):
         return by_vmap(tape, func, args, kwargs)
     return rule.follow(tape, args[0].movedim(axis, 0), *args[1:], **kwargs).movedim(0, axis)
 
@@ -71,28 +76,3 @@ def _by_rule(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> An
 PASSIVE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as, Tensor.__setitem__}
 """Operations that look at the batch's type or shape only. (What is written into a tensor is found
 later, as a gradient that reached a parameter on another way, and refused.)"""
-
-EXPANDING = {
-    Tensor.expand,
-    Tensor.expand_as,
-    Tensor.repeat,
-    torch.broadcast_to,
-    Tensor.broadcast_to,
-    torch.tile,
-    Tensor.tile,
-}
-"""Operations that may copy a parameter for the examples."""
-
-_NAMES = """
-add sub mul div true_divide rsub maximum minimum where lerp addcmul pow
-add_ sub_ mul_ div_ __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__
-__imul__ __truediv__ __rtruediv__ __itruediv__ __pow__
-"""
-
-BROADCASTING = {
-    getattr(home, name)
-    for home in (torch, Tensor)
-    for name in _NAMES.split()
-    if hasattr(home, name)
-} | {F.scaled_dot_product_attention}
-"""Operations that broadcast their arguments against each other, row by row."""

@@ -124,7 +124,7 @@ def explain_layout(parts: Sequence[ParamUse], model: nn.Module) -> str:
         lines.append(
             f"Not in these numbers: {', '.join(without[:3])}{' ...' if len(without) > 3 else ''}. "
             "There is no rule for what uses them, so it runs once per example, which can be the "
-            "slowest part of all. Write a rule with @norm_rule (docs/rules.md)."
+            "slowest part of all. Write a rule with @layer_rule (docs/extend/layer-rule.md)."
         )
     return "\n".join(lines)
 

@@ -95,9 +95,12 @@ def refuse_mixing(
 
 @torch.enable_grad()  # as in the pass itself: a model may look
 def place_matters(
-    model: nn.Module, found_for: Callable[[Tensor], list[Tensor]], examples: int, fewer: int,
+    model: nn.Module,
+    found_for: Callable[[Tensor], list[Tensor]],
+    examples: int,
+    fewer: int,
     tolerance: float,
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether examples get other numbers when all, or `fewer`, have moved on by one place.
 
     `found_for` computes something for the examples at these places of the batch. Dropout is off. A

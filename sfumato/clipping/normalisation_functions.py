@@ -37,9 +37,16 @@ class LayerNormed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, weight: Any, bias: Any, kept_w: Any, kept_b: Any, shape: Any, eps: float,
+        ctx: Any,
+        x: Any,
+        weight: Any,
+        bias: Any,
+        kept_w: Any,
+        kept_b: Any,
+        shape: Any,
+        eps: float,
         examples: int,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """The ordinary forward pass."""
         fused = has_kernel(x) and gives_float32(x) and prod(shape) <= WIDEST
         if fused:
@@ -87,9 +94,16 @@ class GroupNormed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, weight: Any, bias: Any, kept_w: Any, kept_b: Any, groups: int, eps: float,
+        ctx: Any,
+        x: Any,
+        weight: Any,
+        bias: Any,
+        kept_w: Any,
+        kept_b: Any,
+        groups: int,
+        eps: float,
         examples: int,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """The ordinary forward pass."""
         rows, channels = x.shape[:2]
         sizes = (rows, channels, x.shape[2:].numel(), groups)
@@ -131,9 +145,17 @@ class FrozenBatchNormed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Any, weight: Any, bias: Any, kept_w: Any, kept_b: Any, mean: Any,
-        variance: Any, eps: float, examples: int,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Any,
+        weight: Any,
+        bias: Any,
+        kept_w: Any,
+        kept_b: Any,
+        mean: Any,
+        variance: Any,
+        eps: float,
+        examples: int,
+    ) -> Tensor:
         """The ordinary forward pass."""
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.settings = (eps, examples)
@@ -167,9 +189,14 @@ class FrozenBatchNormed(torch.autograd.Function):
 
 
 def _by_kernel(
-    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, sizes: tuple[int, ...],
+    g: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Any,
+    sizes: tuple[int, ...],
     wanted: tuple[bool, bool, bool],
-) -> Found:  # fmt: skip
+) -> Found:
     """All in two readings of g and x, where channels come last."""
     from sfumato.clipping.kernels.group_norm_backward import group_norm_backward
 
@@ -178,9 +205,14 @@ def _by_kernel(
 
 
 def _side_by_side(
-    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, sizes: tuple[int, ...],
+    g: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Any,
+    sizes: tuple[int, ...],
     wanted: tuple[bool, bool, bool],
-) -> Found:  # fmt: skip
+) -> Found:
     """All at the cost of the ordinary backward pass, on a CPU.
 
     To the kernel the batch is shown as one example with the channels of all, side by side: so it
@@ -189,16 +221,27 @@ def _side_by_side(
     rows, channels, places, groups = sizes
     wide = (1, rows * channels, places)
     grad_x, by_weight, by_bias = torch.ops.aten.native_group_norm_backward(
-        g.reshape(wide), x.to(g.dtype).reshape(wide), mean.reshape(1, -1), scale.reshape(1, -1),
-        None if weight is None else weight.repeat(rows), *wide, rows * groups, list(wanted),
-    )  # fmt: skip
+        g.reshape(wide),
+        x.to(g.dtype).reshape(wide),
+        mean.reshape(1, -1),
+        scale.reshape(1, -1),
+        None if weight is None else weight.repeat(rows),
+        *wide,
+        rows * groups,
+        list(wanted),
+    )
     return grad_x.reshape(x.shape).to(x.dtype) if wanted[0] else None, by_weight, by_bias
 
 
 def _on_gpu(
-    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, sizes: tuple[int, ...],
+    g: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Any,
+    sizes: tuple[int, ...],
     wanted: tuple[bool, bool, bool],
-) -> Found:  # fmt: skip
+) -> Found:
     """The same in two reductions more: there a kernel takes few groups and many rows."""
     rows, channels, places, groups = sizes
     g, wide, grad_x = g.contiguous(), x.to(g.dtype).contiguous(), None
@@ -227,9 +270,14 @@ def _normalised_groups(
 
 
 def _by_expressions(
-    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, sizes: tuple[int, ...],
+    g: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Any,
+    sizes: tuple[int, ...],
     wanted: tuple[bool, bool, bool],
-) -> Found:  # fmt: skip
+) -> Found:
     """The same for a compiler: what moves a group, or stretches it, is taken out of g."""
     rows, channels, places, groups = sizes
     size = channels // groups

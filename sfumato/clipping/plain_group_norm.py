@@ -37,9 +37,12 @@ def has_group_norm(model: nn.Module) -> bool:
 
 
 def quick_group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     eps: float = 1e-5,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """`F.group_norm`, by our kernels where they take the input."""
     if not takes_groups(input):
         return F.group_norm(input, num_groups, weight, bias, eps)

@@ -39,9 +39,15 @@ def square_norm(
 
 
 def ghost_norm(
-    x: Tensor, g: Tensor, y: Tensor, scale: Float[Tensor, " p"], weight: Tensor,
-    bias: Tensor | None, geometry: Geometry, examples: int,
-) -> Float[Tensor, "2 n"]:  # fmt: skip
+    x: Tensor,
+    g: Tensor,
+    y: Tensor,
+    scale: Float[Tensor, " p"],
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    examples: int,
+) -> Float[Tensor, "2 n"]:
     """Squared norms, as of `grams.ghost_norm`, where the weight is the parameter standardised.
 
     Row r of the parameter's gradient is that of the weight, times `scale`, without its parts along

@@ -49,9 +49,16 @@ class Left:
 
 
 def conclude(
-    tape: Tape, losses: Tensor, found: Sequence[Tensor | None], clipping: Clipping, margin: float,
-    mask: Bool[Tensor, " n"] | None, tell: Tell | None = None, *, retain: bool = False,
-) -> Clipped:  # fmt: skip
+    tape: Tape,
+    losses: Tensor,
+    found: Sequence[Tensor | None],
+    clipping: Clipping,
+    margin: float,
+    mask: Bool[Tensor, " n"] | None,
+    tell: Tell | None = None,
+    *,
+    retain: bool = False,
+) -> Clipped:
     """Norms, factors and sums; `found` are the gradients of the tape's dummies.
 
     An example whose gradient is not finite spoils the sums, so then they are made once more without

@@ -12,7 +12,7 @@ from torch import nn
 from sfumato.clipping.admit import one_at_a_time
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.layout import MODES
-from sfumato.clipping.registry import RULES
+from sfumato.clipping.rules.registry import RULES
 from sfumato.errors import UnsupportedLayer
 from sfumato.models.wrn import StandardisedConv2d
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sfumato.clipping.clip import GradientClipper
-from sfumato.clipping.tables import Rows
+from sfumato.clipping.rules.embedding import Rows
 
 PLACES = torch.arange(5)
 OFFSETS = PLACES[:, None] - PLACES[None, :]

@@ -11,7 +11,7 @@ from oracle import norms_of
 from torch import nn
 
 from sfumato.clipping.admit import one_at_a_time
-from sfumato.clipping.registry import RULES
+from sfumato.clipping.rules.registry import RULES
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")

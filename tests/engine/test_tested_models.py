@@ -5,8 +5,8 @@ import torch
 from loops import attached
 from torch import Tensor, nn
 
-from sfumato.clipping.products import linear
-from sfumato.clipping.registry import RULES, Rule
+from sfumato.clipping.rules.linear import linear
+from sfumato.clipping.rules.registry import RULES, Rule
 from sfumato.errors import UnsupportedLayer
 
 
@@ -46,7 +46,7 @@ INPUTS = {
 @pytest.mark.parametrize("kind", INPUTS)
 @pytest.mark.parametrize("rule", [right, wrong])
 def test_a_wrong_rule_is_noticed_whatever_the_model_is_given(kind, rule, monkeypatch):
-    monkeypatch.setitem(RULES, torch.addmm, Rule(rule, finds_examples=True))
+    monkeypatch.setitem(RULES, torch.addmm, Rule(rule, any_axis=True))
     model, _, _ = attached(Square(kind))
     if rule is right:
         assert model(INPUTS[kind]).shape == (12, 8)

@@ -1,8 +1,8 @@
-"""Operations without a rule of their own, exactly all the same.
+"""The exact fallback for operations without a rule: once per example, under vmap.
 
-Where a parameter broadcasts against the batch, or is expanded to it, it is given a row for each
-example, and autograd returns the per-example gradient by itself. Anything else runs once an example
-under vmap, each with its own copy of the parameter.
+Each example has its own copy of the parameter, whose gradient is the per-example gradient. Rules
+that give a parameter a row for each example use `per_row`, and those that are too narrow for a
+call hand it to `by_vmap`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,54 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.clipping.leaf import Leaf, change_leaves
+from sfumato.clipping.leaf import Leaf
 from sfumato.clipping.sizes import flat
 from sfumato.clipping.tape import Tape
 from sfumato.errors import UnsupportedLayer
-
-
-def by_broadcasting(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Give the parameter a row for each example; broadcasting and autograd do the rest."""
-    tensors = flat((args, tuple(kwargs.values())))
-    batch = [(t, a) for t, a in zip(tensors, tape.here.axes, strict=True) if a is not None]
-    ndim = max(t.ndim for t in tensors)
-    # Broadcasting counts axes from the last.
-    places = {axis - t.ndim for t, axis in batch}
-    rows = {t.shape[axis] for t, axis in batch}
-    place = places.pop()
-    leaves = [t for t in tensors if isinstance(t, Leaf)]
-    fits = all(t.ndim < -place or t.shape[place] == 1 for t in leaves)
-    if places or len(rows) > 1 or not fits:
-        return by_vmap(tape, func, args, kwargs)
-
-    def widen(leaf: Leaf) -> Tensor:
-        return per_row(tape, leaf, ndim, max(rows), func.__name__, ndim + place)
-
-    named = {key: change_leaves(value, widen) for key, value in kwargs.items()}
-    return func(*change_leaves(args, widen), **named)
-
-
-def by_expanding(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A token expanded to the batch: from here on every row belongs to its example."""
-    leaf, result = args[0], func(*args, **kwargs)
-    axis = tape.settle(result)
-    if axis is None:
-        if tape.grows(result):
-            raise UnsupportedLayer(spread(tape, leaf, func))
-        return tape.derive(func, *args, **kwargs)
-    missing, rows = result.ndim - leaf.ndim, result.shape[axis]
-    own = 1 if axis < missing else leaf.shape[axis - missing]
-    if own == 1:
-        wide = per_row(tape, leaf, result.ndim, rows, func.__name__, axis)
-    else:
-        # All rows of the parameter for each example, side by side.
-        copies = own_copies(tape, leaf, func.__name__)
-        times = rows // (own * tape.examples)
-        copies = copies.repeat_interleave(times, dim=0).movedim(0, axis - missing)
-        wide = copies.flatten(axis - missing, axis - missing + 1)
-        wide = wide.reshape(*[1] * missing, *wide.shape)
-    tiles = [size // have for size, have in zip(result.shape, wide.shape, strict=True)]
-    return wide.repeat(tiles)
 
 
 def by_vmap(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -104,9 +60,13 @@ class _Place:
 
 
 def _take(
-    tape: Tape, item: Any, tensors: list[Tensor], dims: list[int | None], func: Callable[..., Any],
+    tape: Tape,
+    item: Any,
+    tensors: list[Tensor],
+    dims: list[int | None],
+    func: Callable[..., Any],
     axes: Iterator[int | None],
-) -> Any:  # fmt: skip
+) -> Any:
     """Move the tensors out of nested arguments, leaving their places."""
     if isinstance(item, list | tuple):
         return type(item)([_take(tape, one, tensors, dims, func, axes) for one in item])
@@ -168,13 +128,5 @@ def no_rule(tape: Tape, leaf: Tensor, func: Callable[..., Any]) -> str:
     """What to say of an operation that cannot be made one example at a time."""
     return (
         f'"{tape.name_of(leaf)}" is used by {func.__name__}, which has no rule and cannot be run '
-        "one example at a time. Write a rule for it with @norm_rule, or freeze the parameter."
-    )
-
-
-def spread(tape: Tape, leaf: Tensor, func: Callable[..., Any]) -> str:
-    """What to say of a parameter that is copied for the examples in a way that has no rule."""
-    return (
-        f'"{tape.name_of(leaf)}" is spread over the batch by {func.__name__}, which has no rule. '
-        "Use expand or repeat with the examples on one axis, or freeze the parameter."
+        "one example at a time. Write a rule for it with @layer_rule, or freeze the parameter."
     )

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.clipping.generic import per_row
+from sfumato.clipping.fallback import per_row
 from sfumato.clipping.leaf import Leaf
 from sfumato.clipping.normalisation_functions import (
     FrozenBatchNormed,
@@ -19,7 +19,7 @@ from sfumato.clipping.normalisation_functions import (
     LayerNormed,
     output_type,
 )
-from sfumato.clipping.registry import norm_rule
+from sfumato.clipping.rules.registry import layer_rule
 from sfumato.clipping.tape import Tape
 from sfumato.errors import UnsupportedLayer
 
@@ -28,11 +28,15 @@ def _normalised_axes(input: Tensor, normalized_shape: Any, *_: Any, **__: Any) -
     return len(normalized_shape)
 
 
-@norm_rule(F.layer_norm, last_axes=_normalised_axes)
+@layer_rule(F.layer_norm, trailing_axes=_normalised_axes)
 def layer_norm(
-    tape: Tape, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None,
+    tape: Tape,
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
     eps: float = 1e-5,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Normalise the last axes, then scale and shift them."""
     shape = tuple(normalized_shape)
     if _stands_apart(tape, input, weight, bias) or input.ndim == len(shape):
@@ -41,7 +45,7 @@ def layer_norm(
     return LayerNormed.apply(input, weight, bias, kept_w, kept_b, shape, eps, tape.examples)  # pyright: ignore
 
 
-@norm_rule(F.rms_norm, last_axes=_normalised_axes)
+@layer_rule(F.rms_norm, trailing_axes=_normalised_axes)
 def rms_norm(
     tape: Tape, input: Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> Tensor:
@@ -49,11 +53,16 @@ def rms_norm(
     return _scale_and_shift(tape, F.rms_norm(input, normalized_shape, eps=eps), weight, None)
 
 
-@norm_rule(F.group_norm, torch.group_norm)
+@layer_rule(F.group_norm, torch.group_norm)
 def group_norm(
-    tape: Tape, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None,
-    eps: float = 1e-5, *_: Any,
-) -> Tensor:  # fmt: skip
+    tape: Tape,
+    input: Tensor,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Tensor:
     """Normalise groups of channels, then scale and shift channels."""
     if _stands_apart(tape, input, weight, bias):
         normal = F.group_norm(input, num_groups, eps=eps)
@@ -62,11 +71,19 @@ def group_norm(
     return GroupNormed.apply(input, weight, bias, kept_w, kept_b, num_groups, eps, tape.examples)  # pyright: ignore
 
 
-@norm_rule(torch.instance_norm)
+@layer_rule(torch.instance_norm)
 def instance_norm(
-    tape: Tape, input: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any,
-    use_input_stats: bool, momentum: float, eps: float, cudnn_enabled: bool,
-) -> Tensor:  # fmt: skip
+    tape: Tape,
+    input: Tensor,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
     """Normalise each channel of each example, then scale and shift it."""
     if use_input_stats and running_mean is not None:
         raise UnsupportedLayer(_mixes(weight, tape, "InstanceNorm that tracks running statistics"))
@@ -76,11 +93,19 @@ def instance_norm(
     return _scale_and_shift(tape, normal, weight, bias, channels=True)
 
 
-@norm_rule(F.batch_norm, torch.batch_norm)
+@layer_rule(F.batch_norm, torch.batch_norm)
 def batch_norm(
-    tape: Tape, input: Tensor, running_mean: Any, running_var: Any, weight: Any = None,
-    bias: Any = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
-) -> Tensor:  # fmt: skip
+    tape: Tape,
+    input: Tensor,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Tensor:
     """With frozen statistics: scale and shift channels. In training mode: refused."""
     if training:
         raise UnsupportedLayer(_mixes(weight, tape, "BatchNorm in training mode"))

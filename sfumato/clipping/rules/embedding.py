@@ -13,19 +13,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.clipping.arithmetic import widened
-from sfumato.clipping.generic import by_vmap
+from sfumato.clipping.fallback import by_vmap
 from sfumato.clipping.leaf import Leaf
-from sfumato.clipping.registry import norm_rule
+from sfumato.clipping.rules.registry import layer_rule
 from sfumato.clipping.tape import Tape
 from sfumato.errors import UnsupportedLayer
 
 
-@norm_rule(F.embedding, last_axes=lambda *_, **__: 0)
+@layer_rule(F.embedding, trailing_axes=lambda *_, **__: 0)
 def embedding(
-    tape: Tape, input: Tensor, weight: Tensor, padding_idx: int | None = None,
-    max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
+    tape: Tape,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Rows of a table. The gradient of the output is all there is to keep."""
     if max_norm is not None or scale_grad_by_freq or sparse:
         raise UnsupportedLayer(
@@ -44,13 +49,21 @@ def embedding(
     return rows + tape.keep(tuple(rows.shape), rows.dtype)
 
 
-@norm_rule(F.embedding_bag, finds_examples=True)
+@layer_rule(F.embedding_bag, any_axis=True)
 def embedding_bag(
-    tape: Tape, input: Tensor, weight: Tensor, offsets: Tensor | None = None,
-    max_norm: Any = None, norm_type: float = 2, scale_grad_by_freq: bool = False,
-    mode: str = "mean", sparse: bool = False, per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False, padding_idx: int | None = None,
-) -> Tensor:  # fmt: skip
+    tape: Tape,
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: Any = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
     """Sums or means of table rows, for bags given as a matrix of indices."""
     if not set(tape.here.axes) <= {0, None}:
         args = (input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse)
@@ -69,6 +82,28 @@ def embedding_bag(
         return rows.sum(dim=1)
     present = torch.ones_like(input) if padding_idx is None else input != padding_idx
     return rows.sum(dim=1) / present.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+@layer_rule(Tensor.__getitem__, any_axis=True)
+def take_rows(tape: Tape, input: Tensor, index: Any) -> Tensor:
+    """Rows of a parameter by labels; with other indices, one example at a time."""
+    ids: Any = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    is_table = isinstance(input, Leaf) and isinstance(ids, Tensor)
+    if not is_table or ids.dtype in (torch.bool, torch.uint8):
+        return by_vmap(tape, Tensor.__getitem__, (input, index), {})
+    rows = tape.derive(Tensor.flatten if input.ndim > 1 else Tensor.unsqueeze, input, 1)
+    axis = next(axis for axis in tape.here.axes if axis is not None)
+    ids = torch.where(ids < 0, ids + len(input), ids).movedim(axis, 0)
+    found = embedding(tape, ids, rows).movedim(0, axis)
+    return found.reshape(*found.shape[:-1], *input.shape[1:])
+
+
+@layer_rule(torch.index_select, Tensor.index_select, any_axis=True)
+def index_select(tape: Tape, input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """The same, as a function."""
+    if dim == 0 and isinstance(input, Leaf):
+        return take_rows(tape, input, index)
+    return by_vmap(tape, torch.index_select, (input, dim, index), {})
 
 
 def gathering(func: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:

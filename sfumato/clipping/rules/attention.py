@@ -1,31 +1,50 @@
 """torch's own attention, which takes its weights as arguments of one large function."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.clipping.generic import leaf_among
+from sfumato.clipping.fallback import leaf_among
 from sfumato.clipping.geometry import LINEAR
 from sfumato.clipping.leaf import Leaf
-from sfumato.clipping.products import contraction
-from sfumato.clipping.registry import norm_rule
+from sfumato.clipping.linear_like import linear_like
+from sfumato.clipping.rules.registry import layer_rule
 from sfumato.clipping.tape import Tape
 from sfumato.errors import UnsupportedLayer
 
 
-@norm_rule(F.multi_head_attention_forward, finds_examples=True)
+@layer_rule(F.multi_head_attention_forward, any_axis=True)
 def multi_head_attention(
-    tape: Tape, query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int,
-    in_proj_weight: Any, in_proj_bias: Any, bias_k: Any, bias_v: Any, add_zero_attn: bool,
-    dropout_p: float, out_proj_weight: Tensor, out_proj_bias: Any, training: bool = True,
-    key_padding_mask: Tensor | None = None, need_weights: bool = True,
-    attn_mask: Tensor | None = None, use_separate_proj_weight: bool = False,
-    q_proj_weight: Any = None, k_proj_weight: Any = None, v_proj_weight: Any = None,
-    static_k: Any = None, static_v: Any = None, average_attn_weights: bool = True,
+    tape: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Any,
+    in_proj_bias: Any,
+    bias_k: Any,
+    bias_v: Any,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Any,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Any = None,
+    k_proj_weight: Any = None,
+    v_proj_weight: Any = None,
+    static_k: Any = None,
+    static_v: Any = None,
+    average_attn_weights: bool = True,
     is_causal: bool = False,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:
     """torch's own attention: three projections, softmax, one projection."""
     if tape.here.axes[:3] != (1, 1, 1):
         given = (query, key, value, in_proj_weight, in_proj_bias, bias_k, bias_v, out_proj_weight)
@@ -42,29 +61,16 @@ def multi_head_attention(
             "the layer."
         )
     q, k, v = (t.transpose(0, 1) for t in (query, key, value))
-    biases = [None] * 3 if in_proj_bias is None else tape.derive(torch.chunk, in_proj_bias, 3)
     if use_separate_proj_weight:
         weights = (q_proj_weight, k_proj_weight, v_proj_weight)
+        q, k, v = _project_each(tape, (q, k, v), weights, in_proj_bias)
     elif query is key and key is value:
         q, k, v = project(tape, q, in_proj_weight, in_proj_bias).chunk(3, dim=-1)
-        weights = None
     else:
         weights = tape.derive(torch.chunk, in_proj_weight, 3)
-    if weights is not None:
-        triples = zip((q, k, v), weights, biases, strict=True)
-        q, k, v = (project(tape, t, weight, bias) for t, weight, bias in triples)
+        q, k, v = _project_each(tape, (q, k, v), weights, in_proj_bias)
     q, k, v = (t.unflatten(-1, (num_heads, -1)).transpose(1, 2) for t in (q, k, v))
-    scores = q @ k.mT * q.shape[-1] ** -0.5
-    if attn_mask is not None:
-        mask = attn_mask.unflatten(0, (-1, num_heads)) if attn_mask.ndim == 3 else attn_mask
-        scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    if key_padding_mask is not None:
-        hidden = key_padding_mask[:, None, None, :]
-        scores = (
-            scores.masked_fill(hidden, -torch.inf)
-            if hidden.dtype == torch.bool
-            else scores + hidden
-        )
+    scores = _hide(q @ k.mT * q.shape[-1] ** -0.5, attn_mask, key_padding_mask)
     weights = F.dropout(scores.softmax(dim=-1), dropout_p, training)
     mixed = (weights @ v).transpose(1, 2).flatten(-2)
     out = project(tape, mixed, out_proj_weight, out_proj_bias).transpose(0, 1)
@@ -73,8 +79,29 @@ def multi_head_attention(
     return out, weights.mean(dim=1) if average_attn_weights else weights
 
 
+def _project_each(
+    tape: Tape, inputs: tuple[Tensor, ...], weights: tuple[Tensor, ...], bias: Tensor | None
+) -> Iterator[Tensor]:
+    """Queries, keys and values by a weight each, and by a third of the bias each."""
+    biases = [None] * 3 if bias is None else tape.derive(torch.chunk, bias, 3)
+    for x, weight, part in zip(inputs, weights, biases, strict=True):
+        yield project(tape, x, weight, part)
+
+
+def _hide(scores: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor:
+    """Scores with what masks hide: both may be booleans, or numbers that are added."""
+    if attn_mask is not None and attn_mask.ndim == 3:
+        attn_mask = attn_mask.unflatten(0, (-1, scores.shape[1]))
+    padding = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
+    for mask in (attn_mask, padding):
+        if mask is not None:
+            is_bool = mask.dtype == torch.bool
+            scores = scores.masked_fill(mask, -torch.inf) if is_bool else scores + mask
+    return scores
+
+
 def project(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A linear layer that may be frozen."""
     if isinstance(weight, Leaf) or isinstance(bias, Leaf):
-        return contraction(tape, x, weight, bias, LINEAR, "linear")
+        return linear_like(tape, x, weight, bias, LINEAR, "linear")
     return F.linear(x, weight, bias)
