@@ -22,6 +22,8 @@ FIXED = "scattering"
 """The features that need no weights: the same on every machine and in every year."""
 MOST = 5_000
 """Images of a set that are compared with others: distances of all pairs are taken."""
+NUMBERS = 4_000_000
+"""Numbers in a table of features: of wide features fewer images are compared."""
 FEWEST = 6
 """Images below which a set cannot be compared: a ball reaches to the fifth neighbour."""
 
@@ -56,21 +58,25 @@ def compare_sets(
     """
     from sfumato.metrics.quality import compare
 
-    rows = extractor.features(thin(real, most), device)
-    found = {
-        name: asdict(compare(rows, extractor.features(thin(some, most), device)))
-        for name, some in sets.items()
-    }
+    def table(images: "Images") -> "Tensor":
+        rows = extractor.features(thin(images, most), device)
+        return rows[spread(len(rows), max(FEWEST, NUMBERS // rows.shape[1]))]
+
+    rows = table(real)
+    found = {name: asdict(compare(rows, table(some))) for name, some in sets.items()}
     return {"features": extractor.name, **found}
 
 
 def thin(images: "Images", most: int = MOST) -> "Images":
     """At most so many of them, spread evenly."""
+    return images if len(images) <= most else images.select(spread(len(images), most))
+
+
+def spread(count: int, most: int) -> "Tensor":
+    """At most so many of the numbers below `count`, spread evenly."""
     import torch
 
-    if len(images) <= most:
-        return images
-    return images.select(torch.linspace(0, len(images) - 1, most).round().long())
+    return torch.linspace(0, count - 1, min(count, most)).round().long()
 
 
 def named_extractor(name: str, weights: Path | None, shape: tuple[int, int, int]) -> Extractor:

@@ -12,6 +12,7 @@ Everything is done in float64, on the device of the first table. Where the real 
 so is every number: no mechanism stands in between.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -74,13 +75,14 @@ def frechet_distance(a: Features, b: Features) -> float:
     features. Tables of one source are apart by chance, about in proportion to 1 / rows.
     """
     a, b = _tables(2, "a covariance", a=a, b=b)
-    gap = a.mean(0) - b.mean(0)
-    first, second = (torch.atleast_2d(torch.cov(table.T)) for table in (a, b))
-    values, vectors = torch.linalg.eigh(first)
-    root = vectors * values.clamp(min=0).sqrt()  # root root' = first
-    # root' S root is S1^(1/2) S S1^(1/2) turned by `vectors`, so it has the same eigenvalues.
-    shared = torch.linalg.eigvalsh(root.T @ second @ root).clamp(min=0).sqrt().sum()
-    return max(0.0, float(gap @ gap + first.trace() + second.trace() - 2 * shared))
+    mean, other = a.mean(0), b.mean(0)
+    first, second = ((t - t.mean(0)) / math.sqrt(len(t) - 1) for t in (a, b))  # S = first' first
+    if a.shape[1] <= min(len(a), len(b)):  # the triangles of QR have the same S, and are smaller
+        first, second = (torch.linalg.qr(table, mode="r").R for table in (first, second))
+    # tr (S1 S2)^(1/2) is the sum of the singular values of first second'.
+    shared = torch.linalg.svdvals(first @ second.T).sum()
+    gap = (mean - other).square().sum()
+    return max(0.0, float(gap + first.square().sum() + second.square().sum() - 2 * shared))
 
 
 def kernel_distance(

@@ -20,13 +20,13 @@ class Scattering(nn.Module):
     coarse: Tensor
     blur: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int = 1) -> None:
         super().__init__()
+        self.norm = nn.GroupNorm(27 * channels, 81 * channels, affine=False)
         self.register_buffer("fine", wavelets(0, 7), persistent=False)
         self.register_buffer("coarse", wavelets(1, 11), persistent=False)
         self.register_buffer("blur", gaussian(1.6, 11)[None, None], persistent=False)
 
-    @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         """n c h w -> n 81c h/4 w/4, each example normalised by itself in groups of channels."""
         n = x.shape[0]
@@ -38,8 +38,7 @@ class Scattering(nn.Module):
         both = both.unflatten(0, (-1, ANGLES)).flatten(1, 2)
         orders = [self._average(x, 4), self._average(first, 4), self._average(second, 2)]
         found = torch.cat([*orders, self._average(both, 2)], dim=1)
-        found = found.reshape(n, -1, *found.shape[2:])
-        return F.group_norm(found, found.shape[1] // 3)
+        return self.norm(found.reshape(n, -1, *found.shape[2:]))
 
     def _average(self, maps: Tensor, stride: int) -> Tensor:
         """Each map blurred and thinned out; maps thinned by 2 already are blurred half as far."""
@@ -86,4 +85,4 @@ def _grid(size: int) -> tuple[Tensor, Tensor]:
 
 def scatter_linear(classes: int, channels: int = 1) -> nn.Module:
     """Scattering coefficients and one linear layer, which alone learns."""
-    return nn.Sequential(Scattering(), nn.Flatten(), nn.LazyLinear(classes))
+    return nn.Sequential(Scattering(channels), nn.Flatten(), nn.LazyLinear(classes))
