@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 TITLE = "What a model gives away, and what it does not"
 LEDE = (
-    "The same small network learnt handwritten digits twice: with differential privacy, and "
-    "without. Then attackers came. This page was made in one go, on this machine."
+    "Attackers of four kinds try models that were trained on handwritten digits, with differential "
+    "privacy and without it. This page was made in one go, on this machine."
 )
 COMMANDS = (
     "sfumato train --data my_photos/ --image-size 64 --model resnet18 --epsilon 8 --canaries 1000",
@@ -29,12 +29,15 @@ COMMANDS = (
 class Parts:
     """The runs that the page speaks of."""
 
+    stolen: Path
+    few_plain: Path
+    few_private: Path
+    members_plain: Path
+    members_private: Path
     private: Path
     plain: Path
-    stolen: Path
-    inverted: Path
     audited: Path
-    audited_plain: Path
+    inverted: Path
     shared: Path
 
 
@@ -48,6 +51,7 @@ def write_page(parts: Parts, run: Run) -> Path:
     cards = {name: read_card(path, include_private=True) for name, path in vars(parts).items()}
     for folders, out in (
         ([parts.private, parts.plain], run.private / "both"),
+        ([parts.few_private, parts.few_plain], run.private / "few"),
         *(([path], path) for path in vars(parts).values()),
     ):
         write_report(folders, out, include_private=True)
@@ -73,42 +77,67 @@ def tell(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Story":
     return Story(
         title=TITLE, lede=LEDE, pair=pair, limits=tuple(limits(cards["shared"])), commands=COMMANDS,
         chapters=(
-            twice(cards, parts, home), theft(cards["stolen"], parts, home),
-            inversion(cards["inverted"], parts, home), audit(cards["audited"], parts, home),
+            theft(cards["stolen"], parts, home), members(cards), twice(cards),
+            audit(cards["audited"], parts, home), inversion(cards["inverted"], parts, home),
             sharing(cards["shared"], parts, home),
         ),
     )  # fmt: skip
 
 
-def twice(cards: "Mapping[str, Card]", parts: Parts, home: Path) -> "Chapter":
-    """The same network, with and without."""
+def members(cards: "Mapping[str, Card]") -> "Chapter":
+    """Who was among a few digits, told from the losses of two networks."""
+    from sfumato.reporting.story import Chapter
+    from sfumato.reporting.words import interval, up
+
+    pair = cards["few_plain"], cards["few_private"]
+    attacks = [loss_attack(found(cards[name])) for name in ("members_plain", "members_private")]
+    promise = f"at most {up(promised(pair[1]))} {delta_of(pair[1])}"
+    rows = [
+        ("", "without privacy", "with privacy"),
+        ("AUC of the attack (0.5 is guessing)", *(interval(a.auc) for a in attacks)),
+        ("test accuracy", *(interval(found(c).rates[0].value) for c in pair)),
+        ("epsilon, guaranteed", "no guarantee", promise),
+    ]
+    return Chapter(
+        title="Who was in the training set?",
+        words=(
+            "The same network is trained twice on the same 100 digits. A model of so few examples "
+            "learns each of them, so it is surer of them than of others, and an attacker who sees "
+            f"its losses tells who was in: {guessing(attacks[0])} without privacy, "
+            f"{guessing(attacks[1])} with it.",
+            "We chose few digits to show this: on all 4,000 this network hardly leaks to this "
+            "attack even without privacy. And privacy has its price here, because noise that hides "
+            "one of 100 digits hides much of what they have in common.",
+        ),
+        rows=rows, links=[("both in detail", "few/private/report.html")],
+    )  # fmt: skip
+
+
+def twice(cards: "Mapping[str, Card]") -> "Chapter":
+    """All digits, with privacy and without."""
     from sfumato.reporting.costs import per_example
     from sfumato.reporting.story import Chapter
     from sfumato.reporting.words import best_of, down, interval, short, up
 
     private, plain = cards["private"], cards["plain"]
-    attacks = [loss_attack(found(cards[name])) for name in ("audited", "audited_plain")]
     proof = best_of(found(cards["audited"]).bounds)
     rows = [
-        ("", "with privacy", "without"),
-        ("test accuracy", *(interval(found(c).rates[0].value) for c in (private, plain))),
-        ("epsilon, promised", f"at most {up(promised(private))} {delta_of(private)}", "no promise"),
-        ("epsilon, proved", f"at least {down(proof.epsilon)} at δ = {short(proof.delta)}",
-         "nobody planted canaries"),
-        ("who was in? AUC of an attack by losses", *(interval(a.auc) for a in attacks)),
-        ("the same, caught at 1 % false alarms",
-         *(interval(a.tpr_at_1_percent_fpr) for a in attacks)),
+        ("", "without privacy", "with privacy"),
+        ("test accuracy", *(interval(found(c).rates[0].value) for c in (plain, private))),
+        ("epsilon, guaranteed", "no guarantee",
+         f"at most {up(promised(private))} {delta_of(private)}"),
+        ("epsilon, proved", "not audited",
+         f"at least {down(proof.epsilon)} at δ = {short(proof.delta)}"),
         ("training, for each example",
-         *(f"{per_example(card) or 'not measured'} (median)" for card in (private, plain))),
+         *(f"{per_example(card) or 'not measured'} (median)" for card in (plain, private))),
     ]  # fmt: skip
     return Chapter(
-        title="One network, trained twice",
+        title="With 4,000 digits privacy costs little",
         words=(
-            "Both learn the same digits with the same number of steps. The private one clips what "
-            "each digit says and adds noise, and every use of the digits is written in a ledger.",
-            "An attacker who looks at losses alone tells members from others "
-            f"{guessing(attacks[0])} with privacy, and {guessing(attacks[1])} without. Only the "
-            "promise holds for attackers that nobody has thought of.",
+            "The same network again, with all digits and the same number of steps. The private one "
+            "clips what each digit adds to a step and adds noise, and every use of the digits is "
+            "written in a ledger. One digit is a small part of what 4,000 have in common, so the "
+            "noise costs little accuracy.",
         ),
         rows=rows, links=[("both in detail", "both/private/report.html")],
     )  # fmt: skip
