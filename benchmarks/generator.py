@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from sfumato.diffusion.diffusion import Diffusion
 
 from sfumato.data.images import Images
 from sfumato.diffusion.album import Album
-from sfumato.diffusion.diffusion import Diffusion
 from sfumato.diffusion.generator import new_denoiser, new_painter, new_turn
 from sfumato.diffusion.sample import draw_images
 from sfumato.training.process_group import ProcessGroup

@@ -7,19 +7,21 @@ imported when the verb is called. Every verb takes `--preset`, `--out` and `--js
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field, make_dataclass
 from difflib import get_close_matches
 from errno import EDQUOT, ENOSPC, EROFS
 from inspect import cleandoc
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar, get_type_hints
+from typing import Any, Generic, NoReturn, TypeVar
 
 from sfumato import __version__
-from sfumato.commands import Recipe, recipe_of
-from sfumato.config import REMOVED, dumps, from_json, read_finished, withdrawn
+from sfumato.commands import Recipe, recipe_of, settings_of
+from sfumato.config import REMOVED, dumps, read_record, withdrawn
 from sfumato.errors import ConfigError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json
+from sfumato.groups import Settings, defaults, leaves
 from sfumato.processes import leads, num_processes
 from sfumato.runs import open_run
 from sfumato.trust import is_own_code, require_trust, trusting
@@ -35,7 +37,7 @@ VERBS = {
     "account": "budget arithmetic: epsilon of a plan, noise for an epsilon",
     "report": "one page on a run, or on several side by side",
 }
-"""Verb -> what it does. The recipe of a verb is sfumato.commands.VERB.RECIPE."""
+"""Command -> what it does. Its settings are in sfumato.settings, its RECIPE in sfumato.commands."""
 
 CODE = ("model", "denoiser", "student", "base", "trainer", "target", "judges", "extractor")
 """Settings that may name code of the user's own, as module:function."""
@@ -96,11 +98,11 @@ def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
     """What the words after a verb ask for; a `ConfigError` says what is wrong with them."""
     import tyro
 
-    recipe, words = recipe_of(verb), _without_removed(words)
-    _refuse_withdrawn(recipe, words)
-    presets = ", ".join(recipe.presets)
-    kind, default = _with_words(recipe), None
-    shorthand = recipe.first_words
+    (plain, known_presets), words = settings_of(verb), _without_removed(words)
+    _refuse_withdrawn(plain, words)
+    presets = ", ".join(known_presets)
+    kind, default = _with_words(plain), None
+    shorthand = plain.FIRST_WORDS
     if words and words[0] in shorthand:
         words = [*shorthand[words[0]], *words[1:]]
     elif words and shorthand and not words[0].startswith("-"):
@@ -109,23 +111,39 @@ def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
         raise ConfigError(f'sfumato {verb} has no "{words[0]}".{hint}')
     name = _value(words, "--preset")
     if name is not None:
-        if name not in recipe.presets:
+        if name not in known_presets:
             raise ConfigError(f'sfumato {verb} has no preset "{name}". There are: {presets}.')
-        _require_own_preset(recipe, name, words)
-        default = Order(config=kind(**vars(recipe.presets[name]())), preset=name)
-        words = [*_displacing(recipe, words), *words]
-    elif (known := _remembered(recipe, verb, _value(words, "--out"))) is not None:
+        preset = known_presets[name]()
+        _require_own_preset(preset, name, words)
+        default = Order(config=kind(**vars(preset)), preset=name)
+        words = [*_displacing(plain, words), *words]
+    elif (known := _remembered(plain, verb, _value(words, "--out"))) is not None:
         default = Order(config=known)
-        words = [*_passing(recipe, words), *words]
-    about = cleandoc(recipe.config.__doc__ or "")
-    order: Any = tyro.cli(
-        Order[tyro.conf.OmitArgPrefixes[kind]],
-        args=words,
-        default=default,
-        prog=f"sfumato {verb}",
-        description=f"{about}\n\nPresets: {presets}.",
-    )
+        words = [*_passing(plain, words), *words]
+    about = cleandoc(plain.__doc__ or "")
+    told = StringIO()
+    try:
+        with redirect_stderr(told):
+            order: Any = tyro.cli(
+                Order[tyro.conf.OmitArgPrefixes[kind]],
+                args=words,
+                default=default,
+                prog=f"sfumato {verb}",
+                description=f"{about}\n\nPresets: {presets}.",
+            )
+    except SystemExit as end:
+        if (problem := _of_ours(end)) is not None:
+            raise problem from None  # the library's box would wrap the sentence
+        sys.stderr.write(told.getvalue())
+        raise
     return order
+
+
+def _of_ours(problem: BaseException | None) -> SfumatoError | None:
+    """The error of ours that another one comes from."""
+    while problem is not None and not isinstance(problem, SfumatoError):
+        problem = problem.__context__
+    return problem
 
 
 def _reason(problem: OSError) -> str:
@@ -154,9 +172,8 @@ def _call(verb: str, words: list[str]) -> int:
         near = get_close_matches(verb, VERBS, n=1)
         hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(VERBS)}."
         raise SfumatoError(f'there is no verb "{verb}".{hint}')
-    recipe = recipe_of(verb)
-    order = read_order(verb, words)
-    _require_preset_means(recipe, order)
+    order, recipe = read_order(verb, words), recipe_of(verb)
+    _require_preset_means(order)
     with trusting(order.trust_code):
         _require_own_words(recipe, order, words)
         summary = _execute(recipe, verb, order)
@@ -169,9 +186,9 @@ def _call(verb: str, words: list[str]) -> int:
     return 0 if alarm is None else 3
 
 
-def _require_preset_means(recipe: Recipe, order: "Order[Any]") -> None:
+def _require_preset_means(order: "Order[Any]") -> None:
     """Refuse a preset by its name, not by all the flags that it stands for."""
-    name = recipe.instead_of_preset
+    name = order.config.INSTEAD_OF_PRESET
     if name and order.preset is not None and getattr(order.config, name) is not None:
         raise ConfigError(
             f"--preset {order.preset}: without meaning beside --{name}, which has settings of its "
@@ -206,7 +223,7 @@ def _execute(recipe: Recipe, verb: str, order: "Order[Any]") -> dict[str, Any]:
             if recipe.again is not None:
                 _say(f"(sfumato {verb} {recipe.again} --out {run.path} looks again.)")
             return {**run.summary, "run": str(run.path)}
-        flag = getattr(order.config, "without_noise", "")
+        flag = order.config.without_noise
         if flag:
             run.log(
                 f"NO PRIVACY: {flag} adds no noise, so what this run makes may give its images "
@@ -219,26 +236,25 @@ def _execute(recipe: Recipe, verb: str, order: "Order[Any]") -> dict[str, Any]:
             raise
 
 
-def _require_own_preset(recipe: Recipe, name: str, words: list[str]) -> None:
+def _require_own_preset(preset: Settings, name: str, words: list[str]) -> None:
     """Refuse a preset for another way of the verb: its flags would be blamed on the user."""
-    for setting, (kind, fitting) in recipe.own_presets.items():
-        if f"--{setting}" in words and not getattr(recipe.presets[name](), setting):
+    for setting, (kind, fitting) in preset.OWN_PRESETS.items():
+        if f"--{setting}" in words and not getattr(preset, setting):
             raise ConfigError(
                 f"--preset {name}: presets for {kind} do not go with --{setting}: use --preset "
                 f"{fitting}, or give the flags yourself."
             )
 
 
-def _with_words(recipe: Recipe) -> Any:
-    """The recipe's settings; the one that its `words` name is given without a flag."""
+def _with_words(kind: type[Settings]) -> Any:
+    """The same settings; the one that is named by `WORDS` is given without a flag."""
     import tyro
 
-    name = recipe.words
+    name = kind.WORDS
     if name is None:
-        return recipe.config
-    hint, default = get_type_hints(recipe.config)[name], getattr(recipe.config, name)
-    plain = (name, tyro.conf.Positional[hint], field(default=default))
-    return make_dataclass("Config", [plain], bases=(recipe.config,), frozen=True, kw_only=True)
+        return kind
+    plain = (name, tyro.conf.Positional[leaves(kind)[name]], field(default=defaults(kind)[name]))
+    return make_dataclass("Config", [plain], bases=(kind,), frozen=True, init=False)
 
 
 def _value(words: list[str], flag: str) -> str | None:
@@ -251,7 +267,7 @@ def _value(words: list[str], flag: str) -> str | None:
     return None
 
 
-def _remembered(recipe: Recipe, verb: str, out: str | None) -> Any:
+def _remembered(kind: type[Settings], verb: str, out: str | None) -> Any:
     """The settings that the run in this directory was made with, or None: it remembers them."""
     record = Path(out or "") / "config.json"
     if not out or not record.is_file():
@@ -259,17 +275,16 @@ def _remembered(recipe: Recipe, verb: str, out: str | None) -> Any:
     found = read_json(record)
     if found.get("verb") != verb:
         return None
-    read = read_finished if (record.parent / "done.json").exists() else from_json
-    return read(recipe.config, found["config"])
+    return read_record(kind, found, finished=(record.parent / "done.json").exists())
 
 
-def _passing(recipe: Recipe, words: list[str]) -> list[str]:
+def _passing(kind: type[Settings], words: list[str]) -> list[str]:
     """Flags for settings that a run does not remember, apart from those that are given.
 
     Only with all flags can a config be judged: without an epsilon a run may have one stage and not
     all of them.
     """
-    settings = getattr(recipe.config, "PASSING", {}).items()
+    settings = kind.PASSING.items()
     flags = {f"--{name.replace('_', '-')}": str(value) for name, value in settings}
     missing = [pair for pair in flags.items() if _value(words, pair[0]) is None]
     return [word for pair in missing for word in pair]
@@ -293,13 +308,13 @@ def _without_removed(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def _refuse_withdrawn(recipe: Recipe, words: Sequence[str]) -> None:
+def _refuse_withdrawn(kind: type[Settings], words: Sequence[str]) -> None:
     """Refuse flags that said what to do and were removed, in words on what to do instead."""
     for word in words:
         flag = word.partition("=")[0]
         name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        if flag.startswith("--") and name in withdrawn(recipe.config):
-            raise ConfigError(f"{flag} was removed: {withdrawn(recipe.config)[name].instead}.")
+        if flag.startswith("--") and name in withdrawn(kind):
+            raise ConfigError(f"{flag} was removed: {withdrawn(kind)[name].instead}.")
 
 
 def _show_warning(usual: Callable[..., object]) -> Callable[..., object]:
@@ -313,11 +328,11 @@ def _show_warning(usual: Callable[..., object]) -> Callable[..., object]:
     return show
 
 
-def _displacing(recipe: Recipe, words: list[str]) -> list[str]:
+def _displacing(kind: type[Settings], words: list[str]) -> list[str]:
     """Flags that take away what a preset says otherwise than the words do: steps beside epochs."""
     given = {word.partition("=")[0].replace("_", "-") for word in words}
     added = []
-    for pair in getattr(recipe.config, "ONE_OF", ()):
+    for pair in kind.ONE_OF:
         flags = [f"--{name.replace('_', '-')}" for name in pair]
         if len(given.intersection(flags)) == 1:
             added += [word for flag in flags if flag not in given for word in (flag, "None")]

@@ -13,9 +13,10 @@ import types
 from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from sfumato.errors import ConfigError
+from sfumato.groups import Settings, defaults, flat, leaves, types_of, ungrouped
 
 Config = TypeVar("Config")
 
@@ -27,6 +28,8 @@ REMOVED = {
 compute, not what, so runs that still have them are read, and go on, without them."""
 
 
+VERSION = 2
+"""Of config.json. In version 1, which says none, some settings were in groups."""
 ANY = object()
 
 
@@ -51,7 +54,12 @@ def withdrawn(kind: Any) -> Mapping[str, Withdrawn]:
 
 
 def to_json(value: Any) -> Any:
-    """The value as plain JSON: dataclasses become objects, paths strings, infinity "inf"."""
+    """The value as plain JSON: dataclasses become objects, paths strings, infinity "inf".
+
+    Settings are written without their groups.
+    """
+    if isinstance(value, Settings):
+        value = flat(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [entry.name for entry in dataclasses.fields(value)]
         return {name: to_json(getattr(value, name)) for name in names}
@@ -108,6 +116,13 @@ def read_finished(kind: type[Config], data: Any) -> Config:
     return from_json(kind, completed(kind, data))
 
 
+def read_record(kind: type[Config], record: Mapping[str, Any], *, finished: bool) -> Config:
+    """The settings in a config.json, of this version of sfumato or of an earlier one."""
+    if record.get("version", 1) > VERSION:
+        raise ConfigError("config.json is of a newer version of sfumato: use that one.")
+    return (read_finished if finished else from_json)(kind, record["config"])
+
+
 def completed(kind: Any, data: Any) -> Any:
     """JSON of a finished config, with the keys that its class has in this version."""
     if not dataclasses.is_dataclass(kind):
@@ -115,25 +130,32 @@ def completed(kind: Any, data: Any) -> Any:
         return completed(nested[0], data) if nested else data
     if not isinstance(data, dict):
         return data
-    known = {entry.name: entry for entry in dataclasses.fields(kind)}
-    gone = {*REMOVED, *withdrawn(kind)} - known.keys()
-    kept = {name: value for name, value in data.items() if name not in gone}
-    hints = get_type_hints(kind)
-    for name, entry in known.items():
+    hints, usual = _types(kind), defaults(kind)
+    gone = {*REMOVED, *withdrawn(kind)} - hints.keys()
+    kept = {name: value for name, value in _plain(kind, data).items() if name not in gone}
+    for name, hint in hints.items():
         if name in kept:
-            kept[name] = completed(hints[name], kept[name])
-        elif entry.default is not dataclasses.MISSING:
-            kept[name] = to_json(entry.default)
-        elif entry.default_factory is not dataclasses.MISSING:
-            kept[name] = to_json(entry.default_factory())
+            kept[name] = completed(hint, kept[name])
+        elif name in usual:
+            kept[name] = to_json(usual[name])
     return kept
+
+
+def _types(kind: Any) -> Mapping[str, Any]:
+    """What may stand in JSON of a dataclass, by name."""
+    return leaves(kind) if issubclass(kind, Settings) else types_of(kind)
+
+
+def _plain(kind: Any, data: dict[str, Any]) -> dict[str, Any]:
+    """JSON of a dataclass; in version 1 some settings were in groups."""
+    return ungrouped(data) if isinstance(kind, type) and issubclass(kind, Settings) else data
 
 
 def without_usual(kind: Any, data: Any) -> Any:
     """JSON of an unfinished config, without the withdrawn settings that have their usual value."""
     if not isinstance(data, dict):
         return data
-    gone = withdrawn(kind)
+    gone, data = withdrawn(kind), _plain(kind, data)
     usual = {k for k in data.keys() & gone.keys() if gone[k].usual in (ANY, data[k])}
     return {name: value for name, value in data.items() if name not in usual}
 
@@ -196,8 +218,8 @@ def _read_dataclass(kind: Any, data: Any, name: str) -> Any:
     if not isinstance(data, dict):
         raise _mismatch(name, data, "an object")
     prefix = f"{name}." if name else ""
-    hints = get_type_hints(kind)
-    names = [entry.name for entry in dataclasses.fields(kind)]
+    hints = _types(kind)
+    names = list(hints)
     data = without_usual(kind, data)
     for key in sorted(data.keys() & withdrawn(kind).keys()):
         raise ConfigError(

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.checkpoints import read_checkpoint, write_checkpoint
-from sfumato.config import dumps, to_json
+from sfumato.config import VERSION, dumps, to_json
 from sfumato.errors import RunError
 from sfumato.files import append_line, atomic, lock, naming, read_json, read_lines
 from sfumato.lineage import DESCRIPTION, NOTE, digest_of, origin_in_place
@@ -249,7 +249,7 @@ def open_run(
     an unfinished run of the same verb and config under `root` goes on, else a new directory is
     named after verb, label and time. Another process in the same directory is refused.
     """
-    wanted = {"verb": verb, "config": to_json(config)}
+    wanted = {"version": VERSION, "verb": verb, "config": to_json(config)}
     free = getattr(config, "MAY_CHANGE", ())
     stem = "-".join(filter(None, (verb, label)))
     path = out or _unfinished(root, wanted, free, type(config)) or _fresh(root, stem)

@@ -34,7 +34,7 @@ class Runs:
 
         out = self.place / name
         if not out.exists():
-            config = replace(self.settings.training, **changes)
+            config = replace(self.settings.train.alone, **changes)
             with open_run(config, verb="train", out=out) as run:
                 train.run(config, run)
         return out

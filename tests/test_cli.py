@@ -13,7 +13,7 @@ from urllib.error import URLError
 import pytest
 
 from sfumato.cli import VERBS, main, read_order
-from sfumato.commands import recipe_of
+from sfumato.commands import recipe_of, settings_of
 from sfumato.errors import SfumatoWarning
 from sfumato.files import append_line
 from sfumato.privacy.ledger import Header, Ledger
@@ -67,11 +67,11 @@ def test_every_verb_explains_itself_and_has_the_preset_for_cpus(capsys, verb):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_runs_are_named_after_what_they_are_about(verb):
-    recipe = recipe_of(verb)
-    for preset in recipe.presets.values():
+    recipe, (kind, presets) = recipe_of(verb), settings_of(verb)
+    for preset in presets.values():
         assert re.fullmatch(r"[\w.-]*", recipe.label(preset()))
     if verb == "train":
-        about = recipe.config(data="my/cifar10.npz", model="torchvision:resnet18", epsilon=2.0)
+        about = kind(data="my/cifar10.npz", model="torchvision:resnet18", epsilon=2.0)
         assert recipe.label(about) == "cifar10-torchvision-resnet18-eps2"
 
 

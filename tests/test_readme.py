@@ -6,15 +6,16 @@ runs; every verb has a page.
 
 import re
 import shlex
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sfumato import cli
-from sfumato.commands import recipe_of, train
+from sfumato.commands import settings_of, train
 from sfumato.data.load import load_images
 from sfumato.errors import UnsupportedLayer
+from sfumato.groups import leaves
 from sfumato.runs import open_run
 
 ROOT = Path(__file__).parents[1]
@@ -40,19 +41,9 @@ def commands():
                 yield pytest.param(words, id=f"{name}: {' '.join(words)}")
 
 
-def settings_of(config):
-    """All settings of a dataclass, those of nested ones too."""
-    for item in fields(config):
-        nested = item.default_factory
-        if isinstance(nested, type) and is_dataclass(nested):
-            yield from settings_of(nested)
-        else:
-            yield item.name
-
-
 def flags_of(verb):
     """The flags of a verb."""
-    names = [*settings_of(recipe_of(verb).config), "preset", "out", "json"]
+    names = [*leaves(settings_of(verb)[0]), "preset", "out", "json"]
     return {f"--{prefix}{name.replace('_', '-')}" for name in names for prefix in ("", "no-")}
 
 
@@ -109,13 +100,13 @@ def test_the_flags_that_a_page_explains_are_there(verb):
 
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_setting_is_in_the_help(verb, capsys):
-    recipe = recipe_of(verb)
+    kind, _ = settings_of(verb)
     with pytest.raises(SystemExit):
         cli.read_order(verb, ["--help"])
     text = capsys.readouterr().out
-    for name in settings_of(recipe.config):
+    for name in leaves(kind):
         flag = f"--{name.replace('_', '-')}"
-        assert name == recipe.words or re.search(rf"{flag}(?![\w-])", text), flag
+        assert name == kind.WORDS or re.search(rf"{flag}(?![\w-])", text), flag
 
 
 @pytest.mark.parametrize("shown", [b for b in blocks(PAGES["docs/account.md"]) if b[0] == "$"])

@@ -13,9 +13,9 @@ import sfumato
 from sfumato.cli import main
 from sfumato.commands import train
 from sfumato.config import to_json
-from sfumato.diffusion.diffusion import Diffusion
 from sfumato.errors import RunError
 from sfumato.runs import open_run
+from sfumato.settings.diffusion import Diffusion
 
 HOSTILE = "from pathlib import Path\nPath('ran').touch()\nraise ImportError('that was enough')\n"
 ON_PATCHES = ["--public", "patches", "--grey", "--image-size", "28"]

@@ -9,8 +9,8 @@ from inversions import save
 
 from sfumato.commands import warmup
 from sfumato.commands.warmup import Config
-from sfumato.diffusion.diffusion import Diffusion
 from sfumato.runs import open_run
+from sfumato.settings.diffusion import Diffusion
 
 TINY = Diffusion(
     gen_width=8, gen_multipliers=(1,), gen_blocks=1, gen_images=96, gen_batch=16, gen_ramp=16,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sfumato.attacks.chance import BLOCK, Chance, draw_chance
 from sfumato.attacks.dual import can_use_dual, train_dual
-from sfumato.attacks.heads import HeadRecipe
+from sfumato.attacks.heads import HeadRecipe, labels_of
 from sfumato.attacks.primal import train_primal
 from sfumato.config import dumps
 from sfumato.data.example_rng import seed_of
@@ -102,7 +102,7 @@ class Fleet:
             rows = members[low - first : high - first] if whole else self.members(begin, BLOCK)
             chance = draw_chance(self.recipe, self.dimension, self.seed, blocks, self.features)
             x = self.features[rows]
-            made = train_heads(self.recipe, x, self.recipe.labels, chance)
+            made = train_heads(self.recipe, x, labels_of(self.recipe), chance)
             weights[low - first : high - first] = made[low - begin : high - begin]
         return Heads(weights, members, self.kind)
 

@@ -4,7 +4,6 @@ All classes and all restarts are one batch (in pieces that fit memory). Every im
 counts in the end: nothing is chosen by how it looks.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,9 +13,9 @@ from torch import Tensor
 
 from sfumato.attacks.access import Access
 from sfumato.attacks.inversion import Wish, margins
-from sfumato.attacks.views import Views
+from sfumato.attacks.views import random_view
 from sfumato.data.example_rng import seed_of
-from sfumato.errors import ConfigError
+from sfumato.settings.invert import Search, Views
 from sfumato.training.progress import progress
 from sfumato.training.replay import Replay
 
@@ -24,29 +23,6 @@ Draw = Callable[[Tensor, Int[Tensor, " n"]], Float[Tensor, "n c h w"]]
 """Images of codes and classes, between 0 and 1."""
 Extra = Callable[[Tensor, Float[Tensor, "n c h w"]], Float[Tensor, ""]]
 """What else a code and its images should make small: roughness."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """How codes are searched."""
-
-    restarts: int = 20
-    """Images of each class."""
-    z_steps: int = 200
-    """Steps of Adam on the code of each."""
-    z_lr: float = 0.1
-    """Their learning rate."""
-    z_batch: int = 1000
-    """Codes at once."""
-
-    def __post_init__(self) -> None:
-        for name in ("restarts", "z_batch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
-        if not 0 < self.z_lr < math.inf:
-            raise ConfigError(f"z_lr={self.z_lr:g} must be above 0 and finite.")
-        if self.z_steps < 0:
-            raise ConfigError(f"z_steps={self.z_steps} must be 0 (codes stay as drawn) or more.")
 
 
 @dataclass(frozen=True)
@@ -88,7 +64,9 @@ def search_codes(
         def move(generator: torch.Generator) -> None:
             optimizer.zero_grad()
             images = draw(codes, part)
-            loss = sum(wish(access.logits(views(images, generator)), part) for _ in range(2))
+            loss = sum(
+                wish(access.logits(random_view(views, images, generator)), part) for _ in range(2)
+            )
             loss = loss if extra is None else loss + extra(codes, images)
             # A sum over images, so that none waits for others.
             (loss * len(part)).backward()  # pyright: ignore

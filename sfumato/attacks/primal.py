@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sfumato.attacks.chance import Chance
-from sfumato.attacks.heads import HeadRecipe, split_layers
+from sfumato.attacks.heads import HeadRecipe, split_layers, targets_of
 
 BETAS, ADAM_FLOOR = (0.9, 0.999), 1e-8
 """Adam's usual settings, those of torch.optim."""
@@ -69,7 +69,7 @@ def _adam(gradient: Tensor, moments: _Moments, step: int) -> Tensor:
 def _targets(
     recipe: HeadRecipe, labels: Int[Tensor, " n"], x: Float[Tensor, "m n d"]
 ) -> Float[Tensor, "n outputs"]:
-    targets = recipe.targets(labels.to(x.device))
+    targets = targets_of(recipe, labels.to(x.device))
     rows = targets[:, None] if recipe.hidden else F.one_hot(targets, recipe.classes)
     return rows.to(x.dtype)
 

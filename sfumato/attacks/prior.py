@@ -29,6 +29,7 @@ from sfumato.attacks.adversarial import (
 )
 from sfumato.attacks.inversion import margins
 from sfumato.attacks.pupils import Gan, Lesson
+from sfumato.attacks.views import random_view
 from sfumato.errors import SfumatoError
 from sfumato.models.spectral import tighten
 from sfumato.runs import Run
@@ -169,7 +170,7 @@ def generator_loss(
         loss = hinge_generator(critic(fake, labels).float())
     if lesson.method == "gmi":
         return loss
-    answers = lesson.access.logits(lesson.views(fake, generator))
+    answers = lesson.access.logits(random_view(lesson.views, fake, generator))
     return loss + lesson.settings.alpha * lesson.wish(answers, y)
 
 

@@ -1,8 +1,7 @@
 """What a generator of `sfumato invert` is made of: settings, networks, and what they learn from."""
 
 from dataclasses import dataclass, field
-from math import inf
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -10,53 +9,11 @@ from torch import Tensor, nn
 
 from sfumato.attacks.access import Access
 from sfumato.attacks.inversion import Wish
-from sfumato.attacks.views import Views
-from sfumato.errors import ConfigError
 from sfumato.models.average import new_average
 from sfumato.models.gan import Discriminator, Generator
+from sfumato.settings.invert import GanSettings, Method, Views
 from sfumato.training.fit import load_optimizer
 from sfumato.training.setup import placed
-
-Method = Literal["plg", "gmi", "ked", "pixels"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GanSettings:
-    """How the generator is trained."""
-
-    iterations: int = 10_000
-    """Steps of the generator, at most."""
-    gan_batch: int = 64
-    """Images in a step."""
-    d_steps: int = 5
-    """Steps of the discriminator for each of the generator."""
-    alpha: float = 0.2
-    """Weight of the inversion loss beside the adversarial one."""
-    gan_lr: float = 2e-4
-    """Learning rate of both (Adam, betas 0 and 0.9)."""
-    gan_width: int = 64
-    """Width of both networks."""
-    latent: int = 128
-    """Length of a code."""
-    gan_ema: float = 0.0
-    """Decay of the average of the generator's weights; 0 for none."""
-    look_every: int = 250
-    """Iterations between looks at how convinced the target is."""
-    patience: int = 8
-    """Looks without a better one after which training stops; 0 for never."""
-
-    def __post_init__(self) -> None:
-        for name in ("iterations", "gan_batch", "d_steps", "gan_width", "latent", "look_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
-        if not 0 < self.gan_lr < inf or not 0 <= self.alpha < inf:
-            raise ConfigError(
-                f"gan_lr={self.gan_lr:g} must be above 0, alpha={self.alpha:g} 0 or more; finite."
-            )
-        if self.patience < 0:
-            raise ConfigError(f"patience={self.patience} must be 0 (never stop) or more.")
-        if not 0 <= self.gan_ema < 1:
-            raise ConfigError(f"gan_ema={self.gan_ema:g} must be 0 (none) or more, and below 1.")
 
 
 @dataclass

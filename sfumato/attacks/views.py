@@ -5,58 +5,36 @@ movements are one affine map, sampled once; brightness and contrast are another.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from sfumato.errors import ConfigError
+from sfumato.settings.invert import Views
 
 
-@dataclass(frozen=True)
-class Views:
-    """How different a view may be."""
-
-    least_area: float = 0.8
-    """The smallest part of the image that a crop keeps."""
-    degrees: float = 5.0
-    """How far an image is turned."""
-    jitter: float = 0.2
-    """How much brightness and contrast change."""
-    mirror: bool = True
-    """Whether every second view is mirrored: not for digits."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.least_area <= 1:
-            raise ConfigError(f"least_area={self.least_area:g} must be above 0 and at most 1.")
-        if not 0 <= self.degrees <= 180:
-            raise ConfigError(f"degrees={self.degrees:g} must lie between 0 and 180.")
-        if not 0 <= self.jitter < 1:
-            raise ConfigError(f"jitter={self.jitter:g} must be at least 0 and below 1.")
-
-    def __call__(
-        self, images: Float[Tensor, "n c h w"], generator: torch.Generator
-    ) -> Float[Tensor, "n c h w"]:
-        """One view of each image, between 0 and 1 where the images are."""
-        n, device = len(images), images.device
-        draw = torch.rand(7, n, generator=generator, device=generator.device).to(device)
-        side = (self.least_area + (1 - self.least_area) * draw[0]).sqrt()
-        angle = math.radians(self.degrees) * (2 * draw[1] - 1)
-        way = torch.where(draw[2] < 0.5, -1.0, 1.0) if self.mirror else torch.ones_like(side)
-        # In the grid's units the image is 2 wide: a crop's middle may move by what it leaves out.
-        right, down = (1 - side) * (2 * draw[3] - 1), (1 - side) * (2 * draw[4] - 1)
-        cos, sin = side * angle.cos(), side * angle.sin()
-        rows = [
-            torch.stack([way * cos, -sin, right], 1),
-            torch.stack([way * sin, cos, down], 1),
-        ]
-        grid = F.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
-        moved = F.grid_sample(
-            images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False
-        )
-        gain = 1 + self.jitter * (2 * draw[5] - 1)[:, None, None, None]
-        shift = self.jitter * (2 * draw[6] - 1)[:, None, None, None]
-        middle = moved.mean(dim=(1, 2, 3), keepdim=True)
-        return (gain * (moved - middle) + middle * (1 + shift)).clamp(0, 1)
+def random_view(
+    views: Views, images: Float[Tensor, "n c h w"], generator: torch.Generator
+) -> Float[Tensor, "n c h w"]:
+    """One view of each image, between 0 and 1 where the images are."""
+    n, device = len(images), images.device
+    draw = torch.rand(7, n, generator=generator, device=generator.device).to(device)
+    side = (views.least_area + (1 - views.least_area) * draw[0]).sqrt()
+    angle = math.radians(views.degrees) * (2 * draw[1] - 1)
+    way = torch.where(draw[2] < 0.5, -1.0, 1.0) if views.mirror else torch.ones_like(side)
+    # In the grid's units the image is 2 wide: a crop's middle may move by what it leaves out.
+    right, down = (1 - side) * (2 * draw[3] - 1), (1 - side) * (2 * draw[4] - 1)
+    cos, sin = side * angle.cos(), side * angle.sin()
+    rows = [
+        torch.stack([way * cos, -sin, right], 1),
+        torch.stack([way * sin, cos, down], 1),
+    ]
+    grid = F.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
+    moved = F.grid_sample(
+        images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False
+    )
+    gain = 1 + views.jitter * (2 * draw[5] - 1)[:, None, None, None]
+    shift = views.jitter * (2 * draw[6] - 1)[:, None, None, None]
+    middle = moved.mean(dim=(1, 2, 3), keepdim=True)
+    return (gain * (moved - middle) + middle * (1 + shift)).clamp(0, 1)

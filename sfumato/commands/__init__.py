@@ -5,11 +5,12 @@ Each has a `RECIPE`, which is all that `cli` knows of it.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from sfumato.groups import Settings
 from sfumato.runs import Run
 
 Summary = dict[str, Any]
@@ -17,12 +18,8 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a verb can be asked for, and who does it."""
+    """How a command is run; what it can be asked for is in sfumato.settings."""
 
-    config: type[Any]
-    """Settings: a frozen dataclass with a line of help under each field."""
-    presets: Mapping[str, Callable[[], Any]]
-    """Names, and functions that return settings, with the score that these reached."""
     run: Callable[[Any, Run | None], Summary]
     """Does the work in a run directory and returns the summary. Of several processes, all but the
     leader have no run."""
@@ -40,16 +37,8 @@ class Recipe:
     """Whether settings ask for files in a place of their own, by `write_file`, and for no run."""
     write_file: Callable[[Any, Path | None, Callable[[str], None]], Summary] | None = None
     """Writes them to the place that was asked for, with somebody to tell what goes on."""
-    first_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """A first word, and the flags it stands for: sfumato release verify BUNDLE."""
-    words: str | None = None
-    """The setting that is given without a flag: sfumato report RUN RUN."""
     again: str | None = None
     """A stage that a finished run may take again."""
-    instead_of_preset: str | None = None
-    """A setting that leaves a preset no meaning."""
-    own_presets: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """A setting that wants presets of its own, what the others are for, and such a one."""
 
 
 def as_label(*things: str | Path, epsilon: float | None = None) -> str:
@@ -59,6 +48,15 @@ def as_label(*things: str | Path, epsilon: float | None = None) -> str:
     return "-".join(
         filter(None, (re.sub(r"[^\w.]+", "-", name)[:40].strip("-.") for name in names))
     )
+
+
+def settings_of(verb: str) -> tuple[type[Settings], Mapping[str, Callable[[], Any]]]:
+    """What a command can be asked for: its settings, and presets with the score that each reached.
+
+    The command itself is not imported: --help answers at once.
+    """
+    module = import_module(f"sfumato.settings.{verb}")
+    return module.SETTINGS, module.PRESETS
 
 
 def recipe_of(verb: str) -> Recipe:

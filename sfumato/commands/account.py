@@ -7,7 +7,7 @@ batches are shuffled instead of drawn by Poisson sampling.
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Any
@@ -26,48 +26,15 @@ from sfumato.privacy.budget import (
     steps_within,
 )
 from sfumato.privacy.ledger import Ledger
-from sfumato.privacy.releases import Relation
 from sfumato.provenance import damage
 from sfumato.runs import Run
+from sfumato.settings.account import PRESETS as PRESETS
+from sfumato.settings.account import Account
+
+Config = Account
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Budget arithmetic: epsilon of a plan, noise or steps for an epsilon, cost of a ledger."""
-
-    epsilon: float | None = None
-    """Find the noise for this epsilon (or, with a noise multiplier, the steps it allows)."""
-    noise_multiplier: float | None = None
-    """Noise deviation over norm bound: find its epsilon."""
-    size: int | None = None
-    """Number of private examples."""
-    batch_size: float | None = None
-    """Expected (logical) batch; all of the data when left out."""
-    epochs: float | None = None
-    """Passes over the data."""
-    steps: int | None = None
-    """Steps, instead of epochs."""
-    delta: float | None = None
-    """Chance of failure; 1e-5, or less for large data, when left out."""
-    relation: Relation = "add-or-remove"
-    """Which data sets are neighbours: one example more or less, or one replaced."""
-    max_batch: int | None = None
-    """Truncate Poisson batches to this many examples. Only a `Plan` built by hand can run that."""
-    ledger: Path | None = None
-    """Price a ledger.jsonl, or a run directory, instead of a plan."""
-    plot: Path | None = None
-    """Draw epsilon over steps into this PNG file."""
-
-
-def digits_cpu() -> Config:
-    """The 4,000 embedded digits at epsilon 3: noise multiplier 1.35."""
-    return Config(epsilon=3.0, size=4000, batch_size=400, epochs=5)
-
-
-PRESETS = {"digits-cpu": digits_cpu}
-
-
-def run(config: Config, run: Run | None) -> dict[str, Any]:
+def run(config: Account, run: Run | None) -> dict[str, Any]:
     """Price the plan or the ledger; with a run directory, keep plan and plot there."""
     if config.ledger is not None:
         summary = _price_ledger(config)
@@ -123,12 +90,10 @@ def alarm(summary: Mapping[str, Any]) -> str | None:
 
 
 # Arithmetic leaves nothing, unless it is given a place.
-RECIPE = Recipe(
-    config=Config, presets=PRESETS, run=run, show=show, alarm=alarm, needs_run=lambda _: False
-)
+RECIPE = Recipe(run=run, show=show, alarm=alarm, needs_run=lambda _: False)
 
 
-def _plan(config: Config) -> tuple[Plan, float]:
+def _plan(config: Account) -> tuple[Plan, float]:
     if config.size is None:
         raise ConfigError("--size is missing: how many private examples are there?")
     if config.epsilon is None and config.noise_multiplier is None:
@@ -181,7 +146,7 @@ def _price_plan(plan: Plan, delta: float, plot: Path | None) -> dict[str, Any]:
     }
 
 
-def _price_ledger(config: Config) -> dict[str, Any]:
+def _price_ledger(config: Account) -> dict[str, Any]:
     assert config.ledger is not None
     others = {key for key, value in to_json(config).items() if value is not None}
     unused = (

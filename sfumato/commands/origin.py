@@ -11,18 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.commands.train.settings import Config
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.lineage import START, Origin, data_name, ledger_lines, origin_of
 from sfumato.provenance import require_whole
 from sfumato.runs import Run
+from sfumato.settings.train import Training
 
 if TYPE_CHECKING:
     from sfumato.data.images import Images
     from sfumato.privacy.ledger import Ledger
 
 
-def book_of_weights(config: Config, images: "Images") -> "Ledger | None":
+def book_of_weights(config: Training, images: "Images") -> "Ledger | None":
     """The ledger of the weights to begin with, if they learnt the same data; or why they cannot.
 
     What is learnt from them costs what they have cost, and more; so does what these began with.
@@ -59,7 +59,7 @@ def note_start(weights: Path | None, run: Run) -> None:
         run.write_json(START, origin)
 
 
-def tell_origin(config: Config, images: "Images", say: Callable[[str], None]) -> None:
+def tell_origin(config: Training, images: "Images", say: Callable[[str], None]) -> None:
     """Say what weights count as that did not learn the same data, by all that is known."""
     if config.weights is None or config.mode == "non-private":
         return
@@ -80,7 +80,7 @@ def tell_origin(config: Config, images: "Images", say: Callable[[str], None]) ->
         )
 
 
-def require_strange(config: Config, images: "Images") -> None:
+def require_strange(config: Training, images: "Images") -> None:
     """Refuse weights that learnt the same data, for a verb that has no ledger to go on with."""
     if book_of_weights(config, images) is not None:
         raise PrivacyError(
@@ -89,7 +89,7 @@ def require_strange(config: Config, images: "Images") -> None:
         )
 
 
-def require_covered(config: Config) -> None:
+def require_covered(config: Training) -> None:
     """Refuse weights of a run on the same data that no ledger speaks of, or that of a part alone.
 
     First of all, weights that are not there, or that lie in a damaged run (`sfumato.provenance`).

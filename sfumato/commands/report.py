@@ -9,53 +9,30 @@ for, and then all three lie in the `private/` of that place.
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from sfumato.commands import Recipe, recipe_of
-from sfumato.config import Withdrawn, dumps, read_finished, to_json
+from sfumato.commands import Recipe, settings_of
+from sfumato.config import dumps, read_record, to_json
 from sfumato.errors import ConfigError, RunError, SfumatoError
 from sfumato.files import atomic, read_json
+from sfumato.groups import defaults
 from sfumato.runs import REPORT, Run
+from sfumato.settings.report import PRESETS as PRESETS
+from sfumato.settings.report import Report
+
+Config = Report
 
 ROOT = Path("runs")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """One self-contained page on a run, or on several side by side.
-
-    The words are run directories: sfumato report RUN [RUN ...]. Without any, the newest run in
-    runs/ is meant.
-    """
-
-    WITHDRAWN: ClassVar = {
-        "serve": Withdrawn("give the runs, and open report.html in a browser"),
-    }
-
-    runs: tuple[Path, ...] = ()
-    """Run directories (also: --run RUN)."""
-    run: Path | None = None
-    """The same as a word: one run directory."""
-    include_private: bool = False
-    """Also what must not be shared: scores, attacks, pictures. The page says so in red."""
-
-
-def digits_cpu() -> Config:
-    """The newest run in runs/: after any other verb with this preset, what that one did."""
-    return Config()
-
-
-PRESETS = {"digits-cpu": digits_cpu}
-
-
-def run(config: Config, _: Run | None) -> dict[str, Any]:
+def run(config: Report, _: Run | None) -> dict[str, Any]:
     """The report, where it belongs."""
     return write_file(config, None, lambda _: None)
 
 
-def write_file(config: Config, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
+def write_file(config: Report, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Write the three files."""
     given = config.runs if config.run is None else (config.run, *config.runs)
     folders = given or (newest(ROOT),)
@@ -125,8 +102,8 @@ def alarm(summary: Mapping[str, Any]) -> str | None:
 
 # It is about runs and none itself: it writes into the directories of other verbs.
 RECIPE = Recipe(
-    config=Config, presets=PRESETS, run=run, show=show, alarm=alarm, needs_run=lambda _: False,
-    writes_file=lambda _: True, write_file=write_file, words="runs",
+    run=run, show=show, alarm=alarm, needs_run=lambda _: False,
+    writes_file=lambda _: True, write_file=write_file,
 )  # fmt: skip
 
 
@@ -147,14 +124,13 @@ def command_of(folder: Path) -> str | None:
 
     record = read_json(folder / "config.json")
     try:
-        recipe = recipe_of(record["verb"])
-        wanted = to_json(read_finished(recipe.config, record["config"]))
+        kind, presets = settings_of(record["verb"])
+        wanted = to_json(read_record(kind, record, finished=True))
     except (ImportError, SfumatoError, AttributeError):
         return None
-    passing = getattr(recipe.config, "PASSING", {})
-    plain = _flags(_defaults(recipe.config), wanted, passing)
-    for name, preset in recipe.presets.items():
-        flags = _flags(to_json(preset()), wanted, passing)
+    plain = _flags(to_json(defaults(kind)), wanted, kind.PASSING)
+    for name, preset in presets.items():
+        flags = _flags(to_json(preset()), wanted, kind.PASSING)
         # A preset is worth its name if little is left of it to change.
         if 2 * len(flags) < len(plain):
             plain = ["--preset", name, *flags]
@@ -162,22 +138,11 @@ def command_of(folder: Path) -> str | None:
     return " ".join(map(shlex.quote, ["sfumato", record["verb"], *words]))
 
 
-def _defaults(config: Any) -> Any:
-    """What settings are without a word; together they need not be a sound order."""
-    given = {
-        item.name: item.default if item.default_factory is MISSING else item.default_factory()
-        for item in fields(config)
-    }
-    return to_json(given)
-
-
 def _flags(base: Any, wanted: Any, passing: Mapping[str, Any]) -> list[str]:
     """Flags that turn one set of settings into another."""
     words: list[str] = []
     for name, value in wanted.items():
-        if isinstance(value, dict):
-            words += _flags(base[name], value, {})
-        elif value != base[name] and name not in passing:
+        if value != base[name] and name not in passing:
             words += _flag(name.replace("_", "-"), value)
     return words
 

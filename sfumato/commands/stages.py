@@ -1,14 +1,15 @@
 """What verbs with stages share: taking them in turn, and reading a run that another verb left."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sfumato.commands import train
 from sfumato.errors import ConfigError, RunError
+from sfumato.groups import Settings, defaults, flat, leaves
 from sfumato.processes import num_processes
 from sfumato.runs import Run
+from sfumato.settings.train import Train, Training
 from sfumato.trust import is_own_code, require_trust
 
 if TYPE_CHECKING:
@@ -58,12 +59,12 @@ def require_one_process(verb: str, what: str, run: Run | None) -> Run:
     return run
 
 
-def given_run(folder: Path, config: train.Config) -> "tuple[train.Config, Path, Ledger | None]":
+def given_run(folder: Path, config: Training) -> "tuple[Train, Path, Ledger | None]":
     """Settings, weights and ledger of a finished run of `sfumato train`, on the device of `config`.
 
     A run that is damaged is refused: see `sfumato.provenance`.
     """
-    from sfumato.config import read_finished
+    from sfumato.config import read_record
     from sfumato.files import read_json
     from sfumato.lineage import norm_of
     from sfumato.provenance import require_whole
@@ -75,7 +76,7 @@ def given_run(folder: Path, config: train.Config) -> "tuple[train.Config, Path, 
     for name in ("config.json", "done.json", "model.safetensors"):
         if not (folder / name).exists():
             raise RunError(f"{folder} is no finished run of sfumato train: {name} is missing.")
-    settings = read_finished(train.Config, read_json(record)["config"])
+    settings = read_record(Train, read_json(record), finished=True)
     if is_own_code(settings.model):
         require_trust(settings.model, record)
     ledger, weights = require_whole(folder), folder / "model.safetensors"
@@ -87,8 +88,8 @@ def given_run(folder: Path, config: train.Config) -> "tuple[train.Config, Path, 
 
 def say_unheeded(
     folder: Path,
-    config: train.Config,
-    settings: train.Config,
+    config: Settings,
+    settings: Training,
     run: Run,
     heeded: Collection[str] = (),
 ) -> None:
@@ -98,21 +99,21 @@ def say_unheeded(
     """
     free = {"data", "data_root", "device", "seed", "noise_seed", "epsilon", "mode", "weights"}
     free |= set(heeded)
-    usual = {f.name: f.default for f in fields(type(config)) if f.name not in free}
+    given, usual, trained = flat(config), defaults(type(config)), flat(settings)
     other = [
         f"--{name.replace('_', '-')}"
-        for name in (f.name for f in fields(train.Config))
-        if name in usual
-        and getattr(config, name) not in (usual[name], getattr(settings, name))
-        and name not in type(config).MAY_CHANGE
+        for name in leaves(Training)
+        if name not in free
+        and given[name] not in (usual[name], trained[name])
+        and name not in Training.MAY_CHANGE
     ]
     if other:
         run.log(f"{folder} is as it was trained; not heeded: {', '.join(other)}")
 
 
-def require_heeded(folder: Path, config: train.Config, settings: train.Config) -> None:
+def require_heeded(folder: Path, config: Settings, settings: Training) -> None:
     """Refuse a --data or --weights that the run in the folder has of its own."""
-    if config.data not in (settings.data, type(config).data):
+    if config.data not in (settings.data, defaults(type(config))["data"]):
         raise ConfigError(
             f'{folder} learnt "{settings.data}", and --data is "{config.data}". Leave --data out, '
             "or give another run."

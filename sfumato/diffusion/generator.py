@@ -21,12 +21,12 @@ from torch.optim.swa_utils import AveragedModel
 from sfumato.data.example_rng import seed_of
 from sfumato.diffusion.album import Album, copies_too_much, look, worth
 from sfumato.diffusion.denoise import Denoiser, denoising_losses, draw_sigma
-from sfumato.diffusion.diffusion import Diffusion
 from sfumato.diffusion.geometry import Geometry
 from sfumato.errors import ConfigError, SfumatoError
 from sfumato.models.average import new_half_life_average
 from sfumato.models.unet import UNet
 from sfumato.runs import Run
+from sfumato.settings.diffusion import Diffusion
 from sfumato.training.fit import load_optimizer, whole_steps
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.progress import progress, stale

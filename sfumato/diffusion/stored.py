@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sfumato.config import read_finished
 from sfumato.diffusion.denoise import Denoiser, Diffusers, require_fit
-from sfumato.diffusion.diffusion import Diffusion
 from sfumato.diffusion.generator import new_denoiser
 from sfumato.diffusion.guide import DiscriminatorGuide
 from sfumato.errors import ConfigError, RunError
@@ -22,6 +21,7 @@ from sfumato.files import read_json
 from sfumato.models.noisy import NoisyDiscriminator
 from sfumato.models.zoo import own_function, read_state
 from sfumato.runs import Run
+from sfumato.settings.diffusion import Diffusion
 from sfumato.training.setup import placed
 from sfumato.trust import require_trust
 

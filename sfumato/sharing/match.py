@@ -7,7 +7,6 @@ here is public or was released with noise, so the result needs no further privac
 moves.
 """
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,42 +16,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from sfumato.errors import ConfigError
 from sfumato.models.observe import observed
 from sfumato.runs import Run
+from sfumato.settings.release import Matching
 from sfumato.sharing.moments import Gauge
 from sfumato.training.inputs import Inputs
-
-
-@dataclass(frozen=True, kw_only=True)
-class Matching:
-    """How images are moved."""
-
-    k: int = 10
-    """Steps that public images are moved; 0 leaves them as they are."""
-    match_lr: float = 0.1
-    """Learning rate of their pixels, in units of a normalised input."""
-    match_batch: int = 250
-    """Images whose statistics are matched together."""
-    statistics_weight: float = 10.0
-    """Weight of the statistics."""
-    class_weight: float = 1.0
-    """Weight of the cross-entropy."""
-    tv_weight: float = 2.5e-5
-    """Weight of the roughness (total variation)."""
-    l2_weight: float = 3e-8
-    """Weight of the size of pixels."""
-
-    def __post_init__(self) -> None:
-        if self.k < 0:
-            raise ConfigError(f"k={self.k} must be 0 or more: at 0 no image is moved.")
-        if self.match_batch < 1:
-            raise ConfigError(f"match_batch={self.match_batch} must be at least 1.")
-        if not (self.match_lr > 0 and math.isfinite(self.match_lr)):
-            raise ConfigError(f"match_lr={self.match_lr:g} must be above 0 and finite.")
-        for name in ("statistics_weight", "class_weight", "tv_weight", "l2_weight"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name):g} must be 0 or more, and finite.")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 
 from sfumato.attacks.chance import BLOCK, draw_chance
 from sfumato.attacks.fleet import Fleet, train_heads
-from sfumato.attacks.heads import HeadRecipe, accuracy_of_heads
+from sfumato.attacks.heads import HeadRecipe, accuracy_of_heads, labels_of
 from sfumato.attacks.primal import train_primal
 from sfumato.errors import ConfigError, DataError
 
@@ -59,10 +59,10 @@ def test_the_heads_of_a_batch_belong_to_their_members():
     ours = fleet(HeadRecipe(epochs=5, class_size=2, rate=0.5), dtype=torch.float64)
     made = ours.heads(BLOCK, BLOCK)
     chance = draw_chance(ours.recipe, 9, ours.seed, range(1, 2), ours.features)
-    again = train_primal(ours.recipe, ours.features[made.members], ours.recipe.labels, chance)
+    again = train_primal(ours.recipe, ours.features[made.members], labels_of(ours.recipe), chance)
     torch.testing.assert_close(made.weights, again, rtol=0, atol=1e-12)
     labels = ours.labels[made.members]
-    assert torch.equal(labels, ours.recipe.labels.expand_as(labels))
+    assert torch.equal(labels, labels_of(ours.recipe).expand_as(labels))
 
 
 def test_heads_of_one_permutation_share_no_image_and_the_next_one_combines_anew():
@@ -176,4 +176,4 @@ def test_bad_tables_are_refused_by_what_is_wrong_with_them():
     recipe = HeadRecipe(class_size=2)
     chance = draw_chance(recipe, 4, 0, range(1))
     with pytest.raises(DataError, match=r"20 images.*given 10"):
-        train_heads(recipe, torch.zeros(BLOCK, 10, 4), recipe.labels[:10], chance)
+        train_heads(recipe, torch.zeros(BLOCK, 10, 4), labels_of(recipe)[:10], chance)

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import norm
 
 from sfumato.attacks.chance import BLOCK, Chance, draw_chance
-from sfumato.attacks.heads import HeadRecipe
+from sfumato.attacks.heads import HeadRecipe, labels_of
 from sfumato.attacks.lone import add_lone_image, lone_trials
 from sfumato.attacks.primal import train_primal
 from sfumato.errors import ConfigError, DataError
@@ -19,7 +19,7 @@ RECIPE = HeadRecipe(classes=3, max_norm=2.0, noise_multiplier=4.0, epochs=16)
 def scores(recipe, heads, present, seed=0, d=4):
     features = torch.randn(recipe.images, d, generator=torch.Generator().manual_seed(1))
     x = add_lone_image(features, recipe)
-    trials = lone_trials(recipe, x, recipe.labels, heads=heads, present=present, seed=seed)
+    trials = lone_trials(recipe, x, labels_of(recipe), heads=heads, present=present, seed=seed)
     return torch.cat(list(trials)).double().numpy(), x
 
 
@@ -41,7 +41,7 @@ def test_a_head_without_the_image_is_one_that_was_never_given_it(rate):
     small = x[:-1].expand(BLOCK, 2, -1)
     quiet = Chance(chance.start, masks, chance.normals)
     pair = _divided_by(recipe)
-    weights = train_primal(pair, small, recipe.labels[:-1], quiet)
+    weights = train_primal(pair, small, labels_of(recipe)[:-1], quiet)
     logits = weights[:, :15].unflatten(1, (3, 5)) @ x[-1] + weights[:, 15:]
     expected = (logits[:, 2] - logits.mean(1))[:3].double().numpy()
     assert np.allclose(found, expected, atol=1e-5)
@@ -85,6 +85,8 @@ def test_so_many_heads_come_as_were_asked_for_and_the_first_are_always_the_same(
 def test_heads_of_two_layers_and_other_numbers_of_images_are_refused():
     recipe = HeadRecipe(classes=3, hidden=4, positive=(1,))
     with pytest.raises(ConfigError, match="linear heads"):
-        list(lone_trials(recipe, torch.zeros(3, 2), recipe.labels, heads=1, present=True, seed=0))
+        list(
+            lone_trials(recipe, torch.zeros(3, 2), labels_of(recipe), heads=1, present=True, seed=0)
+        )
     with pytest.raises(DataError, match="has 3 images, and these are 2"):
         add_lone_image(torch.zeros(2, 4), RECIPE)

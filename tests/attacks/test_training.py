@@ -8,7 +8,7 @@ from one_head import flat, network, train_one
 
 from sfumato.attacks.chance import Chance, draw_chance
 from sfumato.attacks.dual import draw_noise, gather_noise, recur, train_dual
-from sfumato.attacks.heads import HeadRecipe
+from sfumato.attacks.heads import HeadRecipe, labels_of
 from sfumato.attacks.primal import clip_factors, train_primal
 
 ODD = (1, 3, 5, 7, 9)
@@ -48,10 +48,10 @@ def relative(found, wanted):
 def test_heads_in_a_batch_are_those_of_a_plain_loop(optimizer, kind, privacy):
     recipe = HeadRecipe(optimizer=optimizer, epochs=4, weight_decay=0.1, lr=0.1, **kind, **privacy)
     x, start, masks, noise = case(recipe)
-    found = train_primal(recipe, x, recipe.labels, feed(start, masks, noise))
+    found = train_primal(recipe, x, labels_of(recipe), feed(start, masks, noise))
     for k in range(len(x)):
         wanted = train_one(
-            recipe, x[k], recipe.labels, start[k],
+            recipe, x[k], labels_of(recipe), start[k],
             None if masks is None else masks[k],
             noise[:, k] if recipe.noise_multiplier else None,
         )  # fmt: skip
@@ -66,9 +66,9 @@ def test_the_dual_gives_the_primals_heads_from_the_same_noise(size, privacy, dec
     x, start, masks, noise = case(recipe, d=64, heads=5)
     if recipe.rate < 1:
         assert not masks[0, recipe.steps // 2].any(), "an empty batch must be among them"
-    wanted = train_primal(recipe, x, recipe.labels, feed(start, masks, noise))
+    wanted = train_primal(recipe, x, labels_of(recipe), feed(start, masks, noise))
     seen = gather_noise(recipe, x, noise) if recipe.noise_multiplier else None
-    assert relative(recur(recipe, x, recipe.labels, start, masks, seen), wanted) < 1e-12
+    assert relative(recur(recipe, x, labels_of(recipe), start, masks, seen), wanted) < 1e-12
 
 
 @settings(deadline=None, max_examples=25)
@@ -83,16 +83,16 @@ def test_dual_and_primal_agree_whatever_the_recipe(classes, size, d, epochs, rat
     )  # fmt: skip
     x, start, masks, noise = case(recipe, d=d, heads=2, seed=seed)
     x[0, -1] = x[0, 0]
-    wanted = train_primal(recipe, x, recipe.labels, feed(start, masks, noise))
+    wanted = train_primal(recipe, x, labels_of(recipe), feed(start, masks, noise))
     seen = gather_noise(recipe, x, noise) if recipe.noise_multiplier else None
-    assert relative(recur(recipe, x, recipe.labels, start, masks, seen), wanted) < 1e-11
+    assert relative(recur(recipe, x, labels_of(recipe), start, masks, seen), wanted) < 1e-11
 
 
 def test_in_float32_dual_and_primal_agree_to_its_precision():
     recipe = HeadRecipe(**PRIVATE)
     x, start, masks, noise = case(recipe, d=64, heads=5, dtype=torch.float32)
-    wanted = train_primal(recipe, x, recipe.labels, feed(start, masks, noise))
-    found = recur(recipe, x, recipe.labels, start, masks, gather_noise(recipe, x, noise))
+    wanted = train_primal(recipe, x, labels_of(recipe), feed(start, masks, noise))
+    found = recur(recipe, x, labels_of(recipe), start, masks, gather_noise(recipe, x, noise))
     assert found.dtype == torch.float32
     assert relative(found, wanted) < 1e-5
 
@@ -100,8 +100,8 @@ def test_in_float32_dual_and_primal_agree_to_its_precision():
 def test_logits_beyond_the_range_of_exp_do_no_harm():
     recipe = HeadRecipe()
     x, start, masks, noise = case(recipe, dtype=torch.float32)
-    wanted = train_primal(recipe, 300 * x, recipe.labels, feed(start, masks, noise))
-    found = recur(recipe, 300 * x, recipe.labels, start, masks, None)
+    wanted = train_primal(recipe, 300 * x, labels_of(recipe), feed(start, masks, noise))
+    found = recur(recipe, 300 * x, labels_of(recipe), start, masks, None)
     assert found.isfinite().all()
     assert relative(found, wanted) < 1e-4
 
@@ -111,7 +111,7 @@ def test_logits_beyond_the_range_of_exp_do_no_harm():
 def test_without_noise_the_data_part_has_rank_nine_and_sums_to_zero_over_classes(train, size):
     recipe = HeadRecipe(class_size=size, weight_decay=0.01)
     x, start, masks, noise = case(recipe, d=64)
-    weights = train(recipe, x, recipe.labels, feed(start, masks, noise))
+    weights = train(recipe, x, labels_of(recipe), feed(start, masks, noise))
     data = weights - (1 - recipe.lr * recipe.weight_decay) ** recipe.steps * start
     weight, bias = data[:, :640].view(-1, 10, 64), data[:, 640:]
     assert weight.sum(1).abs().max() < 1e-13
@@ -160,8 +160,8 @@ def test_heads_of_the_dual_spread_under_noise_as_those_of_the_primal():
     recipe = HeadRecipe(**{**PRIVATE, "noise_multiplier": 50.0})
     x = case(recipe, d=8, heads=1)[0].expand(512, 10, 8)
     chance = draw_chance(recipe, 8, 0, range(2), x)
-    plain = train_primal(recipe, x, recipe.labels, draw_chance(recipe, 8, 0, range(2), x))
-    found = train_dual(recipe, x, recipe.labels, chance)
+    plain = train_primal(recipe, x, labels_of(recipe), draw_chance(recipe, 8, 0, range(2), x))
+    found = train_dual(recipe, x, labels_of(recipe), chance)
     ratio = float(found.std() / plain.std())
     assert 0.95 < ratio < 1.05
 
@@ -182,7 +182,7 @@ def test_heads_of_opacus_are_ours_on_the_same_masks_and_noise():
 
     recipe = HeadRecipe(epochs=8, **PRIVATE)
     x, start, masks, noise = case(recipe, d=32, heads=1, dtype=torch.float32)
-    found = recur(recipe, x, recipe.labels, start, masks, gather_noise(recipe, x, noise))
+    found = recur(recipe, x, labels_of(recipe), start, masks, gather_noise(recipe, x, noise))
     net = GradSampleModule(network(recipe, 32, start[0]))
     inner = torch.optim.SGD(net.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
     optimizer = DPOptimizer(
@@ -193,7 +193,7 @@ def test_heads_of_opacus_are_ours_on_the_same_masks_and_noise():
         optimizer.zero_grad()
         present = masks[0, step]
         loss = torch.nn.functional.cross_entropy(
-            net(x[0][present]), recipe.labels[present], reduction="sum"
+            net(x[0][present]), labels_of(recipe)[present], reduction="sum"
         )
         loss.backward()
         optimizer.clip_and_accumulate()

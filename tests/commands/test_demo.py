@@ -18,6 +18,7 @@ from sfumato.files import read_json, read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.reporting.found import Attack
 from sfumato.runs import Run, open_run
+from sfumato.settings import demo as demo_settings
 
 
 @pytest.fixture(scope="module", name="whole")
@@ -128,8 +129,8 @@ def test_nothing_open_lies_about_what_is_private(whole):
 @pytest.fixture(name="short")
 def shorter_chapters(monkeypatch):
     """The same chapters, hardly trained."""
-    monkeypatch.setattr(demo, "STEPS", 2)
-    monkeypatch.setattr(demo, "CANARIES", 200)
+    monkeypatch.setattr(demo_settings, "STEPS", 2)
+    monkeypatch.setattr(demo_settings, "CANARIES", 200)
     tiny = replace(
         reconstruct.PRESETS["digits-private"](), steps=2, stats_heads=64, trials=64, width=8
     )

@@ -14,6 +14,7 @@ from sfumato.cli import main
 from sfumato.commands.invert import Config
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError, DataError, RunError, SfumatoError
+from sfumato.groups import defaults
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +184,8 @@ def test_a_judge_with_two_heads_is_refused(settings, tmp_path):
 
 
 def test_a_target_of_ones_own_needs_the_images_that_it_learnt(settings, tmp_path):
-    config = replace(settings, target="inversions:own_net", weights=Path("x.pt"), data=Config.data)
+    data = defaults(Config)["data"]
+    config = replace(settings, target="inversions:own_net", weights=Path("x.pt"), data=data)
     refused(config, tmp_path / "run", ConfigError, "which images did .* --data")
 
 

@@ -30,6 +30,7 @@ from sfumato.commands.invert import stages as invert_stages
 from sfumato.commands.invert.context import given_target, make_context, open_access
 from sfumato.commands.invert.score import as_judge
 from sfumato.errors import DataError
+from sfumato.groups import defaults
 from sfumato.runs import Run, open_run
 from sfumato.training.plain import inputs_of
 
@@ -39,7 +40,8 @@ settings, finished = fixtures(tiny, attack)
 def test_a_target_that_sfumato_trained_is_attacked_as_it_is(settings, tmp_path):
     target = learn(lesson(settings.data, epsilon=8.0, mode="ghost_mixed"), tmp_path / "target")
     before = (target / "model.safetensors").read_bytes()
-    config = replace(settings, target=str(target), data=Config.data)  # the target knows its own
+    data = defaults(Config)["data"]  # the target knows its own
+    config = replace(settings, target=str(target), data=data)
     attack(config, tmp_path / "run")
     assert (target / "model.safetensors").read_bytes() == before
     assert not (tmp_path / "run/private/stages/target/model.safetensors").exists()

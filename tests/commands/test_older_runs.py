@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import dataclass
 
 import pytest
 from finished import COMMANDS
@@ -10,9 +11,10 @@ from golden.store import RUNS
 
 from sfumato import config as config_module
 from sfumato.cli import read_order
-from sfumato.commands import recipe_of, train
+from sfumato.commands import settings_of, train
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
+from sfumato.groups import defaults
 from sfumato.runs import open_run
 
 NEWER = ("canary_kind", "extender", "norm", "clip", "sharpness", "noise_decay")
@@ -56,7 +58,7 @@ def test_a_setting_that_never_was_is_refused(reader, run, runs, tmp_path):
 
 
 def test_a_finished_run_of_an_earlier_version_is_not_done_again(run, runs):
-    config = runs.settings.training
+    config = runs.settings.train.alone
     with open_run(config, verb="train", out=run) as opened:
         assert opened.finished
     with (
@@ -70,7 +72,7 @@ def test_an_unfinished_run_goes_on_with_all_of_its_settings_alone(run, runs):
     (run / "done.json").unlink()
     with (
         pytest.raises(RunError, match="extender"),
-        open_run(runs.settings.training, verb="train", out=run),
+        open_run(runs.settings.train.alone, verb="train", out=run),
     ):
         pass
 
@@ -102,25 +104,57 @@ def test_model_json_of_an_earlier_version_is_read_with_what_it_says(runs, tmp_pa
     assert (code, "classes" in words) == (2, True)
 
 
+@pytest.mark.parametrize("name", ["train", "plain", "canaries"])
+def test_a_setting_that_train_gets_tomorrow_orphans_no_finished_run(name):
+    @dataclass(frozen=True, kw_only=True)
+    class Novelty:
+        novelty: float = 0.0
+
+    @dataclass(frozen=True, kw_only=True, init=False)
+    class Tomorrow(train.Config):
+        news: Novelty = Novelty()
+
+    stored = read_json(RUNS / "v1" / name / "config.json")
+    config = config_module.read_record(Tomorrow, stored, finished=True)
+    assert (config.novelty, config.model) == (0.0, "group-cnn-small")
+    with pytest.raises(ConfigError, match="novelty"):
+        config_module.read_record(Tomorrow, stored, finished=False)
+    with pytest.raises(ConfigError, match="newer"):
+        config_module.read_record(Tomorrow, {**stored, "version": 3}, finished=True)
+
+
+def test_settings_in_the_groups_of_version_1_are_read():
+    stored = read_json(RUNS / "v1" / "warmup" / "config.json")
+    assert stored["config"]["diffusion"]["gen_width"] == 8
+    kind, _ = settings_of("warmup")
+    config = config_module.read_record(kind, stored, finished=True)
+    assert config.diffusion.gen_width == 8
+    assert config_module.to_json(config)["gen_width"] == 8
+    again = {"version": 2, "config": config_module.to_json(config)}
+    assert config_module.read_record(kind, again, finished=False) == config
+
+
 def test_what_is_not_finished_is_read_strictly():
     whole = config_module.to_json(train.Config(noise_multiplier=1.0))
     del whole["lr"]
-    assert config_module.read_finished(train.Config, whole).lr == train.Config.lr
+    assert config_module.read_finished(train.Config, whole).lr == defaults(train.Config)["lr"]
     with pytest.raises(ConfigError, match="lr"):
         config_module.from_json(train.Config, whole)
 
 
+ONLY_TRAIN = {"canaries": 50, "canary_kind": "natural", "explain": True}
 WITHDRAWN = {
     "reconstruct": {"save": 62, "shards": 2, "shard": "1/2"},
-    "invert": {"force": True},
+    "invert": {"force": True, **ONLY_TRAIN},
     "release": {
         "soft_labels": "live",
         "extractor": "real",
         "card_scores": True,
         "repeats": 3,
         "student_shift": 2,
+        **ONLY_TRAIN,
     },
-    "warmup": {"control_widths": [8]},
+    "warmup": {"control_widths": [8], **ONLY_TRAIN},
 }
 """Settings that no longer exist, by command, with another value than the usual one."""
 EACH = [(verb, name) for verb, names in WITHDRAWN.items() for name in names]
@@ -128,7 +162,7 @@ EACH = [(verb, name) for verb, names in WITHDRAWN.items() for name in names]
 
 def begun(verb, place, **changes):
     """A run that began with the settings of a stored one, and what came later at its default."""
-    kind, stored = recipe_of(verb).config, read_json(RUNS / "v1" / verb / "config.json")
+    kind, stored = settings_of(verb)[0], read_json(RUNS / "v1" / verb / "config.json")
     withdrawn = {name: stored["config"][name] for name in kind.WITHDRAWN}
     settings = {**config_module.completed(kind, stored["config"]), **withdrawn, **changes}
     place.mkdir()
@@ -139,9 +173,9 @@ def begun(verb, place, **changes):
 
 def test_every_withdrawn_setting_is_tried():
     for verb, names in WITHDRAWN.items():
-        assert set(names) == set(recipe_of(verb).config.WITHDRAWN)
+        assert set(names) == set(settings_of(verb)[0].WITHDRAWN)
         stored = read_json(RUNS / "v1" / verb / "config.json")["config"]
-        for name, gone in recipe_of(verb).config.WITHDRAWN.items():
+        for name, gone in settings_of(verb)[0].WITHDRAWN.items():
             assert gone.usual in (config_module.ANY, stored[name])
 
 
@@ -163,7 +197,7 @@ def test_an_unfinished_run_goes_on_without_a_withdrawn_setting_that_changes_noth
     config = read_order(verb, ["--out", str(usual)]).config
     open_run(config, verb=verb, out=usual).close()
     other = begun(verb, tmp_path / "other", **{name: WITHDRAWN[verb][name]})
-    if recipe_of(verb).config.WITHDRAWN[name].usual is config_module.ANY:
+    if settings_of(verb)[0].WITHDRAWN[name].usual is config_module.ANY:
         open_run(config, verb=verb, out=other).close()
         assert read_order(verb, ["--out", str(other)]).config == config
         return

@@ -15,11 +15,11 @@ from sfumato.cli import main
 from sfumato.commands import release
 from sfumato.commands.load_model import load_model
 from sfumato.commands.release import PRESETS, Config
-from sfumato.commands.release.settings import HAIR
 from sfumato.data.load import load_images
 from sfumato.errors import RunError
 from sfumato.models.zoo import build_model, pixel_statistics
 from sfumato.runs import Run
+from sfumato.settings.release import HAIR
 from sfumato.sharing.bundle import read_bundle, verify_bundle
 
 

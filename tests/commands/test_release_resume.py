@@ -12,11 +12,11 @@ from releases import ledger_of, make, promising, scores_of, stages_of, tiny
 
 from sfumato.commands.release import evaluate as release_evaluate
 from sfumato.commands.release import stages as release_stages
-from sfumato.commands.release.settings import STAGES
 from sfumato.files import read_json
 from sfumato.metrics import quality
 from sfumato.privacy import noise
 from sfumato.runs import Run
+from sfumato.settings.release import STAGES
 from sfumato.sharing import bundle, match
 from sfumato.sharing import moments as synth_moments
 from sfumato.sharing.bundle import verify_bundle

@@ -27,7 +27,7 @@ def learn(config, out):
 
 @pytest.fixture(scope="module")
 def teacher(settings, tmp_path_factory):
-    return learn(settings.training, tmp_path_factory.mktemp("runs") / "teacher")
+    return learn(settings.train.alone, tmp_path_factory.mktemp("runs") / "teacher")
 
 
 def with_teacher(settings, teacher, epsilon=3.0, **changes):
@@ -72,7 +72,7 @@ def test_noise_for_the_statistics_alone_can_be_chosen(settings, teacher, tmp_pat
 
 
 def test_the_promise_has_the_teachers_relation_and_the_delta_asked_for(settings, tmp_path):
-    config = replace(settings.training, relation="replace")
+    config = replace(settings.train.alone, relation="replace")
     other = learn(config, tmp_path / "teacher")
     make(with_teacher(settings, other, epsilon=8.0, delta=1e-6), tmp_path / "run")
     ledger = ledger_of(tmp_path / "run")
@@ -82,7 +82,7 @@ def test_the_promise_has_the_teachers_relation_and_the_delta_asked_for(settings,
 
 
 def test_a_teacher_whose_noise_can_be_replayed_spoils_the_release(settings, tmp_path):
-    seeded = learn(replace(settings.training, noise_seed=1), tmp_path / "teacher")
+    seeded = learn(replace(settings.train.alone, noise_seed=1), tmp_path / "teacher")
     make(with_teacher(settings, seeded), tmp_path / "run")
     verdict = verify_bundle(tmp_path / "run" / "bundle")
     assert any("whose noise came from a fixed seed" in problem for problem in verdict.problems)
@@ -147,7 +147,7 @@ def test_a_teacher_that_cannot_be_released_from_is_refused(
 
 
 def test_a_teacher_trained_without_privacy_keeps_no_promise(settings, tmp_path):
-    plain = replace(settings.training, mode="non-private", noise_multiplier=None)
+    plain = replace(settings.train.alone, mode="non-private", noise_multiplier=None)
     other = learn(plain, tmp_path / "teacher")
     with pytest.raises(ConfigError, match="with the teacher inf is spent"):
         make(with_teacher(settings, other), tmp_path / "run")

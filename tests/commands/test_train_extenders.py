@@ -143,10 +143,10 @@ def test_public_images_that_are_private_or_of_other_classes_are_refused(tmp_path
 @pytest.mark.parametrize("verb", [release, invert])
 def test_a_verb_whose_public_images_are_others_hands_an_extender_on(verb):
     config = verb.Config(epsilon=3.0)
-    assert config.training.extender_images is None
+    assert config.train.alone.extender_images is None
     config = replace(config, **MIRROR)
     assert config.public not in (None, "x")
-    assert (config.training.extender, config.training.extender_images) == ("mirror", "x")
+    assert (config.train.alone.extender, config.train.alone.extender_images) == ("mirror", "x")
 
 
 def test_a_teacher_may_learn_with_an_extender(tmp_path, public):

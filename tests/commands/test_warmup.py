@@ -20,7 +20,6 @@ from sfumato.commands.load_model import load_model
 from sfumato.commands.warmup import classifier as warmup_classifier
 from sfumato.commands.warmup import generator as warmup_generator
 from sfumato.commands.warmup.context import make_context
-from sfumato.commands.warmup.settings import PRESETS, STAGES
 from sfumato.commands.warmup.watch import watch
 from sfumato.data.augment import Augmentation
 from sfumato.data.load import load_images
@@ -29,6 +28,7 @@ from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.runs import Run, open_run
+from sfumato.settings.warmup import PRESETS, STAGES
 from sfumato.training import plain
 from sfumato.training.progress import progress
 

@@ -16,14 +16,14 @@ from sfumato.cli import main
 from sfumato.commands import warmup
 from sfumato.commands.warmup import generator as warmup_generator
 from sfumato.commands.warmup.context import make_context
-from sfumato.commands.warmup.settings import PRESETS, PRIVATE_STAGES
 from sfumato.data.arrays import read_note
 from sfumato.data.load import load_images
-from sfumato.diffusion.diffusion import Diffusion
 from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.runs import open_run
+from sfumato.settings.diffusion import Diffusion
+from sfumato.settings.warmup import PRESETS, PRIVATE_STAGES
 
 NETWORK = Diffusion(gen_width=8, gen_multipliers=(1,), gen_blocks=1, gen_looks=3)
 
@@ -140,13 +140,13 @@ def test_private_images_do_not_reach_the_public_generator(settings, tmp_path):
         ({"stage": "split"}, "no stage split"),
         ({"stage": "train"}, "no stage train"),
         ({"mode": "non-private", "epsilon": None}, "--private keeps a promise"),
-        ({"train_only": "head"}, "all of a private generator learns"),
-        ({"guide_weight": 1.0}, "a guide learns from public images"),
-        ({"warm_repeats": 2}, "--warm-repeats takes public images again"),
-        ({"controls": True}, "--controls is for the stage train"),
-        ({"extender": "dope"}, "--extender is for the stage train"),
-        ({"crop": 2}, r"would draw images cut and mirrored\. Give --crop 0 if a preset"),
-        ({"crop": 2, "flip": True}, "Give --crop 0 --no-flip if a preset"),
+        ({"train_only": "head"}, "^--train-only: without meaning"),
+        ({"guide_weight": 1.0}, "^--guide-weight: without meaning"),
+        ({"warm_repeats": 2}, "^--warm-repeats: without meaning"),
+        ({"controls": True}, "^--controls: without meaning"),
+        ({"extender": "dope"}, "^--extender: without meaning"),
+        ({"crop": 2}, r"^--crop: without .* --crop 0"),
+        ({"crop": 2, "flip": True}, "^--crop, --flip: without"),
         ({"public_share": 0.04}, "^--public-share and --private are two answers"),
         ({"public_images": "digits"}, "^--private and --public-images are two answers"),
         ({"samples": Path("a.npz")}, "^--samples are there already, and --private"),

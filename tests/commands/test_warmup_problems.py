@@ -9,10 +9,10 @@ from whole_runs import fixtures
 from sfumato.cli import main
 from sfumato.commands.warmup import generator as warmup_generator
 from sfumato.commands.warmup.context import make_context
-from sfumato.commands.warmup.settings import PRESETS
-from sfumato.diffusion.diffusion import Diffusion
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.runs import open_run
+from sfumato.settings.diffusion import Diffusion
+from sfumato.settings.warmup import PRESETS
 
 settings, _ = fixtures(tiny, warm)
 

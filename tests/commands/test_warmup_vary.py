@@ -8,9 +8,9 @@ import torch
 from warmups import tiny, warm
 
 from sfumato.commands.warmup.draw import in_turn, require_meaning
-from sfumato.commands.warmup.settings import Config
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError
+from sfumato.settings.warmup import Config
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from cuts import cut_in
 from sfumato.data.images import Images
 from sfumato.diffusion import generator
 from sfumato.diffusion.album import SHOWN, Album, copies_too_much, look, worth
-from sfumato.diffusion.diffusion import Diffusion
 from sfumato.diffusion.generator import new_denoiser, new_painter, train_painter
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.runs import Run
+from sfumato.settings.diffusion import Diffusion
 from sfumato.training.progress import progress
 
 CPU = torch.device("cpu")

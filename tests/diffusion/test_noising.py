@@ -14,10 +14,10 @@ from sfumato.data.example_rng import ExampleRng
 from sfumato.data.load import load_images
 from sfumato.data.people import People
 from sfumato.diffusion.denoise import Denoiser, denoising_losses
-from sfumato.diffusion.diffusion import Diffusion
 from sfumato.diffusion.generator import new_denoiser
 from sfumato.diffusion.noising import NoisingInputs
 from sfumato.privacy.sampling import Chunk
+from sfumato.settings.diffusion import Diffusion
 
 SMALL = Diffusion(gen_width=8, gen_multipliers=(1, 2), gen_blocks=1, gen_dropout=0.0)
 

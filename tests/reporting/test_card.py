@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pages import MARKER, PNG, header, ledger_of, make_audit, make_run, plant, write
 
 from sfumato.cli import VERBS, read_order
-from sfumato.commands import recipe_of, report
+from sfumato.commands import report, settings_of
 from sfumato.config import to_json
 from sfumato.errors import PrivacyError, RunError
 from sfumato.reporting import words
@@ -305,7 +305,7 @@ def test_a_ledger_that_lost_its_header_is_not_shown_as_a_cheaper_one(tmp_path):
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "report"])
 def test_the_command_makes_the_same_settings_again(tmp_path, verb):
-    for preset in recipe_of(verb).presets.values():
+    for preset in settings_of(verb)[1].values():
         write(tmp_path / "config.json", {"verb": verb, "config": to_json(preset())})
         first, second, *flags = shlex.split(report.command_of(tmp_path))
         assert (first, second) == ("sfumato", verb)

@@ -1,13 +1,13 @@
 """The model that an attack or a release is about: what its own directory says of it."""
 
 import shutil
-from dataclasses import fields
 
 import pytest
 from pages import make_run, plant, write
 
 from sfumato.commands import invert, release, train
 from sfumato.config import to_json
+from sfumato.groups import leaves
 from sfumato.reporting import words
 from sfumato.reporting.card import read_card
 from sfumato.reporting.page import render_page
@@ -24,7 +24,7 @@ def attack_on(path, **settings):
 
 def test_every_setting_of_training_is_the_models_or_the_verbs_own():
     own = {"data_root", "download", "device", "seed", "explain"}
-    names = {field.name for field in fields(train.Config)}
+    names = set(leaves(train.Config))
     assert names == {*TRAINING, *IMAGES, *own}
     assert not {*TRAINING, *IMAGES} & own
 

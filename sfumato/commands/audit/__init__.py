@@ -10,13 +10,15 @@ from typing import Any
 
 from sfumato.commands import Recipe, as_label
 from sfumato.commands.audit.record import AuditRecord
-from sfumato.commands.audit.settings import PRESETS as PRESETS
-from sfumato.commands.audit.settings import Config as Config
 from sfumato.commands.stages import require_one_process
 from sfumato.runs import Run
+from sfumato.settings.audit import PRESETS as PRESETS
+from sfumato.settings.audit import Audit
+
+Config = Audit
 
 
-def run(config: Config, run: Run | None) -> dict[str, Any]:
+def run(config: Audit, run: Run | None) -> dict[str, Any]:
     """Attack, bound, draw, and keep all of it private."""
     from sfumato.commands.audit.calls import audit_calls
     from sfumato.commands.audit.finished import audit_run
@@ -107,7 +109,6 @@ def alarm(summary: Mapping[str, Any]) -> str | None:
 
 
 RECIPE = Recipe(
-    config=Config, presets=PRESETS, run=run, show=show, alarm=alarm,
+    run=run, show=show, alarm=alarm,
     label=lambda config: as_label(config.run or config.trainer or config.data),
-    first_words={"heads": ("--heads",)},
 )  # fmt: skip

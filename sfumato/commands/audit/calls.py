@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sfumato.commands.audit.record import AuditRecord, describe_attack, promised
-from sfumato.commands.audit.settings import Config
 from sfumato.errors import ConfigError, DataError
 from sfumato.runs import Run
+from sfumato.settings.audit import Audit
 
 if TYPE_CHECKING:
     from sfumato.attacks.retrain import Trainer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TRIALS = "trials.jsonl"
 
 
-def audit_calls(config: Config, run: Run) -> AuditRecord:
+def audit_calls(config: Audit, run: Run) -> AuditRecord:
     """Call the trainer, keep each trial as it comes, and bound epsilon from below."""
     from sfumato.attacks.retrain import bound_of_trials, check_runs, set_canary_aside, sides, trial
     from sfumato.data.load import load_images
@@ -25,7 +25,7 @@ def audit_calls(config: Config, run: Run) -> AuditRecord:
 
     check_runs(config.runs)
     train = find_trainer(config.trainer or "")
-    images = load_images(config.data, "train", **config.loading)
+    images = load_images(config.data, "train", **config.source.loading)
     check_delta(config.delta, len(images))
     rest, canary = set_canary_aside(images, config.seed)
     try:
@@ -43,7 +43,7 @@ def audit_calls(config: Config, run: Run) -> AuditRecord:
     )  # fmt: skip
 
 
-def _trials(config: Config, run: Run, call: Callable[[int], float]) -> dict[int, float]:
+def _trials(config: Audit, run: Run, call: Callable[[int], float]) -> dict[int, float]:
     """The score of every call, by its number: those made before, by the same code, and new ones."""
     from sfumato.attacks.retrain import check_trials
     from sfumato.files import append_line, read_lines
@@ -76,7 +76,7 @@ def code_of(name: str) -> str:
     return "" if file is None else sha256(Path(file))
 
 
-def _promise(config: Config) -> dict[str, Any] | None:
+def _promise(config: Audit) -> dict[str, Any] | None:
     if config.epsilon is None:
         return None
     return {**promised(config.epsilon, config.delta), "claimed": True}  # there is no ledger

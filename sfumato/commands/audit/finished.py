@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.commands import train
 from sfumato.commands.audit.record import AuditRecord, allowed_curve, describe_attack, promised
-from sfumato.commands.audit.settings import Config
 from sfumato.errors import DataError, RunError
 from sfumato.runs import Run
+from sfumato.settings.audit import Audit
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ class Target:
         )  # fmt: skip
 
 
-def audit_run(config: Config, run: Run) -> AuditRecord:
+def audit_run(config: Audit, run: Run) -> AuditRecord:
     """Attack the run by its answers, and ask its canaries if it has any."""
     target = open_target(config, run)
     found = AuditRecord(target=target.folder.resolve().name, promise=promise_of(target.ledger))
@@ -67,7 +67,7 @@ def audit_run(config: Config, run: Run) -> AuditRecord:
     return found
 
 
-def open_target(config: Config, run: Run) -> Target:
+def open_target(config: Audit, run: Run) -> Target:
     """The run's settings, ledger and images; or what is wrong with them."""
     from sfumato.commands.stages import given_run
     from sfumato.data.known import known_data
@@ -95,7 +95,7 @@ def open_target(config: Config, run: Run) -> Target:
     )  # fmt: skip
 
 
-def practise(config: Config, run: Run) -> Path:
+def practise(config: Audit, run: Run) -> Path:
     """A small private run on the digits, to try an audit on."""
     from sfumato.data.load import load_splits
 
@@ -136,7 +136,7 @@ def curve_of(ledger: "Ledger") -> dict[str, list[float]] | None:
     )
 
 
-def membership(config: Config, target: Target, run: Run) -> list[dict[str, Any]]:
+def membership(config: Audit, target: Target, run: Run) -> list[dict[str, Any]]:
     """The loss attack and, with shadow models, LiRA and RMIA: rates with intervals."""
     import torch
 

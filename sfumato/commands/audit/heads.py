@@ -8,6 +8,7 @@ how much noise there can be at most for an attack to succeed as often as this on
 
 from typing import TYPE_CHECKING, Any
 
+from sfumato.attacks.heads import labels_of
 from sfumato.commands.audit.record import (
     AuditRecord,
     allowed_curve,
@@ -16,8 +17,8 @@ from sfumato.commands.audit.record import (
     promised,
     share_error,
 )
-from sfumato.commands.audit.settings import Config
 from sfumato.runs import Run
+from sfumato.settings.audit import Audit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from sfumato.privacy.audit.lower import Bound
 
 
-def audit_heads(config: Config, run: Run) -> AuditRecord:
+def audit_heads(config: Audit, run: Run) -> AuditRecord:
     """Train heads on both of two neighbouring data sets, and bound epsilon from below."""
     from dataclasses import replace
 
@@ -36,7 +37,7 @@ def audit_heads(config: Config, run: Run) -> AuditRecord:
     from sfumato.privacy.budget import check_delta
     from sfumato.training.setup import pick_device
 
-    images = load_images(config.data, "train", **config.loading)
+    images = load_images(config.data, "train", **config.source.loading)
     recipe = replace(config.head, classes=len(images.classes))
     check_delta(config.delta, recipe.images)
     own = _first_of_each(images.labels, recipe)
@@ -67,7 +68,7 @@ def _first_of_each(labels: "Tensor", recipe: "HeadRecipe") -> "Tensor":
 
 
 def _scores(
-    config: Config, recipe: "HeadRecipe", features: "Tensor", run: Run
+    config: Audit, recipe: "HeadRecipe", features: "Tensor", run: Run
 ) -> "tuple[np.ndarray, np.ndarray]":
     import torch
 
@@ -77,13 +78,18 @@ def _scores(
     for present in (True, False):
         run.log(f"{config.trials} heads {'with' if present else 'without'} the image")
         trials = lone_trials(
-            recipe, features, recipe.labels, heads=config.trials, present=present, seed=config.seed
+            recipe,
+            features,
+            labels_of(recipe),
+            heads=config.trials,
+            present=present,
+            seed=config.seed,
         )
         found.append(torch.cat(list(trials)).cpu().double().numpy())
     return found[0], found[1]
 
 
-def _promise(config: Config, recipe: "HeadRecipe") -> dict[str, Any] | None:
+def _promise(config: Audit, recipe: "HeadRecipe") -> dict[str, Any] | None:
     from sfumato.privacy.accounting import LEAST_NOISE, price
 
     if recipe.noise_multiplier < LEAST_NOISE or recipe.max_norm is None:
@@ -92,7 +98,7 @@ def _promise(config: Config, recipe: "HeadRecipe") -> dict[str, Any] | None:
 
 
 def _bounds(
-    config: Config, recipe: "HeadRecipe", inside: "np.ndarray", outside: "np.ndarray"
+    config: Audit, recipe: "HeadRecipe", inside: "np.ndarray", outside: "np.ndarray"
 ) -> "list[Bound]":
     """What the scores prove: of any mechanism, and of Gaussian noise of unknown size."""
     from dataclasses import replace

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from sfumato.commands import train
 from sfumato.commands.audit.finished import Target
-from sfumato.commands.audit.settings import Config
 from sfumato.commands.train.train_state import number_of_steps
 from sfumato.runs import Run
+from sfumato.settings.audit import Audit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ IN_MEMORY = 512
 """Images in memory at once, of all of them together."""
 
 
-def shadow_odds(config: Config, target: Target, run: Run) -> "tuple[Tensor, Tensor, Tensor]":
+def shadow_odds(config: Audit, target: Target, run: Run) -> "tuple[Tensor, Tensor, Tensor]":
     """Who learnt which image, and the log-odds of the pool and of the population, by model."""
     import torch
     from safetensors.torch import load_file
@@ -51,7 +51,7 @@ def shadow_odds(config: Config, target: Target, run: Run) -> "tuple[Tensor, Tens
 
 
 def _group(
-    config: Config, target: Target, inside: "Tensor", numbers: Sequence[int], run: Run
+    config: Audit, target: Target, inside: "Tensor", numbers: Sequence[int], run: Run
 ) -> "dict[str, Tensor]":
     """Train these models; fewer at a time where a GPU has no room for all."""
     import torch
@@ -74,7 +74,7 @@ def _group(
 
 
 def _train(
-    config: Config, target: Target, inside: "Tensor", numbers: Sequence[int], run: Run
+    config: Audit, target: Target, inside: "Tensor", numbers: Sequence[int], run: Run
 ) -> "tuple[Copies, Inputs]":
     import torch
 

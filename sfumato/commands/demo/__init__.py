@@ -11,107 +11,32 @@ Every chapter is a verb with small settings, and leaves an ordinary run: the pri
 without noise in `private/`, the page among it.
 """
 
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from sfumato.commands import Recipe, as_label, audit, invert, recipe_of, reconstruct, release, train
+from sfumato.commands import Recipe, as_label, audit, invert, recipe_of, reconstruct
 from sfumato.commands.stages import require_one_process
 from sfumato.data.load import load_images
-from sfumato.errors import ConfigError
 from sfumato.files import read_json
 from sfumato.runs import Run, open_run
+from sfumato.settings.demo import FEW, Demo
+from sfumato.settings.demo import PRESETS as PRESETS
 
-PAID_BY_TRAINING = 0.9
-"""The share of epsilon that the network gets; the statistics of the shared images get the rest."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """The whole story on the embedded digits: protect, attack, share, and one page."""
-
-    MAY_CHANGE: ClassVar = ("open_page",)
-    """Settings that say how, not what: a run may go on with others."""
-
-    epsilon: float = 3.0
-    """The promise for all that is released: smaller is stronger, and noisier."""
-    secure: bool = False
-    """Noise from a cryptographic stream, safe against floating-point attacks."""
-    open_page: bool = True
-    """Open the page where there is a screen."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.epsilon < math.inf:
-            raise ConfigError(
-                f"epsilon={self.epsilon:g}: the demo releases what it makes, so it must be above "
-                "0 and finite."
-            )
-
-    @property
-    def private(self) -> train.Config:
-        """How all digits, and some canaries among them, train a network with privacy."""
-        return train.Config(
-            **NETWORK, batch_size=1000, physical_batch_size=1000, steps=STEPS, lr=2.0, ema=0.9,
-            clip="automatic", epsilon=PAID_BY_TRAINING * self.epsilon, secure=self.secure,
-            canaries=CANARIES,
-        )  # fmt: skip
-
-    @property
-    def plain(self) -> train.Config:
-        """How all digits train the same network without privacy."""
-        return train.Config(**NETWORK, **PLAIN, batch_size=500, steps=STEPS)
-
-    def few_private(self, data: Path) -> train.Config:
-        """How a few digits train it with privacy."""
-        return train.Config(
-            **NETWORK, data=str(data), batch_size=FEW // 2, steps=40, lr=1.0, ema=0.9,
-            clip="automatic", epsilon=self.epsilon, secure=self.secure,
-        )  # fmt: skip
-
-    def few_plain(self, data: Path) -> train.Config:
-        """How a few digits train it without: for as long as it takes to know them by heart."""
-        return train.Config(**NETWORK, **PLAIN, data=str(data), batch_size=FEW // 3, steps=400)
-
-    def sharing(self, teacher: Path) -> release.Config:
-        """How the private network makes images that may be shared, with the rest of epsilon."""
-        small = release.PRESETS["digits-cpu"]()
-        return replace(
-            small, teacher=teacher, epsilon=self.epsilon, secure=self.secure,
-            batch_size=self.private.batch_size, epochs=None, public_images=1000,
-            student_epochs=10, student_batch=32,
-        )  # fmt: skip
-
-
-NETWORK: dict[str, Any] = {"model": "scatter-linear", "image_size": 28}
-"""Fixed wavelet features and a linear layer: what needs no training costs no privacy."""
-PLAIN: dict[str, Any] = {"mode": "non-private", "lr": 0.1, "momentum": 0.9}
-STEPS = 60
-FEW = 100
-"""Digits that a model is trained on to see who was among them: so few that it learns each one."""
-CANARIES = 1000
-"""Examples that are nobody's, each in the training set by the toss of a coin."""
+Config = Demo
 
 
 AUDIT = partial(audit.Config, shadows=0, confidence=0.999)
 """A false alarm in one of a thousand demos is enough."""
 
 
-def digits_cpu() -> Config:
-    """Epsilon 3 on 4,000 digits: 0.96 with privacy and 0.96 without; two minutes on 2 cores."""
-    return Config()
-
-
-PRESETS = {"digits-cpu": digits_cpu}
-
-
-def run(config: Config, run: Run | None) -> dict[str, Any]:
+def run(config: Demo, run: Run | None) -> dict[str, Any]:
     """Train twice, attack, audit, share, and write the page."""
     from sfumato.commands.demo.page import Parts, write_page
 
@@ -240,6 +165,6 @@ def show(summary: Mapping[str, Any]) -> str:
 
 
 RECIPE = Recipe(
-    config=Config, presets=PRESETS, run=run, show=show,
+    run=run, show=show,
     label=lambda config: as_label(epsilon=config.epsilon),
 )  # fmt: skip

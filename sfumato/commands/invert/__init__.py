@@ -10,26 +10,20 @@ training images, so all stages are in `private/`.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sfumato.commands import Recipe, as_label, train
+from sfumato.commands import Recipe, as_label
 from sfumato.commands.invert.context import Context, make_context
-from sfumato.commands.invert.settings import PRESETS as PRESETS
-from sfumato.commands.invert.settings import STAGES
-from sfumato.commands.invert.settings import Config as Config
 from sfumato.commands.stages import follow, require_one_process, tell_stage
 from sfumato.runs import Run
+from sfumato.settings.invert import PRESETS as PRESETS
+from sfumato.settings.invert import STAGES, Invert
+
+Config = Invert
 
 
-def needs_run(config: Config) -> bool:
-    """Stages hand their work on in the run directory; an explanation is only printed."""
-    return not config.explain
-
-
-def run(config: Config, run: Run | None) -> dict[str, Any]:
+def run(config: Invert, run: Run | None) -> dict[str, Any]:
     """Target, judge, select, prior, latent, score; or a sweep of targets."""
     from sfumato.commands.invert.checks import check_context
 
-    if config.explain:
-        return train.run(config.training, None)
     run = require_one_process("invert", "trains a target: give it with --target RUN", run)
     if config.sweep:
         from sfumato.commands.invert.sweep import sweep
@@ -59,13 +53,10 @@ def works() -> dict[str, Callable[[Context, Run], object]]:
 
 def show(summary: Mapping[str, Any]) -> str:
     """What was found, and where the pictures are."""
-    if "explanation" in summary:
-        return train.show(summary)
     return summary["text"] if "text" in summary else tell_stage(summary)
 
 
 RECIPE = Recipe(
-    config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run,
+    run=run, show=show,
     label=lambda config: as_label(config.target or config.data, epsilon=config.epsilon),
-    first_words={**{stage: ("--stage", stage) for stage in STAGES}, "sweep": ("--sweep",)},
 )  # fmt: skip

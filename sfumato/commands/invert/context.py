@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.commands import train
-from sfumato.commands.image_source import ImageSource
-from sfumato.commands.invert.settings import Config
 from sfumato.commands.stages import given_run, require_heeded, say_unheeded
 from sfumato.errors import ConfigError
+from sfumato.groups import defaults
 from sfumato.runs import Run
+from sfumato.settings.invert import Invert
+from sfumato.settings.train import Training
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 class Context:
     """Four sets of images, and the settings of the target."""
 
-    config: Config
+    config: Invert
     run: Run
     shared: Run
     """The run that has the judges: targets of a sweep have the same."""
@@ -62,17 +63,17 @@ class Context:
     @property
     def loading(self) -> dict[str, Any]:
         """How all images are framed: as those of the target were."""
-        return (self.target if self.config.target else self.config).loading
+        return (self.target if self.config.target else self.config.train).loading
 
 
-def make_context(config: Config, run: Run) -> Context:
+def make_context(config: Invert, run: Run) -> Context:
     """Load images, and part them."""
     from sfumato.data.load import load_images, load_splits
     from sfumato.training.setup import pick_device
 
     given = given_target(config, run) if config.target else None
     settings, weights = given or to_train(config, run)
-    source = settings if given else config
+    source = settings if given else config.train
     train_images, test = load_splits(source.data, people=source.people, **source.loading)
     public = load_images(
         config.public, "train", private=False, **framed_as(train_images, source, config)
@@ -91,7 +92,7 @@ def make_context(config: Config, run: Run) -> Context:
     )  # fmt: skip
 
 
-def framed_as(images: "Images", source: ImageSource, config: Config) -> dict[str, Any]:
+def framed_as(images: "Images", source: Training, config: Invert) -> dict[str, Any]:
     """How public images are loaded: to the size and the colours that the target takes."""
     channels, height, width = images.shape
     crop = config.public_centre_crop
@@ -103,17 +104,17 @@ def framed_as(images: "Images", source: ImageSource, config: Config) -> dict[str
     }
 
 
-def to_train(config: Config, run: Run) -> tuple[train.Config, Path]:
+def to_train(config: Invert, run: Run) -> tuple[train.Config, Path]:
     """Settings of a target that is trained here, and where its weights will be."""
     # Its images are framed already: a second cut would go through the faces.
     settings = replace(
-        config.training, data=str(run.path / "private" / "members.npz"), people=None,
+        config.train.alone, data=str(run.path / "private" / "members.npz"), people=None,
         centre_crop=None, image_size=None, grey=False,
     )  # fmt: skip
     return settings, run.path / "private/stages/target/model.safetensors"
 
 
-def same_images(context: Context, config: Config, run: Run) -> Context:
+def same_images(context: Context, config: Invert, run: Run) -> Context:
     """Another target on the same images, judged by the same judges."""
     settings, weights = to_train(config, run)
     return replace(context, config=config, run=run, target=settings, weights=weights)
@@ -128,7 +129,7 @@ def part(images: "Images", share: float) -> "tuple[Images, Images]":
     return images.split(share, seed=0, by_person=not alone)
 
 
-def given_target(config: Config, run: Run) -> tuple[train.Config, Path]:
+def given_target(config: Invert, run: Run) -> tuple[train.Config, Path]:
     """Settings and weights of a target that is there already."""
     assert config.target is not None
     if not Path(config.target).is_dir():
@@ -137,19 +138,17 @@ def given_target(config: Config, run: Run) -> tuple[train.Config, Path]:
                 f'--target "{config.target}" is no folder of a run. For a model by name, or '
                 "module:function, give --weights FILE too."
             )
-        if config.data == Config.data:
+        if config.data == defaults(Invert)["data"]:
             raise ConfigError(
                 f'which images did --target "{config.target}" learn? Give them with --data: judges '
                 "and scores need them."
             )
-        settings = replace(
-            config, target=None, target_pixels=None, mode="non-private", model=config.target
-        ).training
+        settings = replace(config.train, mode="non-private", model=config.target).alone
         # As its weights left it: no BatchNorm becomes another layer, unless that is asked for.
         return replace(settings, weights=None, norm=config.norm or "keep"), config.weights
     if config.target_pixels is not None:
         raise ConfigError(f"{config.target} knows its pixels: leave --target-pixels out.")
-    settings, weights, _ = given_run(Path(config.target), config)
+    settings, weights, _ = given_run(Path(config.target), config.train)
     require_heeded(Path(config.target), config, settings)
     say_unheeded(Path(config.target), config, settings, run)
     return settings, weights

@@ -136,7 +136,7 @@ def given_judge(context: Context, path: Path) -> "tuple[nn.Module, Inputs]":
     from sfumato.data.load import load_images
     from sfumato.models.zoo import load_weights
 
-    settings, weights, _ = given_run(path, context.config)
+    settings, weights, _ = given_run(path, context.config.train)
     lessons = load_images(settings.data, "train", people=settings.people, **settings.loading)
     if lessons.shape[0] != context.members.shape[0]:
         raise ConfigError(

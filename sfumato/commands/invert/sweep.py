@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.commands import train
 from sfumato.commands.invert.context import Context, make_context, same_images
-from sfumato.commands.invert.settings import Config
 from sfumato.runs import Run
+from sfumato.settings.invert import Invert
 
 if TYPE_CHECKING:
     from sfumato.reporting.inversion_figures import SweepRow
@@ -29,7 +29,7 @@ CAUTION = (
 )
 
 
-def sweep(config: Config, run: Run) -> dict[str, Any]:
+def sweep(config: Invert, run: Run) -> dict[str, Any]:
     """Attack every target, then one table and two plots."""
     from sfumato.reporting.inversion_figures import sweep_plots, sweep_table
 
@@ -68,7 +68,7 @@ def check_sweep(base: Context) -> None:
         first = False
 
 
-def targets(config: Config) -> Iterator[tuple[str, str, Config]]:
+def targets(config: Invert) -> Iterator[tuple[str, str, Invert]]:
     """A name, what it is called in the table, and the settings of every target of the sweep."""
     without = {"inf": "not private", "clip": "clipped, no noise"}
     for unit in config.units:
@@ -82,7 +82,7 @@ def targets(config: Config) -> Iterator[tuple[str, str, Config]]:
                 yield name, without.get(epsilon, f"{unit}-level"), base
 
 
-def promise(config: Config, epsilon: str) -> dict[str, Any]:
+def promise(config: Invert, epsilon: str) -> dict[str, Any]:
     """What of a target's settings depends on its promise."""
     if epsilon == "inf":
         return {"mode": "non-private"}
@@ -96,7 +96,7 @@ def promise(config: Config, epsilon: str) -> dict[str, Any]:
 
 
 def attack(
-    name: str, kind: str, config: Config, base: Context, twin: float | None = None
+    name: str, kind: str, config: Invert, base: Context, twin: float | None = None
 ) -> "SweepRow":
     """The whole attack on one target; all of it stays in `private/`, and is done once."""
     from sfumato.commands.invert import attack as take_stages
@@ -120,7 +120,7 @@ def attack(
     )  # fmt: skip
 
 
-def matched(config: Config, wanted: float, base: Context) -> Config:
+def matched(config: Invert, wanted: float, base: Context) -> Invert:
     """These settings without privacy, stopped early: about as accurate as `wanted`."""
     from sfumato.files import read_json
 
@@ -140,14 +140,14 @@ def matched(config: Config, wanted: float, base: Context) -> Config:
     return plainly(config, best)
 
 
-def plainly(config: Config, steps: int) -> Config:
+def plainly(config: Invert, steps: int) -> Invert:
     """The settings for so many steps, with batches that repeat."""
     return replace(
         config, steps=steps, epochs=None, noise_seed=config.seed, unit="example", people=None
     )  # fmt: skip
 
 
-def ladder(config: Config, steps: int, base: Context) -> Run:
+def ladder(config: Invert, steps: int, base: Context) -> Run:
     """A target of so many steps, trained once."""
     place = Run(base.run.private / "ladder" / f"{config.seed}-{steps}", base.run.say)
     place.path.mkdir(parents=True, exist_ok=True)

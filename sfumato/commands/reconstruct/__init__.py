@@ -10,23 +10,25 @@ from typing import Any
 
 from sfumato.commands import Recipe, as_label
 from sfumato.commands.reconstruct.context import Context, make_context
-from sfumato.commands.reconstruct.settings import PRESETS as PRESETS
-from sfumato.commands.reconstruct.settings import STAGES as STAGES
-from sfumato.commands.reconstruct.settings import Config as Config
 from sfumato.commands.reconstruct.stages import take
 from sfumato.commands.stages import require_one_process, tell_stage
 from sfumato.runs import Run
+from sfumato.settings.reconstruct import PRESETS as PRESETS
+from sfumato.settings.reconstruct import STAGES as STAGES
+from sfumato.settings.reconstruct import Reconstruct
+
+Config = Reconstruct
 
 WITH_TORCHRUN = "a model, and attack its head in one process: --target RUN"
 """What several processes are good for."""
 
 
-def asks_more(config: Config) -> bool:
+def asks_more(config: Reconstruct) -> bool:
     """Whether a finished run has something to do: somebody's head."""
     return config.target is not None
 
 
-def run(config: Config, run: Run | None) -> dict[str, Any]:
+def run(config: Reconstruct, run: Run | None) -> dict[str, Any]:
     """The stages in order, up to the one that was asked for; finished ones are skipped."""
     from sfumato.commands.reconstruct.study import look_at, study
 
@@ -65,7 +67,6 @@ def check_early(context: Context) -> None:
 
 
 RECIPE = Recipe(
-    config=Config, presets=PRESETS, run=run, show=show, asks_more=asks_more,
+    run=run, show=show, asks_more=asks_more,
     label=lambda config: as_label(config.data, config.base),
-    first_words={stage: ("--stage", stage) for stage in STAGES},
 )  # fmt: skip

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sfumato.commands.reconstruct.settings import Config
 from sfumato.errors import ConfigError, DataError
 from sfumato.runs import Run
+from sfumato.settings.reconstruct import Reconstruct
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ LEARNT = (
 class Context:
     """Who has what: public images for the base, the attacker's own, and those it is after."""
 
-    config: Config
+    config: Reconstruct
     run: Run
     public: Run
     """The run that has the base and its features: several attacks may share them."""
@@ -58,19 +58,19 @@ class Context:
         return replace(head, noise_multiplier=noise)
 
 
-def make_context(config: Config, run: Run) -> Context:
+def make_context(config: Reconstruct, run: Run) -> Context:
     """Load images, and part what is public from what is not."""
     from sfumato.data.load import load_images
     from sfumato.training.setup import pick_device
 
-    own = load_images(config.data, "train", private=False, **config.loading)
-    targets = load_images(config.data, "test", private=True, **config.loading)
+    own = load_images(config.data, "train", private=False, **config.source.loading)
+    targets = load_images(config.data, "test", private=True, **config.source.loading)
     targets = never_had(targets, own, run)
     made = config.pretrained or config.weights is not None
     if made:
         base = own
     elif config.base_data is not None:
-        base = load_images(config.base_data, "train", private=False, **config.loading)
+        base = load_images(config.base_data, "train", private=False, **config.source.loading)
         if base.shape == targets.shape:
             targets = never_had(targets, base, run)
     else:

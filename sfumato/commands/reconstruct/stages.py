@@ -8,9 +8,9 @@ from sfumato.commands.reconstruct.context import Context
 from sfumato.commands.reconstruct.decoder import train
 from sfumato.commands.reconstruct.evaluate import evaluate
 from sfumato.commands.reconstruct.heads import shadow, stats
-from sfumato.commands.reconstruct.settings import STAGES
 from sfumato.commands.stages import follow
 from sfumato.runs import Run
+from sfumato.settings.reconstruct import STAGES
 
 
 def take(context: Context, last: str) -> dict[str, Any]:

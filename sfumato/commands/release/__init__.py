@@ -8,35 +8,34 @@ the bundle. A student that has only the bundle then does the private task.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sfumato.commands import Recipe, as_label, train
+from sfumato.commands import Recipe, as_label
 from sfumato.commands.release.context import Context, make_context, promise_of
-from sfumato.commands.release.settings import PRESETS as PRESETS
-from sfumato.commands.release.settings import STAGES
-from sfumato.commands.release.settings import Config as Config
 from sfumato.commands.stages import follow, require_one_process, tell_stage
 from sfumato.errors import DataError, SfumatoError
 from sfumato.runs import Run
+from sfumato.settings.release import PRESETS as PRESETS
+from sfumato.settings.release import STAGES, ReleaseSettings
+
+Config = ReleaseSettings
 
 AGAIN = "evaluate"
 """The stage that a finished run may take again, with other controls."""
 
 
-def needs_run(config: Config) -> bool:
-    """Whether something is kept: a check and an explanation are only printed."""
-    return config.verify is None and not config.explain
+def needs_run(config: ReleaseSettings) -> bool:
+    """Whether something is kept: a check is only printed."""
+    return config.verify is None
 
 
-def asks_more(config: Config) -> bool:
+def asks_more(config: ReleaseSettings) -> bool:
     """Whether a finished run has something left to do."""
     return config.stage != "all"
 
 
-def run(config: Config, run: Run | None) -> dict[str, Any]:
+def run(config: ReleaseSettings, run: Run | None) -> dict[str, Any]:
     """Teacher, moments, match, student, evaluate; or the check of a bundle."""
     if config.verify is not None:
         return check(config)
-    if config.explain:
-        return train.run(config.training, None)
     run = require_one_process("release", "trains a teacher: give it with --teacher RUN", run)
     context = make_context(config, run)
     if not (run.path / "stages").exists():
@@ -81,8 +80,6 @@ def show(summary: Mapping[str, Any]) -> str:
     """What was promised, and where it is."""
     if "verdict" in summary:
         return summary["verdict"]
-    if "explanation" in summary:
-        return train.show(summary)
     if "stage" in summary:
         return tell_stage(summary)
     from sfumato.reporting.words import told_neighbours, up
@@ -105,7 +102,7 @@ def show(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def check(config: Config) -> dict[str, Any]:
+def check(config: ReleaseSettings) -> dict[str, Any]:
     """What there is to say against a bundle; an error if there is anything."""
     from sfumato.reporting.words import up
     from sfumato.sharing.bundle import verify_bundle
@@ -131,8 +128,7 @@ def check(config: Config) -> dict[str, Any]:
 
 
 RECIPE = Recipe(
-    config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run, asks_more=asks_more,
+    run=run, show=show, needs_run=needs_run, asks_more=asks_more,
     again=AGAIN,
     label=lambda config: as_label(config.teacher or config.data, epsilon=config.epsilon),
-    first_words={**{stage: ("--stage", stage) for stage in STAGES}, "verify": ("--verify",)},
 )  # fmt: skip

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sfumato.commands.release.settings import Config
 from sfumato.errors import ConfigError, PrivacyError
+from sfumato.settings.release import ReleaseSettings
 
 if TYPE_CHECKING:
     from sfumato.privacy.budget import Budget, Plan
@@ -43,7 +43,7 @@ class Shares:
 
 
 def share_budget(
-    config: Config, *, size: int, delta: float, length: int, classes: int,
+    config: ReleaseSettings, *, size: int, delta: float, length: int, classes: int,
     spent: "Sequence[Release] | None" = None,
 ) -> Shares:  # fmt: skip
     """How the budget is shared, for `size` images (or people) and statistics of `length` numbers.
@@ -84,7 +84,9 @@ def share_budget(
     return Shares(moments, card, teacher_noise(config, size, budget, before))
 
 
-def require_room(config: Config, releases: "Sequence[Release]", delta: float, what: str) -> None:
+def require_room(
+    config: ReleaseSettings, releases: "Sequence[Release]", delta: float, what: str
+) -> None:
     """Refuse a budget that is spent before all have their share."""
     from sfumato.privacy.accounting import epsilon
 
@@ -96,7 +98,9 @@ def require_room(config: Config, releases: "Sequence[Release]", delta: float, wh
         )
 
 
-def require_within(config: Config, releases: "Sequence[Release]", ledger: "Ledger") -> None:
+def require_within(
+    config: ReleaseSettings, releases: "Sequence[Release]", ledger: "Ledger"
+) -> None:
     """Refuse to release what would not keep the promise."""
     from sfumato.privacy.accounting import epsilon
 
@@ -109,7 +113,7 @@ def require_within(config: Config, releases: "Sequence[Release]", ledger: "Ledge
         )
 
 
-def one_release(config: Config, size: int, noise: float, max_norm: float = 1.0) -> "Plan":
+def one_release(config: ReleaseSettings, size: int, noise: float, max_norm: float = 1.0) -> "Plan":
     """The plan of a single release of a sum over all of the data."""
     from sfumato.privacy.budget import make_plan
 
@@ -117,7 +121,7 @@ def one_release(config: Config, size: int, noise: float, max_norm: float = 1.0) 
 
 
 def least_noise_of(
-    budget: "Budget", size: int, config: Config, spent: "Sequence[Release]" = ()
+    budget: "Budget", size: int, config: ReleaseSettings, spent: "Sequence[Release]" = ()
 ) -> float:
     """The noise of a single release that spends all that is left."""
     from sfumato.privacy.budget import make_plan
@@ -125,7 +129,7 @@ def least_noise_of(
     return make_plan(budget, size=size, relation=config.relation, spent=spent).noise_multiplier
 
 
-def moments_noise(config: Config, whole: float, length: int, rows: float) -> float:
+def moments_noise(config: ReleaseSettings, whole: float, length: int, rows: float) -> float:
     """The noise of the statistics: by hand, by their share, or by the best share."""
     if config.moments_noise is not None:
         return config.moments_noise
@@ -152,20 +156,22 @@ def best_share(error: float) -> float:
     return math.exp(found.x)  # pyright: ignore
 
 
-def teacher_noise(config: Config, size: int, budget: "Budget", spent: "Sequence[Release]") -> float:
+def teacher_noise(
+    config: ReleaseSettings, size: int, budget: "Budget", spent: "Sequence[Release]"
+) -> float:
     """The least noise that training needs when the other releases are paid for."""
     from sfumato.commands.train.train_state import number_of_steps
     from sfumato.privacy.budget import make_plan
 
     plan = make_plan(
-        budget, size=size, batch_size=config.batch_size, steps=number_of_steps(config, size),
+        budget, size=size, batch_size=config.batch_size, steps=number_of_steps(config.train, size),
         max_norm=config.max_grad_norm, relation=config.relation, spent=spent,
         noise_decay=config.noise_decay, clip_decay=config.clip_decay,
     )  # fmt: skip
     return plan.noise_multiplier
 
 
-def teacher_settings(config: Config, noise: float | None) -> Config:
+def teacher_settings(config: ReleaseSettings, noise: float | None) -> ReleaseSettings:
     """The settings with the teacher's noise in the place of the whole budget."""
     if config.mode == "non-private":
         return config

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.commands import train
 from sfumato.commands.release.budget import Shares, share_budget
-from sfumato.commands.release.settings import Config
 from sfumato.commands.stages import given_run, require_heeded, say_unheeded
 from sfumato.commands.train.promise import draw_secret, header_of
 from sfumato.commands.train.train_state import group_by_person
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.runs import Run
+from sfumato.settings.release import ReleaseSettings
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Context:
     """Who has what."""
 
-    config: Config
+    config: ReleaseSettings
     run: Run
     device: "torch.device"
     private: "Images"
@@ -77,7 +77,7 @@ class Context:
         )  # fmt: skip
 
 
-def make_context(config: Config, run: Run) -> Context:
+def make_context(config: ReleaseSettings, run: Run) -> Context:
     """Load images, and refuse at once what cannot be released from."""
     from sfumato.commands.origin import (
         note_start,
@@ -90,19 +90,19 @@ def make_context(config: Config, run: Run) -> Context:
     from sfumato.data.load import load_images, load_splits
     from sfumato.training.setup import pick_device
 
-    settings, book = given_teacher(config, run) if config.teacher else (config.training, None)
+    settings, book = given_teacher(config, run) if config.teacher else (config.train.alone, None)
     if book is not None:  # one promise: the one that the teacher was trained under
         config = replace(
             config, relation=book.header.relation, unit=settings.unit, people=settings.people,
             images_per_person=settings.images_per_person,
         )  # fmt: skip
     if book is None:
-        require_covered(config)
+        require_covered(config.train)
     private, test = load_splits(settings.data, people=settings.people, **settings.loading)
     # What is said here goes before what a given teacher was told.
-    own = {name: value for name, value in config.loading.items() if value}
+    own = {name: value for name, value in config.train.loading.items() if value}
     if book is None:
-        require_strange(config, private)
+        require_strange(config.train, private)
     require_same_data(private, run)
     taught = config.teacher and config.teacher / "model.safetensors"
     note_start(taught or config.weights, run)
@@ -124,13 +124,13 @@ def make_context(config: Config, run: Run) -> Context:
     return context
 
 
-def given_teacher(config: Config, run: Run) -> "tuple[train.Config, Ledger]":
+def given_teacher(config: ReleaseSettings, run: Run) -> "tuple[train.Config, Ledger]":
     """Settings and ledger of a finished run of `sfumato train`."""
     assert config.teacher is not None
-    settings, _, ledger = given_run(config.teacher, config)
+    settings, _, ledger = given_run(config.teacher, config.train)
     require_heeded(config.teacher, config, settings)
     # Public images are framed as is said here, and the promise for all has its own delta.
-    heeded = {*config.loading, "delta", "secure"}
+    heeded = {*config.train.loading, "delta", "secure"}
     say_unheeded(config.teacher, config, settings, run, heeded)
     if ledger is None:
         raise PrivacyError(
@@ -175,8 +175,8 @@ def open_book(context: Context) -> "tuple[Ledger, SessionKey]":
     from sfumato.privacy.ledger import Ledger
     from sfumato.training.process_group import ProcessGroup
 
-    secret = draw_secret(context.config, context.run, ProcessGroup())
-    header = header_of(context.config, context.private, context.delta, secret)
+    secret = draw_secret(context.config.train, context.run, ProcessGroup())
+    header = header_of(context.config.train, context.private, context.delta, secret)
     ledger = Ledger.resume(context.run.ledger_records(), header, context.run.write_ledger)
     path = context.run.stage("teacher").path / "ledger.jsonl"
     ledger.inherit(context.book or Ledger.from_records(read_lines(path)))

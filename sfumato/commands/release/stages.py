@@ -28,7 +28,7 @@ def teach(context: Context, stage: Run) -> None:
     """The teacher: trained here, as `sfumato train` would, or one that is there already."""
     if context.book is None:
         settings = teacher_settings(context.config, context.shares.teacher)
-        train.run(settings.training, stage)
+        train.run(settings.train.alone, stage)
         return
     assert context.config.teacher is not None
     stage.finish({"teacher": context.config.teacher.resolve().name, "model": context.teacher.model})

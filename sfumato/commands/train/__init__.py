@@ -16,12 +16,14 @@ from sfumato.commands.train.promise import (
     steps_left_out,
     tell_going_on,
 )
-from sfumato.commands.train.settings import PRESETS as PRESETS
-from sfumato.commands.train.settings import Config
 from sfumato.commands.train.train_state import describe
 from sfumato.commands.train.train_state import prepare as prepare
 from sfumato.files import read_json
 from sfumato.runs import Run
+from sfumato.settings.train import PRESETS as PRESETS
+from sfumato.settings.train import Train
+
+Config = Train
 
 if TYPE_CHECKING:
     from sfumato.data.images import Images
@@ -32,12 +34,12 @@ if TYPE_CHECKING:
     from sfumato.training.process_group import ProcessGroup
 
 
-def needs_run(config: Config) -> bool:
+def needs_run(config: Train) -> bool:
     """Whether something is kept: an explanation is only printed."""
     return not config.explain
 
 
-def run(config: Config, run: Run | None) -> dict[str, Any]:
+def run(config: Train, run: Run | None) -> dict[str, Any]:
     """Load, build, plan, train, score. Of several processes, all but the leader have no run."""
     from sfumato.commands.origin import note_start, require_covered, tell_origin
     from sfumato.commands.train.step import load_public
@@ -67,7 +69,7 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
 
 
 def run_on(
-    config: Config, train: "Images", test: "Images", run: Run | None,
+    config: Train, train: "Images", test: "Images", run: Run | None,
     processes: "ProcessGroup | None" = None, public: "Images | None" = None, declared: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """The same with images that are loaded already: what a recipe of several stages calls.
@@ -123,7 +125,7 @@ def show(summary: Mapping[str, Any]) -> str:
 
 
 def learn(
-    config: Config,
+    config: Train,
     train_state: "TrainState",
     inputs: "Inputs",
     paid: "Paid",
@@ -200,7 +202,7 @@ def learn(
         )  # fmt: skip
 
 
-def explain_layers(config: Config, train_state: "TrainState", inputs: "Inputs") -> str:
+def explain_layers(config: Train, train_state: "TrainState", inputs: "Inputs") -> str:
     """The table of layers: method, work, memory, share, and the predicted cost."""
     from sfumato.clipping.clip import GradientClipper
     from sfumato.clipping.layout import explain_layout
@@ -213,7 +215,7 @@ def explain_layers(config: Config, train_state: "TrainState", inputs: "Inputs") 
 
 
 def conclude(
-    config: Config, train_state: "TrainState", test: "Inputs", paid: "Paid", run: Run
+    config: Train, train_state: "TrainState", test: "Inputs", paid: "Paid", run: Run
 ) -> dict[str, Any]:
     """Save the model, score it privately, sum up."""
     from sfumato.training.evaluate import accuracy
@@ -237,6 +239,6 @@ def tell_accuracy(run: Run) -> None:
 
 
 RECIPE = Recipe(
-    config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run,
+    run=run, show=show, needs_run=needs_run,
     label=lambda config: as_label(config.data, config.model, epsilon=config.epsilon),
 )  # fmt: skip

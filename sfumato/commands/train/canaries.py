@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.commands.train.settings import Config
 from sfumato.config import from_json
 from sfumato.errors import RunError
 from sfumato.files import read_json
 from sfumato.runs import Run
+from sfumato.settings.train import Train
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def find_canaries(
-    config: Config, images: "Images", run: Run | None, processes: "ProcessGroup"
+    config: Train, images: "Images", run: Run | None, processes: "ProcessGroup"
 ) -> "Canaries | None":
     """The canaries of the settings: drawn once, and after a cut those that were drawn.
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sfumato.commands.train.settings import Config
 from sfumato.commands.train.train_state import number_of_steps
 from sfumato.files import read_lines
 from sfumato.runs import Run
+from sfumato.settings.train import Train, Training
 
 if TYPE_CHECKING:
     from sfumato.data.images import Images
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def open_ledger(
-    config: Config,
+    config: Train,
     inputs: "Inputs",
     run: Run | None,
     processes: "ProcessGroup",
@@ -62,7 +62,7 @@ def open_ledger(
     return Paid(plan, ledger, secret)
 
 
-def draw_secret(config: Config, run: Run | None, processes: "ProcessGroup") -> "SessionKey":
+def draw_secret(config: Training, run: Run | None, processes: "ProcessGroup") -> "SessionKey":
     """The run's randomness, which all processes share."""
     from sfumato.privacy.session_key import SessionKey
 
@@ -71,7 +71,7 @@ def draw_secret(config: Config, run: Run | None, processes: "ProcessGroup") -> "
     return SessionKey(processes.agree(run and run.secret(lambda: SessionKey.draw().key)))
 
 
-def plan_for(config: Config, size: int, before: "Ledger | None" = None) -> "tuple[Plan, float]":
+def plan_for(config: Training, size: int, before: "Ledger | None" = None) -> "tuple[Plan, float]":
     """The plan and its delta for so many images, or people; or why there is none.
 
     What `before` has cost is part of the budget.
@@ -92,7 +92,7 @@ def plan_for(config: Config, size: int, before: "Ledger | None" = None) -> "tupl
 
 
 def header_of(
-    config: Config, data: "Images", delta: float, secret: "SessionKey", declared: str = ""
+    config: Training, data: "Images", delta: float, secret: "SessionKey", declared: str = ""
 ) -> "Header":
     """What the promise is about, and which images were declared public."""
     from sfumato.privacy.ledger import Header

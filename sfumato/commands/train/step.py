@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from sfumato.commands.train.settings import Config
 from sfumato.errors import ConfigError
+from sfumato.settings.train import Train, Training
 
 if TYPE_CHECKING:
     from sfumato.clipping.clip import GradientClipper
@@ -31,7 +31,7 @@ class Made(NamedTuple):
     """What it does with each chunk, by which memory is measured."""
 
 
-def load_public(config: Config, private: "Images", test: "Images") -> "Images | None":
+def load_public(config: Training, private: "Images", test: "Images") -> "Images | None":
     """The public images of the settings: like the others, and none of them."""
     from sfumato.commands.origin import require_unpaid
     from sfumato.data.alike import require_alike
@@ -49,7 +49,7 @@ def load_public(config: Config, private: "Images", test: "Images") -> "Images | 
 
 
 def make_step(
-    config: Config,
+    config: Train,
     train_state: "TrainState",
     inputs: "Inputs",
     paid: "Paid",
@@ -113,7 +113,7 @@ def admit_canaries(
 
 
 def step_without_promise(
-    config: Config, train_state: "TrainState", inputs: "Inputs", processes: "ProcessGroup"
+    config: Training, train_state: "TrainState", inputs: "Inputs", processes: "ProcessGroup"
 ) -> "Step":
     """A step that promises nothing."""
     from sfumato.training.plain_step import plain_step
@@ -124,7 +124,7 @@ def step_without_promise(
 
 
 def new_extender(
-    config: Config,
+    config: Training,
     train_state: "TrainState",
     inputs: "Inputs",
     plan: "Plan",

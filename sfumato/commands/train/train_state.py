@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sfumato.commands.train.settings import Config
 from sfumato.errors import ConfigError
+from sfumato.settings.train import Training
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ Kind = TypeVar("Kind")
 
 
 def prepare(
-    config: Config, images: "Images", device: "torch.device",
+    config: Training, images: "Images", device: "torch.device",
     say: Callable[[str], None] = lambda _: None,
 ) -> "tuple[TrainState, Inputs]":  # fmt: skip
     """The classifier of the settings, and how it reads these images."""
@@ -53,7 +53,7 @@ def prepare(
     return make_train_state(config, model, inputs), inputs
 
 
-def norm_policy(config: Config) -> "NormPolicy":
+def norm_policy(config: Training) -> "NormPolicy":
     """What becomes of BatchNorm: statistics that came with weights are worth keeping.
 
     Weights of a run of sfumato that had GroupNorm in its place go on with GroupNorm.
@@ -65,12 +65,12 @@ def norm_policy(config: Config) -> "NormPolicy":
     return config.norm or ("frozen" if config.pretrained else "group")
 
 
-def has_weights(config: Config) -> bool:
+def has_weights(config: Training) -> bool:
     """Whether training begins with weights that have learnt something."""
     return config.pretrained or config.weights is not None
 
 
-def describe(config: Config, network: "nn.Module", inputs: "Inputs") -> "Description":
+def describe(config: Training, network: "nn.Module", inputs: "Inputs") -> "Description":
     """What is written beside the weights, so that the classifier can be built again."""
     from sfumato.training.trained_model import Description
 
@@ -86,7 +86,7 @@ def any_frozen(model: "nn.Module") -> bool:
 
 
 def make_inputs(
-    kind: Callable[..., Kind], config: Config, images: "Images", device: "torch.device",
+    kind: Callable[..., Kind], config: Training, images: "Images", device: "torch.device",
     statistics: tuple[tuple[float, ...], tuple[float, ...]],
 ) -> Kind:  # fmt: skip
     """A reading of these images, with the mean and deviation of pixels that the model expects."""
@@ -102,7 +102,7 @@ def make_inputs(
     )  # fmt: skip
 
 
-def make_train_state(config: Config, model: "nn.Module", inputs: "Inputs") -> "TrainState":
+def make_train_state(config: Training, model: "nn.Module", inputs: "Inputs") -> "TrainState":
     """The model where it reads, with all that changes as it learns."""
     from sfumato.models.average import new_average
     from sfumato.training.fit import TrainState
@@ -121,7 +121,7 @@ def make_train_state(config: Config, model: "nn.Module", inputs: "Inputs") -> "T
     return TrainState(model, optimizer, schedule, new_average(model, config.ema), last)
 
 
-def group_by_person(config: Config, images: "Images") -> Any:
+def group_by_person(config: Training, images: "Images") -> Any:
     """Who is on which image, if the promise is about people."""
     from sfumato.data.people import People
 
@@ -135,7 +135,7 @@ def group_by_person(config: Config, images: "Images") -> Any:
     return People(images.people, config.images_per_person)
 
 
-def number_of_steps(config: Config, size: int) -> int:
+def number_of_steps(config: Training, size: int) -> int:
     """Steps that the settings ask for."""
     from sfumato.privacy.budget import count_steps
 

@@ -14,26 +14,20 @@ from sfumato.commands import Recipe, as_label, train
 from sfumato.commands.stages import follow, tell_stage
 from sfumato.commands.warmup.context import Context, make_context
 from sfumato.commands.warmup.draw import show_drawn, write_file
-from sfumato.commands.warmup.settings import PRESETS as PRESETS
-from sfumato.commands.warmup.settings import STAGES
-from sfumato.commands.warmup.settings import Config as Config
 from sfumato.commands.warmup.together import together
 from sfumato.processes import num_processes
 from sfumato.runs import Run
+from sfumato.settings.warmup import PRESETS as PRESETS
+from sfumato.settings.warmup import STAGES, Warmup
+
+Config = Warmup
 
 AGAIN = "evaluate"
 """The stage that a finished run may take again, with other controls."""
 
 
-def needs_run(config: Config) -> bool:
-    """Stages hand their work on in the run directory; an explanation is only printed."""
-    return not config.explain
-
-
-def run(config: Config, run: Run | None) -> dict[str, Any]:
+def run(config: Warmup, run: Run | None) -> dict[str, Any]:
     """Split, generator, guide, sample, warmup, train, evaluate."""
-    if config.explain:
-        return train.run(config.training, None)
     if run is None or num_processes() > 1:
         return together(config, run, works(config))
     context = make_context(config, run)
@@ -51,7 +45,7 @@ def run(config: Config, run: Run | None) -> dict[str, Any]:
                                                      "run": str(run.path)}  # fmt: skip
 
 
-def works(config: Config) -> dict[str, Callable[[Context, Run], object]]:
+def works(config: Warmup) -> dict[str, Callable[[Context, Run], object]]:
     """What each stage does."""
     from sfumato.commands.warmup import brought as warmup_brought
     from sfumato.commands.warmup import private as warmup_private
@@ -70,8 +64,6 @@ def works(config: Config) -> dict[str, Callable[[Context, Run], object]]:
 
 def show(summary: Mapping[str, Any]) -> str:
     """What was promised, and where it is."""
-    if "explanation" in summary:
-        return train.show(summary)
     if "file" in summary:
         return show_drawn(summary)
     if "stage" in summary:
@@ -103,12 +95,9 @@ def show(summary: Mapping[str, Any]) -> str:
 
 
 RECIPE = Recipe(
-    config=Config, presets=PRESETS, run=run, show=show, needs_run=needs_run, again=AGAIN,
+    run=run, show=show, again=AGAIN,
     label=lambda config: as_label(config.data, config.model, epsilon=config.epsilon),
     asks_more=lambda config: config.stage == AGAIN,
     # Images drawn from another run's generator go into a file.
     writes_file=lambda config: config.run is not None, write_file=write_file,
-    first_words={stage: ("--stage", stage) for stage in STAGES},
-    # A run that is drawn from was made with settings of its own.
-    instead_of_preset="run", own_presets={"private": ("public images", "digits-private")},
 )  # fmt: skip

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from sfumato.commands.origin import require_unpaid
 from sfumato.commands.warmup.context import Context
-from sfumato.commands.warmup.settings import Config
 from sfumato.errors import DataError
 from sfumato.runs import Run
+from sfumato.settings.warmup import Warmup
 
 if TYPE_CHECKING:
     from sfumato.data.images import Images
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 UNKNOWN = "nothing is promised about what these images were made from"
 
 
-def own_public(config: Config, private: "Images", test: "Images") -> "Images":
+def own_public(config: Warmup, private: "Images", test: "Images") -> "Images":
     """The images of --public-images, or why they cannot stand beside the private ones."""
     from sfumato.data.alike import require_alike
     from sfumato.data.classes import require_same
@@ -26,7 +26,7 @@ def own_public(config: Config, private: "Images", test: "Images") -> "Images":
 
     assert config.public_images is not None
     require_unpaid(config.public_images, private.name)
-    public = load_images(config.public_images, "train", private=False, **config.loading)
+    public = load_images(config.public_images, "train", private=False, **config.train.loading)
     require_same(public.classes, public.name, private.classes, private.name)
     missing = set(private.labels.tolist()) - set(public.labels.tolist())
     if missing:

@@ -1,14 +1,13 @@
 """Who has what in `sfumato warmup`: the public share, the private rest, and the test images."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sfumato.commands.train.train_state import group_by_person
-from sfumato.commands.warmup.checks import require_all_classes
-from sfumato.commands.warmup.settings import Config
-from sfumato.errors import DataError, PrivacyError
+from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.runs import Run
+from sfumato.settings.warmup import Warmup
 from sfumato.training.process_group import ProcessGroup
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 class Context:
     """Three sets of images."""
 
-    config: Config
+    config: Warmup
     directory: Run | None
     """The run; of several processes the leader alone has it."""
     device: "torch.device"
@@ -42,7 +41,7 @@ class Context:
     @property
     def units(self) -> int:
         """Private examples, or people: what the ledger treats as public is their number alone."""
-        people = group_by_person(self.config, self.private)
+        people = group_by_person(self.config.train, self.private)
         return len(self.private) if people is None else len(people)
 
     @property
@@ -53,17 +52,17 @@ class Context:
         return quick_precision(self.device)
 
 
-def make_context(config: Config, run: Run | None, processes: ProcessGroup | None = None) -> Context:
+def make_context(config: Warmup, run: Run | None, processes: ProcessGroup | None = None) -> Context:
     """Load images, declare a share of them public, and refuse at once what cannot work."""
     from sfumato.commands.origin import note_start, require_covered, require_strange, tell_origin
     from sfumato.data.load import load_splits
     from sfumato.training.setup import pick_device
 
-    require_covered(config)
-    images, test = load_splits(config.data, people=config.people, **config.loading)
-    require_strange(config, images)
+    require_covered(config.train)
+    images, test = load_splits(config.data, people=config.people, **config.train.loading)
+    require_strange(config.train, images)
     if run is not None:
-        tell_origin(config, images, run.log)
+        tell_origin(config.train, images, run.log)
         note_start(config.weights, run)
     public, private = shares(config, images, test)
     device, processes = (
@@ -79,7 +78,7 @@ def make_context(config: Config, run: Run | None, processes: ProcessGroup | None
     return context
 
 
-def shares(config: Config, images: "Images", test: "Images") -> "tuple[Images, Images]":
+def shares(config: Warmup, images: "Images", test: "Images") -> "tuple[Images, Images]":
     """What is public, and what is private: of the images a share and the rest, or all."""
     from sfumato.commands.warmup.brought import own_public
 
@@ -111,7 +110,7 @@ def require_same_split(run: Run, public: "Images") -> None:
         )
 
 
-def checks(config: Config, stage: str) -> "tuple[Callable[[Context], object], ...]":
+def checks(config: Warmup, stage: str) -> "tuple[Callable[[Context], object], ...]":
     """What may be wrong with a stage: hours later it would be too late to say so."""
     from sfumato.commands.warmup.brought import read_samples
     from sfumato.commands.warmup.evaluate import prepare_evaluation
@@ -137,6 +136,14 @@ def check_plan(context: Context) -> None:
 def check_number(context: Context) -> None:
     """Refuse to draw too few images."""
     require_all_classes(context.config.number, context.private.classes)
+
+
+def require_all_classes(number: int, classes: Sequence[str]) -> None:
+    """Refuse to draw less than an image of each class."""
+    if number < len(classes):
+        raise ConfigError(
+            f"--number {number} is less than an image of each of {len(classes)} classes."
+        )
 
 
 def check_parts(context: Context) -> None:

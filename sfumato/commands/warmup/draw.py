@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.commands.warmup.checks import require_all_classes
-from sfumato.commands.warmup.settings import Config
+from sfumato.commands.warmup.context import require_all_classes
 from sfumato.commands.warmup.watch import watch_file
 from sfumato.config import differences, to_json
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import atomic, lock, read_json, sha256
+from sfumato.settings.warmup import Warmup
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ APART = 2**31
 """Where the numbers of those begin."""
 
 
-def write_file(config: Config, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
+def write_file(config: Warmup, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Draw from the generator of `config.run` into `out`, by as many processes as there are.
 
     Guarantee: the file is there whole, or not at all, and no other is replaced. What was drawn
@@ -73,10 +73,10 @@ def require_file(out: Path | None) -> Path:
     return out
 
 
-def require_meaning(config: Config) -> None:
+def require_meaning(config: Warmup) -> None:
     """Refuse settings of what the run has already."""
     free = {*HEEDED, "device", "compile"}
-    changed = differences(to_json(Config(stage="sample", run=config.run)), to_json(config))
+    changed = differences(to_json(Warmup(stage="sample", run=config.run)), to_json(config))
     names = [line.partition(":")[0] for line in changed]
     other = [f"--{name.split('.')[-1].replace('_', '-')}" for name in names if name not in free]
     if other:
@@ -86,7 +86,7 @@ def require_meaning(config: Config) -> None:
         )
 
 
-def open_generator(folder: Path, config: Config) -> "tuple[Stored, dict[str, Any]]":
+def open_generator(folder: Path, config: Warmup) -> "tuple[Stored, dict[str, Any]]":
     """The generator of a run of `sfumato warmup`, and what will be said of images from it."""
     from sfumato.diffusion.stored import read_stored
 
@@ -160,7 +160,7 @@ def require_same(place: Path, before: Any, after: Any) -> None:
 
 
 def draw_file(
-    stored: "Stored", config: Config, out: Path, summary: Mapping[str, Any],
+    stored: "Stored", config: Warmup, out: Path, summary: Mapping[str, Any],
     device: "torch.device", processes: "ProcessGroup", say: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Draw in pieces beside the file, then write it from them."""
@@ -195,7 +195,7 @@ def parts_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.parts")
 
 
-def tests(config: Config) -> int:
+def tests(config: Warmup) -> int:
     """How many images are drawn to test on."""
     return math.ceil(config.number / TEST)
 
@@ -218,7 +218,7 @@ def begin(parts: Path, out: Path, made: Mapping[str, Any]) -> int:
 
 
 def drawing(
-    stored: "Stored", config: Config, device: "torch.device", public: "Images | None" = None
+    stored: "Stored", config: Warmup, device: "torch.device", public: "Images | None" = None
 ) -> "Callable[..., torch.Tensor]":
     """How images are drawn by their numbers: classes take turns, and chance is in the number.
 

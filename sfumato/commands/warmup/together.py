@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sfumato.commands.warmup.context import make_context
-from sfumato.commands.warmup.settings import Config
 from sfumato.errors import ConfigError
 from sfumato.runs import Run
+from sfumato.settings.warmup import Warmup
 
 SHARED = ("generator", "sample")
 """What all processes do; the rest before the last of them is the leader's."""
@@ -19,7 +19,7 @@ ALONE = ("warmup", "train", "evaluate", "all")
 
 
 def together(
-    config: Config, run: Run | None, stages: Mapping[str, Callable[..., object]]
+    config: Warmup, run: Run | None, stages: Mapping[str, Callable[..., object]]
 ) -> dict[str, Any]:
     """Take the stages up to the one that was asked for."""
     from sfumato.training.process_group import join_processes, leave_processes

@@ -2,37 +2,122 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from sfumato.commands.train import settings as train_settings
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
-from sfumato.sharing.match import Matching
+from sfumato.groups import leaves
+from sfumato.settings.train import (
+    ONLY_TRAIN,
+    Compute,
+    Training,
+    WithTraining,
+    check_above_0,
+    check_counts_above_0,
+    check_not_negative,
+)
 
 STAGES = ("teacher", "moments", "match", "student", "evaluate")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(train_settings.Config):
+class Matching:
+    """How images are moved."""
+
+    k: int = 10
+    """Steps that public images are moved; 0 leaves them as they are."""
+    match_lr: float = 0.1
+    """Learning rate of their pixels, in units of a normalised input."""
+    match_batch: int = 250
+    """Images whose statistics are matched together."""
+    statistics_weight: float = 10.0
+    """Weight of the statistics."""
+    class_weight: float = 1.0
+    """Weight of the cross-entropy."""
+    tv_weight: float = 2.5e-5
+    """Weight of the roughness (total variation)."""
+    l2_weight: float = 3e-8
+    """Weight of the size of pixels."""
+
+    def __post_init__(self) -> None:
+        if self.k < 0:
+            raise ConfigError(f"k={self.k} must be 0 or more: at 0 no image is moved.")
+        if self.match_batch < 1:
+            raise ConfigError(f"match_batch={self.match_batch} must be at least 1.")
+        if not (self.match_lr > 0 and math.isfinite(self.match_lr)):
+            raise ConfigError(f"match_lr={self.match_lr:g} must be above 0 and finite.")
+        for name in ("statistics_weight", "class_weight", "tv_weight", "l2_weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name):g} must be 0 or more, and finite.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moments:
+    """The feature statistics of private images, which are released with noise."""
+
+    moments_share: float | Literal["auto"] = "auto"
+    """What the statistics get of the budget; auto weighs their error against the teacher's."""
+    moments_noise: float | None = None
+    """Noise multiplier of the statistics, in place of a share."""
+    moments_slack: float = 1.5
+    """Norm bound of an image's statistics, in units of what is usual in public images."""
+    per_class: bool = False
+    """ReleaseSettings and match the statistics of each class."""
+
+    def __post_init__(self) -> None:
+        check_above_0(self, "moments_slack")
+        check_not_negative(self, "moments_noise")
+        share = self.moments_share
+        if share != "auto" and not 0 < share < 1:
+            raise ConfigError(f"moments_share={share:g} must lie between 0 and 1, or be auto.")
+        if self.moments_noise is not None and share != "auto":
+            raise ConfigError(
+                "--moments-noise and --moments-share both choose the noise: give one."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Student:
+    """The network that is trained on released images alone."""
+
+    student: str | None = None
+    """Student network: the teacher's model if left out."""
+    student_epochs: float = 20
+    """Epochs of the student's training."""
+    student_lr: float = 4e-3
+    """Learning rate of the student at its height."""
+    student_batch: int = 256
+    """Images per step of the student."""
+    temperature: float = 100.0
+    """Temperature of the teacher's answers."""
+
+    def __post_init__(self) -> None:
+        check_counts_above_0(self, "student_batch")
+        check_above_0(self, "student_epochs", "student_lr", "temperature")
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
+class ReleaseSettings(WithTraining):
     """Images to share: public ones, moved so that they carry a private task.
 
-    All settings of `sfumato train` are here too: they are the teacher's. Epsilon is the promise for
-    everything together.
+    Settings of training are the teacher's. Epsilon is the guarantee for everything together.
     """
 
-    MAY_CHANGE: ClassVar = (
-        *train_settings.Config.MAY_CHANGE, "stage", "verify", "controls",
-    )  # fmt: skip
+    MAY_CHANGE: ClassVar = (*leaves(Compute), "stage", "verify", "controls")
     """Settings that say how, not what: a run may go on with others."""
     WITHDRAWN: ClassVar = {
+        **ONLY_TRAIN,
         "soft_labels": Withdrawn("a student learns the answers that are released", "cached"),
         "extractor": Withdrawn("images are compared in the teacher's features; leave it out"),
         "card_scores": Withdrawn("scores stay in private/scores.json, which the owner may quote"),
         "student_shift": Withdrawn("a student sees released images as they are", 0),
         "repeats": Withdrawn("repeat the command with another --seed and another --out"),
     }
+    FIRST_WORDS: ClassVar = {
+        **{stage: ("--stage", stage) for stage in STAGES}, "verify": ("--verify",),
+    }  # fmt: skip
     PASSING: ClassVar = {"stage": "all", "verify": None}
     """Settings of one command, which a run does not remember."""
 
@@ -40,111 +125,76 @@ class Config(train_settings.Config):
     """Stop after this stage (also as the first word: sfumato release moments ...)."""
     verify: Path | None = None
     """Check a bundle that somebody gave you (also: sfumato release verify BUNDLE)."""
-    model: str = "group-cnn"
-    """The teacher: any model name of sfumato train; it needs normalisation layers if k > 0."""
     teacher: Path | None = None
     """A finished run of sfumato train, in place of training a teacher."""
     public: str = "patches"
     """Public images that are moved and released: a name, an .npz file, or a folder."""
     public_images: int | None = None
-    """Take so many of them (all, if left out), with every class's share."""
-
-    moments_share: float | Literal["auto"] = "auto"
-    """What the statistics get of the budget; auto weighs their error against the teacher's."""
-    moments_noise: float | None = None
-    """Their noise multiplier, in place of a share."""
-    moments_slack: float = 1.5
-    """Norm bound of an image's statistics, in units of what is usual in public images."""
-    per_class: bool = False
-    """Release and match the statistics of each class."""
-    matching: Matching = field(default_factory=Matching)
-    """How public images are moved."""
-
-    student: str | None = None
-    """The student, which sees the released images alone: the teacher's model if left out."""
-    student_epochs: float = 20
-    """Epochs of its training."""
-    student_lr: float = 4e-3
-    """Learning rate at its height."""
-    student_batch: int = 256
-    """Images in a step."""
-    temperature: float = 100.0
-    """Temperature of the teacher's answers."""
-
+    """How many public images to take (all, if left out), with every class's share."""
     format: Literal["npz", "png"] = "npz"
     """The bundle's images: one file, or a folder of PNGs with labels.csv."""
     controls: bool = False
     """Score also: k = 0, public labels alone, and a student of the private images."""
-
-    @property
-    def k(self) -> int:
-        """Steps that images are moved."""
-        return self.matching.k
+    train: Training = Training(model="group-cnn")
+    moments: Moments = Moments()
+    matching: Matching = Matching()
+    distil: Student = Student()
 
     def __post_init__(self) -> None:
         if self.verify is not None:
             return
-        super().__post_init__()
-        self._refuse_canaries()
-        for name in ("student_batch", "public_images"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
-        for name in ("student_epochs", "student_lr", "temperature", "moments_slack"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name):g} must be above 0 and finite.")
+        check_counts_above_0(self, "public_images")
+        self._check_guarantee()
+        self.train.check_extender()
+        self.train.extension.check_images()
         self._check_moments()
-        if self.per_class and self.unit == "person":
+        if self.moments.per_class and self.train.privacy.unit == "person":
             raise ConfigError(
                 "statistics of each class are for images: a person may be in several. Leave "
                 "--per-class out, or --unit person."
             )
 
     def _check_moments(self) -> None:
-        share = self.moments_share
-        if share != "auto" and not 0 < share < 1:
-            raise ConfigError(f"moments_share={share:g} must lie between 0 and 1, or be auto.")
-        if self.moments_noise is not None and not 0 <= self.moments_noise < math.inf:
-            raise ConfigError(f"moments_noise={self.moments_noise:g} must be 0 or more, finite.")
-        if self.moments_noise is not None and share != "auto":
-            raise ConfigError(
-                "--moments-noise and --moments-share both choose the noise: give one."
-            )
-        if share != "auto" and (self.teacher is not None or self.epsilon in (None, math.inf)):
+        privacy, moments = self.train.privacy, self.moments
+        no_budget = privacy.epsilon in (None, math.inf)
+        if moments.moments_share != "auto" and (self.teacher is not None or no_budget):
             raise ConfigError(
                 "--moments-share divides --epsilon between a teacher to be trained and the "
                 "statistics. After --teacher these get all that is left; without a budget, give "
                 "--moments-noise."
             )
-        if self.moments_noise and (self.mode == "non-private" or self.epsilon == math.inf):
+        exact = privacy.mode == "non-private" or privacy.epsilon == math.inf
+        if moments.moments_noise and exact:
             raise ConfigError(
                 "with no promise the statistics are exact: leave --moments-noise out, or give "
                 "--epsilon or --noise-multiplier."
             )
 
-    def _check_promise(self) -> None:
+    def _check_guarantee(self) -> None:
+        privacy = self.train.privacy
         if self.teacher is None:
-            super()._check_promise()
-        elif self.mode == "non-private":
+            privacy.check_guarantee()
+        elif privacy.mode == "non-private":
             # Whatever --epsilon says, the statistics would be exact.
             raise ConfigError(
                 "--mode says how a teacher is trained, and --teacher is there already: leave "
                 "--mode out."
             )
-        elif self.noise_multiplier is not None:
+        elif privacy.noise_multiplier is not None:
             raise ConfigError(
                 "--teacher brings its own noise: leave --noise-multiplier out. For the statistics "
                 "there is --moments-noise, or --epsilon for all together."
             )
-        elif self.epsilon is None and self.moments_noise is None and self.k > 0:
+        elif privacy.epsilon is None and self.moments.moments_noise is None and self.matching.k > 0:
             raise ConfigError(
                 "what may the statistics cost? Give --epsilon for teacher and statistics "
                 "together, or --moments-noise."
             )
 
 
-def digits_cpu() -> Config:
+def digits_cpu() -> ReleaseSettings:
     """Epsilon 3 on 4,000 digits, from pieces of two photographs: 0.87, 43 s on 2 cores."""
-    return Config(
+    return ReleaseSettings(
         public="patches", grey=True, image_size=28, model="group-cnn-small", epsilon=3.0,
         batch_size=500, epochs=20, lr=2.0, clip="automatic", physical_batch_size=500,
         student_epochs=25, student_lr=1e-2, student_batch=64,
@@ -152,9 +202,9 @@ def digits_cpu() -> Config:
     )  # fmt: skip
 
 
-def small_grey(data: str, public: str, epsilon: float, **others: Any) -> Config:
+def small_grey(data: str, public: str, epsilon: float, **others: Any) -> ReleaseSettings:
     """A modern teacher for 60,000 small grey images: a small network, large batches."""
-    base = Config(
+    base = ReleaseSettings(
         data=data, public=public, grey=True, image_size=28, epsilon=epsilon, delta=1e-5,
         batch_size=4096, epochs=30, lr=4.0, clip="automatic", physical_batch_size=2048,
         matching=Matching(match_batch=1000), student="resnet18-small", student_epochs=12,
@@ -167,38 +217,38 @@ FAR = Matching(k=30, match_batch=1000)
 """Where public images look nothing like the private ones, they have a longer way."""
 
 
-def fashion_eps1() -> Config:
+def fashion_eps1() -> ReleaseSettings:
     """Fashion-MNIST, epsilon 1, from MNIST, which looks nothing like it: 0.813 (k=0: 0.65)."""
     return small_grey("fashion_mnist", "mnist", 1.0, matching=FAR)
 
 
-def fashion_eps10() -> Config:
+def fashion_eps10() -> ReleaseSettings:
     """Fashion-MNIST, epsilon 10, from MNIST: 0.823."""
     return small_grey("fashion_mnist", "mnist", 10.0, epochs=40, matching=FAR)
 
 
-def mnist_eps1() -> Config:
+def mnist_eps1() -> ReleaseSettings:
     """MNIST, epsilon 1, from Fashion-MNIST: 0.953; about two minutes on an H200, as all these."""
     return small_grey("mnist", "fashion_mnist", 1.0)
 
 
-def mnist_eps10() -> Config:
+def mnist_eps10() -> ReleaseSettings:
     """MNIST, epsilon 10, from Fashion-MNIST: 0.965."""
     return small_grey("mnist", "fashion_mnist", 10.0, epochs=40)
 
 
-def fashion_cifar_eps1() -> Config:
+def fashion_cifar_eps1() -> ReleaseSettings:
     """Fashion-MNIST, epsilon 1, from grey CIFAR-10: 0.818."""
     return small_grey("fashion_mnist", "cifar10", 1.0)
 
 
 def published(
     data: str, epsilon: float, epochs: int, batch: int, lr: float, bound: float, **others: Any
-) -> Callable[[], Config]:
+) -> Callable[[], ReleaseSettings]:
     """A teacher as in Soufleri et al. 2024, Table 1, with noise for an epsilon that is true."""
 
-    def preset() -> Config:
-        base = Config(
+    def preset() -> ReleaseSettings:
+        base = ReleaseSettings(
             data=data, image_size=32, model="resnet18-small", epsilon=epsilon, delta=1e-5,
             batch_size=batch, epochs=epochs, lr=lr, max_grad_norm=bound, momentum=0.9,
             weight_decay=5e-4, schedule="stairs", physical_batch_size="auto", student_epochs=200,
@@ -213,7 +263,7 @@ ONE_STEP = {"image_size": 64, "matching": Matching(k=1)}
 """Rows that were published with one step, from sets (LSUN, Places) that you bring: --public."""
 HAIR = "celeba:Black_Hair+Blond_Hair+Brown_Hair"
 
-PRESETS: dict[str, Callable[[], Config]] = {
+PRESETS: dict[str, Callable[[], ReleaseSettings]] = {
     "digits-cpu": digits_cpu,
     "mnist-eps1": mnist_eps1,
     "mnist-eps10": mnist_eps10,
@@ -231,3 +281,5 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "published-cifar10-eps10": published("cifar10", 10, 12, 128, 1e-3, 1.0, crop=4, flip=True),
     "published-imagenette-eps105": published("imagenette", 105, 57, 8, 1e-3, 1.0, **ONE_STEP),
 }
+
+SETTINGS = ReleaseSettings

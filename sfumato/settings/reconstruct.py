@@ -1,25 +1,27 @@
 """What `sfumato reconstruct` can be asked for, and presets with the score that each reached."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from sfumato.attacks.heads import HeadRecipe
-from sfumato.commands.image_source import ImageSource
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
+from sfumato.groups import Settings
+from sfumato.settings.heads import HeadRecipe
+from sfumato.settings.train import Data
 
 STAGES = ("base", "features", "shadow", "stats", "train", "evaluate")
 FRESH = "heads are made when they are needed, and none are kept on disk; leave it out"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config(ImageSource):
+@dataclass(frozen=True, kw_only=True, init=False)
+class Reconstruct(Settings):
     """Training images back from the weights of a head, and how sure one can be of them."""
 
     MAY_CHANGE: ClassVar = ("stage", "device", "compile", "target")
     """Settings that say how, not what: a run may go on with others."""
+    FIRST_WORDS: ClassVar = {stage: ("--stage", stage) for stage in STAGES}
     PASSING: ClassVar = {"stage": "all", "target": None}
     """Settings of one command, which a run does not remember."""
     WITHDRAWN: ClassVar = {
@@ -28,7 +30,7 @@ class Config(ImageSource):
 
     stage: Literal["all", "base", "features", "shadow", "stats", "train", "evaluate"] = "all"
     """One stage alone (also as the first word: sfumato reconstruct features ...)."""
-    data: str = "digits"
+    source: Data = Data()
     """Images: test images train the heads under attack, train images are the attacker's own."""
     base: str = "vgg-tiny"
     """The public network that features come from: any model name of sfumato train."""
@@ -53,7 +55,7 @@ class Config(ImageSource):
     feature_norm: float | None = None
     """Scale features to this length: learning rate and norm bound of a head are absolute."""
 
-    head: HeadRecipe = field(default_factory=HeadRecipe)
+    head: HeadRecipe = HeadRecipe()
     """How the heads are trained; the attacker knows it."""
     images: int | None = None
     """Images of a head in all, in place of --class-size."""
@@ -155,39 +157,39 @@ class Config(ImageSource):
 VARIED = ("class_size", "epochs", "init_std", "optimizer", "noise_multiplier")
 
 
-def digits_cpu() -> Config:
+def digits_cpu() -> Reconstruct:
     """Heads of 10 digits each: AUC 0.94, TPR 0.25 at 1 % FPR; half a minute on 2 cores."""
-    return Config(
+    return Reconstruct(
         head=HeadRecipe(lr=0.1), feature_norm=10.0, steps=300, batch_heads=32, width=16, ema=0.99,
         decoder_lr=2e-3, stats_heads=4096, trials=1000,
     )  # fmt: skip
 
 
-def digits_private() -> Config:
+def digits_private() -> Reconstruct:
     """The same heads without and with noise that leaves any attack a TPR of 0.1 at 1 % FPR."""
     base = digits_cpu()
     head = replace(base.head, rate=0.5, max_norm=4.0)
     return replace(base, head=head, vary="noise_multiplier=0,7.65")
 
 
-def mnist() -> Config:
+def mnist() -> Reconstruct:
     """MNIST, heads of 10 images: AUC 0.993, TPR 0.83 at 1 % FPR; ten minutes on one CPU core.
 
     The base knows turned and mirrored digits, of images that no head is trained on.
     """
-    return Config(
+    return Reconstruct(
         data="mnist", image_size=32, base_share=0.5, base_epochs=3, gate=0.5, base_tries=3,
         head=HeadRecipe(lr=0.1), feature_norm=10.0, width=24, steps=1500, decoder_lr=2e-3,
         ema=0.998, trials=5000,
     )  # fmt: skip
 
 
-def cifar10() -> Config:
+def cifar10() -> Reconstruct:
     """CIFAR-10, heads of 10 images: AUC 0.927, TPR 0.41 at 1 % FPR; 136 s of an H200.
 
     The base is EfficientNet-lite0: give --weights or --pretrained.
     """
-    return Config(
+    return Reconstruct(
         data="cifar10", base="tf_efficientnet_lite0", feature_size=224,
         head=HeadRecipe(
             lr=0.01, weight_decay=1e-4, init_std=2e-4, epochs_base=38, epochs_per_image=10
@@ -197,9 +199,11 @@ def cifar10() -> Config:
     )  # fmt: skip
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
+PRESETS: dict[str, Callable[[], Reconstruct]] = {
     "digits-cpu": digits_cpu,
     "digits-private": digits_private,
     "mnist": mnist,
     "cifar10": cifar10,
 }
+
+SETTINGS = Reconstruct

@@ -1,0 +1,117 @@
+"""Settings in groups, and each of them known by one name: that of its flag.
+
+    @dataclass(frozen=True, kw_only=True, init=False)
+    class Train(Settings):
+        network: Model = Model()
+        optim: Optim = Optim()
+
+    Train(model="wrn-16-4", lr=0.1).optim.lr
+
+A name is taken once in all the groups of a class. So settings are given, replaced and stored by
+name alone, and a setting that moves to another group orphans no run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from functools import cache
+from typing import Any, ClassVar, get_type_hints
+
+
+class Settings:
+    """Base of frozen dataclasses whose fields are settings, or groups of settings.
+
+    A keyword is a field, or a setting of a group. `dataclasses.replace` takes both too.
+    """
+
+    FIRST_WORDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """A first word, and the flags it stands for: sfumato release verify BUNDLE."""
+    WORDS: ClassVar[str | None] = None
+    """The setting that is given without a flag: sfumato report RUN RUN."""
+    INSTEAD_OF_PRESET: ClassVar[str | None] = None
+    """A setting that leaves a preset no meaning."""
+    OWN_PRESETS: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """A setting that wants presets of its own, what the others are for, and such a one."""
+    ONE_OF: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Settings of which one is given: it takes the place of what a preset has of the other."""
+    MAY_CHANGE: ClassVar[tuple[str, ...]] = ()
+    """Settings that say how, not what: a run may go on with others."""
+    PASSING: ClassVar[Mapping[str, Any]] = {}
+    """Settings of one command, which a run does not remember, and their value there."""
+
+    def __init__(self, **given: Any) -> None:
+        for entry in fields(self):  # pyright: ignore[reportArgumentType]
+            group = types_of(type(self))[entry.name]
+            names = leaves(group) if is_dataclass(group) else ()
+            own = {name: given.pop(name) for name in names if name in given}
+            value = given.pop(entry.name) if entry.name in given else default_of(entry)
+            object.__setattr__(self, entry.name, replace(value, **own) if own else value)
+        if given:
+            raise TypeError(f"{type(self).__name__} has no setting {min(given)!r}.")
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Checks of settings that mean nothing together."""
+
+    @property
+    def without_noise(self) -> str:
+        """The flag that takes the noise out of private training; empty if none does."""
+        return ""
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and name in leaves(type(self)):
+            return flat(self)[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+@cache
+def types_of(kind: Any) -> Mapping[str, Any]:
+    """The type of each field of a dataclass."""
+    hints = get_type_hints(kind)
+    return {entry.name: hints[entry.name] for entry in fields(kind)}
+
+
+@cache
+def leaves(kind: Any) -> Mapping[str, Any]:
+    """The type of each setting of a class, in whichever group it is."""
+    found: dict[str, Any] = {}
+    for entry in fields(kind):
+        inner = types_of(kind)[entry.name]
+        found |= leaves(inner) if is_dataclass(inner) else {entry.name: inner}
+    return found
+
+
+def flat(settings: Any) -> dict[str, Any]:
+    """The value of each setting, by name."""
+    found: dict[str, Any] = {}
+    for entry in fields(settings):
+        value = getattr(settings, entry.name)
+        found |= flat(value) if is_dataclass(value) else {entry.name: value}
+    return found
+
+
+def defaults(kind: Any) -> dict[str, Any]:
+    """The default of each field that has one, or of each setting. Together they may be unsound."""
+    found: dict[str, Any] = {}
+    for entry in fields(kind):
+        if entry.default is MISSING and entry.default_factory is MISSING:
+            continue
+        value, in_groups = default_of(entry), issubclass(kind, Settings)
+        found |= flat(value) if in_groups and is_dataclass(value) else {entry.name: value}
+    return found
+
+
+def default_of(entry: Field[Any]) -> Any:
+    """The default of a field."""
+    if entry.default is not MISSING:
+        return entry.default
+    if entry.default_factory is not MISSING:
+        return entry.default_factory()
+    raise TypeError(f"setting {entry.name!r} is missing.")
+
+
+def ungrouped(data: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON of settings without groups: version 1 of config.json had some in groups."""
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        found |= ungrouped(value) if isinstance(value, dict) else {name: value}
+    return found

@@ -1,0 +1,1 @@
+"""What each command can be asked for: frozen settings in groups. No torch is imported here."""

@@ -1,0 +1,141 @@
+"""How one head is trained: a recipe that an adversary knows."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from sfumato.errors import ConfigError
+from sfumato.privacy.releases import Mechanism
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRecipe:
+    """The training of one head. The defaults are those published for MNIST."""
+
+    classes: int = 10
+    """As many as the data has."""
+    class_size: int = 1
+    """Images of each class."""
+    hidden: int = 0
+    """0: a linear softmax head. Otherwise a binary head with so many hidden units (ReLU)."""
+    positive: tuple[int, ...] = ()
+    """The classes that count as 1 for a binary head."""
+    lr: float = 0.01
+    """Learning rate of a head."""
+    weight_decay: float = 1e-5
+    """Weight decay of a head."""
+    init_std: float = 0.002
+    """Deviation of the weights at the start. Biases start at 0."""
+    epochs: int | None = None
+    """None: `epochs_base + epochs_per_image * class_size`."""
+    epochs_base: int = 26
+    """By that rule, epochs of every head."""
+    epochs_per_image: int = 6
+    """And so many more for each image of a class. Published: 26 and 6, for CIFAR-10 38 and 10."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """Optimizer of a head."""
+    noise_multiplier: float = 0.0
+    """Deviation of the noise over the norm bound; 0: no noise."""
+    max_norm: float | None = None
+    """What each example's gradient is clipped to; None: not at all."""
+    rate: float = 1.0
+    """Chance of each image to be in a step; 1: all of them are."""
+
+    def __post_init__(self) -> None:
+        _check_counts(self)
+        _check_kind(self)
+        _check_privacy(self)
+
+    @property
+    def images(self) -> int:
+        """N, the number of images a head is trained on."""
+        return self.classes * self.class_size
+
+    @property
+    def outputs(self) -> int:
+        """Logits for each example: one a class, or one in all."""
+        return 1 if self.hidden else self.classes
+
+    @property
+    def passes(self) -> int:
+        """Epochs, by number or by rule."""
+        automatic = self.epochs_base + self.epochs_per_image * self.class_size
+        return automatic if self.epochs is None else self.epochs
+
+    @property
+    def steps(self) -> int:
+        """T, the number of updates: with rate 1/2, two an epoch."""
+        return round(self.passes / self.rate)
+
+    @property
+    def divisor(self) -> float:
+        """The public number that each sum is divided by: the expected batch."""
+        return self.images * self.rate
+
+    def layers(self, d: int) -> list[tuple[int, int]]:
+        """Rows and columns of each layer's weight, for features of dimension `d`."""
+        return [(self.hidden, d), (1, self.hidden)] if self.hidden else [(self.classes, d)]
+
+    def num_parameters(self, d: int) -> int:
+        """P, the length of the flat vector."""
+        return sum(rows * (columns + 1) for rows, columns in self.layers(d))
+
+    def mechanisms(self) -> Counter[Mechanism]:
+        """What the accountant prices, under either relation: T steps of this rate and noise."""
+        return Counter({Mechanism(self.rate, self.noise_multiplier): self.steps})
+
+
+def _check_counts(recipe: HeadRecipe) -> None:
+    for name in ("classes", "class_size"):
+        if getattr(recipe, name) < 1:
+            raise ConfigError(f"{name}={getattr(recipe, name)} must be at least 1.")
+    if recipe.passes < 1:
+        raise ConfigError(
+            f"a head of {recipe.passes} epochs learns nothing: raise epochs, or epochs_base."
+        )
+    if not (recipe.lr > 0 and math.isfinite(recipe.lr)):
+        raise ConfigError(f"lr={recipe.lr:g} must be above 0 and finite. 0.01 is usual.")
+    for name in ("weight_decay", "init_std"):
+        value = getattr(recipe, name)
+        if not (value >= 0 and math.isfinite(value)):
+            raise ConfigError(f"{name}={value:g} must be finite and not negative; 0 is none.")
+
+
+def _check_kind(recipe: HeadRecipe) -> None:
+    if recipe.optimizer not in ("sgd", "adam"):
+        raise ConfigError(f'optimizer="{recipe.optimizer}" is not known. There are: sgd, adam.')
+    if recipe.hidden < 0:
+        raise ConfigError(f"hidden={recipe.hidden} must be 0, a linear head, or more.")
+    if not recipe.hidden:
+        if recipe.positive:
+            raise ConfigError("positive classes are for binary heads: give hidden units too.")
+        if recipe.classes < 2:
+            raise ConfigError("a linear head needs at least 2 classes to tell apart.")
+        return
+    positive = set(recipe.positive)
+    if not (positive < set(range(recipe.classes)) and positive):
+        raise ConfigError(
+            f"positive={recipe.positive} must name some of the classes 0 to {recipe.classes - 1}, "
+            "and not all: a binary head tells them from the rest, as in --positive 1 3 5 7 9."
+        )
+    if len(positive) < len(recipe.positive):
+        raise ConfigError(f"positive={recipe.positive} names a class twice. Name each once.")
+
+
+def _check_privacy(recipe: HeadRecipe) -> None:
+    if not 0 < recipe.rate <= 1:
+        raise ConfigError(f"rate={recipe.rate:g} must lie in (0, 1]: 1 takes all images.")
+    if recipe.max_norm is not None and not (recipe.max_norm > 0 and math.isfinite(recipe.max_norm)):
+        raise ConfigError(
+            f"max_norm={recipe.max_norm:g} must be positive and finite; leave it out to clip "
+            "nothing."
+        )
+    if not (recipe.noise_multiplier >= 0 and math.isfinite(recipe.noise_multiplier)):
+        raise ConfigError(
+            f"noise_multiplier={recipe.noise_multiplier:g} must be finite and not negative."
+        )
+    if recipe.noise_multiplier and recipe.max_norm is None:
+        raise ConfigError(
+            "noise is measured in norm bounds: give max_norm with noise_multiplier, or neither."
+        )

@@ -1,0 +1,377 @@
+"""What `sfumato warmup` can be asked for, and presets with the score that each reached."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from sfumato.config import Withdrawn
+from sfumato.errors import ConfigError, PrivacyError
+from sfumato.groups import defaults, flat, leaves
+from sfumato.settings.diffusion import Diffusion
+from sfumato.settings.train import (
+    ONLY_TRAIN,
+    Compute,
+    Data,
+    Train,
+    Training,
+    WithTraining,
+    check_above_0,
+    check_counts_above_0,
+    check_not_negative,
+)
+
+STAGES = ("split", "generator", "guide", "sample", "warmup", "train", "evaluate")
+PRIVATE_STAGES = ("generator", "sample", "warmup", "evaluate")
+OF_DRAWING = ("generator", "guide", "sample")
+"""Stages that are not there where nothing is drawn."""
+OF_A_GENERATOR = ("generator", "guide")
+"""Nor these, where samples are brought."""
+OF_THE_NETWORK = ("gen_looks", "gen_width", "gen_multipliers", "gen_blocks", "gen_dropout")
+"""Settings of a generator that a private one has too: the others are about its training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Which images are public: a decision about people, for nothing is promised about those."""
+
+    public_share: float | None = None
+    """The share of every class that is declared public, 0.04 as published: a decision about
+    people, for nothing is promised about them. So it has no default."""
+    public_images: str | None = None
+    """Instead of a share: public images of your own, of the same classes; a name, file or folder
+    as for data. All of the data is private then."""
+    private: bool = False
+    """No image is public: the generator itself is trained privately, on all images. Settings of
+    training are its own, and --augmult says how many draws of noise each image is seen under."""
+
+    def __post_init__(self) -> None:
+        ways = {
+            "--public-share": self.public_share is not None, "--private": self.private,
+            "--public-images": self.public_images is not None,
+        }  # fmt: skip
+        given = [flag for flag, found in ways.items() if found]
+        if len(given) > 1:
+            raise ConfigError(
+                f"{' and '.join(given)} are two answers to one question, which images are public: "
+                "leave one of them out (after a preset: --public-share None)."
+            )
+        if self.public_share is not None and not 0 < self.public_share < 1:
+            raise ConfigError(f"public_share={self.public_share:g} must lie between 0 and 1.")
+
+    def check_decision(self) -> None:
+        """Nobody becomes public by a default."""
+        if self == Split():
+            raise PrivacyError(
+                "which images are public? That is a decision about people, and nothing is promised "
+                "about those on them. Give --public-share SHARE (0.04: that much of every class), "
+                "--public-images SOURCE (your own; all others are private), or --private if no "
+                "image is public."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guide:
+    """A discriminator that guides the generator."""
+
+    guide_weight: float = 0.0
+    """Weight of a discriminator that tells samples from public images; 0 for none."""
+    guide_epochs: float = 30.0
+    """Epochs of the discriminator's training, over the public images."""
+
+    def __post_init__(self) -> None:
+        check_above_0(self, "guide_epochs")
+        check_not_negative(self, "guide_weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """How images are drawn."""
+
+    number: int = 50_000
+    """Images to draw; 0 for no generator: the warm-up has the public images alone."""
+    samples: Path | None = None
+    """Labelled images made elsewhere, instead of drawn ones: an .npz file; all of it is taken."""
+    vary: float = 0.0
+    """Draw from public images under noise of this deviation (1 is as strong as an image): helps
+    where a generator is too weak to draw from noise alone; 0 for noise alone."""
+    solver: Literal["heun", "dpm"] = "heun"
+    """Solver that draws images: Heun's method, or DPM-Solver++ (2M)."""
+    sample_steps: int = 18
+    """Steps of the solver."""
+
+    def __post_init__(self) -> None:
+        if self.vary and not 0.01 <= self.vary <= 80:
+            raise ConfigError(f"vary={self.vary:g} must be 0, or between 0.01 and 80.")
+        if self.number < 0:
+            raise ConfigError(f"number={self.number} must be at least 0.")
+        if self.sample_steps < 2:
+            raise ConfigError(f"sample_steps={self.sample_steps} must be at least 2.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """Plain training of the classifier on drawn and public images."""
+
+    warm_epochs: float = 40.0
+    """Epochs of the warm-up, over drawn and public images (of few public ones alone, hundreds)."""
+    warm_batch: int = 512
+    """Images per step of the warm-up."""
+    warm_lr: float = 0.1
+    """Learning rate of the warm-up at its height."""
+    warm_rho: float = 0.1
+    """How far steps of the warm-up look for a sharp rise (SAM); 0 for plain steps."""
+    warm_cutout: int = 16
+    """Side of a square that is covered in the warm-up, half of the time."""
+    warm_colour: float = 0.0
+    """Largest relative change of brightness, contrast and saturation in the warm-up."""
+    warm_affine: float = 0.0
+    """Largest turn in units of 90 degrees, shift in sides and scaling in the warm-up."""
+    warm_repeats: int = 1
+    """How often an epoch shows each public image: of weakly drawn images many are worth few."""
+
+    def __post_init__(self) -> None:
+        check_counts_above_0(self, "warm_batch", "warm_repeats")
+        check_above_0(self, "warm_epochs", "warm_lr")
+        check_not_negative(self, "warm_rho")
+        for name in ("warm_colour", "warm_affine"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name):g} must be between 0 and 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is scored besides; a finished run may be evaluated again with other settings."""
+
+    controls: bool = False
+    """Score also: the same recipe on public images alone (as many steps), and DP from scratch."""
+    extractor: str = "scattering"
+    """Features to compare images in: fixed wavelets, or those of a pretrained model, by name."""
+    extractor_weights: Path | None = None
+    """A file of weights for the extractor."""
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
+class Warmup(WithTraining):
+    """A little public data, a diffusion model of it, a warm start, and then DP training.
+
+    Settings of training are those of the last stage. Epsilon is its guarantee, for the images that
+    are not public.
+    """
+
+    MAY_CHANGE: ClassVar = (*leaves(Compute), *leaves(Evaluation), "stage")
+    """Settings that say how, not what: a run may go on with others."""
+    WITHDRAWN: ClassVar = {
+        **ONLY_TRAIN,
+        "control_widths": Withdrawn("make a run for each --gen-width and compare their scores"),
+    }
+    READ_FIRST: ClassVar = {
+        "split": (*leaves(Data), "people", *leaves(Split), "seed"),
+        "generator": (*leaves(Diffusion), "denoiser"),
+        "guide": tuple(leaves(Guide)),
+        "sample": tuple(leaves(Sample)),
+        "warmup": (
+            "model", "pretrained", "weights", "norm", "crop", "flip", *leaves(WarmUp),
+        ),
+        "train": (),
+    }  # fmt: skip
+    """Stages, and the settings that each is the first to read; those of training besides."""
+    FIRST_WORDS: ClassVar = {stage: ("--stage", stage) for stage in STAGES}
+    INSTEAD_OF_PRESET: ClassVar = "run"
+    """A run that is drawn from was made with settings of its own."""
+    OWN_PRESETS: ClassVar = {"private": ("public images", "digits-private")}
+    PASSING: ClassVar = {"stage": "all"}
+    """Settings of one command, which a run does not remember."""
+
+    stage: Literal[
+        "all", "split", "generator", "guide", "sample", "warmup", "train", "evaluate"
+    ] = "all"
+    """Stop after this stage (also as the first word: sfumato warmup generator ...)."""
+    run: Path | None = None
+    """With sample: draw from the generator of this run, into the file that --out names."""
+    denoiser: str | None = None
+    """Another network for the generator: module:function, called with the classes, makes a
+    diffusers UNet2DModel."""
+    split: Split = Split()
+    diffusion: Diffusion = Diffusion()
+    """The generator, which is trained on the public share alone. (With --private its network is
+    meant: it is trained by the settings of training.)"""
+    guide: Guide = Guide()
+    sample: Sample = Sample()
+    warm: WarmUp = WarmUp()
+    train: Training = Training(model="wrn-16-4")
+    evaluation: Evaluation = Evaluation()
+
+    @property
+    def training(self) -> Train:
+        """Here an extender looks at the drawn images, and without a promise nothing is private."""
+        own = {} if self.train.extension.extender == "none" else {"extender_images": "drawn"}
+        return replace(self.train, **own if self.promises else {**own, "mode": "non-private"}).alone
+
+    @property
+    def promises(self) -> bool:
+        """Whether a private stage may be reached: whoever wants a generator needs no epsilon."""
+        late = self.stage in ("all", "train", "evaluate")
+        return self.split.private or late or self.train.privacy.epsilon is not None
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Those that are taken: after a private generator there is nothing left to learn from."""
+        if self.split.private:
+            return PRIVATE_STAGES
+        absent = () if self.sample.number else OF_DRAWING
+        if self.sample.samples is not None:
+            absent = OF_A_GENERATOR
+        return tuple(name for name in STAGES if name not in absent)
+
+    @property
+    def reached(self) -> tuple[str, ...]:
+        """Those up to the one that was asked for."""
+        last = self.stages[-1] if self.stage == "all" else self.stage
+        return self.stages[: self.stages.index(last) + 1]
+
+    @property
+    def read_first(self) -> dict[str, tuple[str, ...]]:
+        """Stages, and the settings that each is the first to read: until then these may change."""
+        listed = {name for names in self.READ_FIRST.values() for name in names}
+        rest = [name for name in leaves(Training) if name not in listed]
+        train_state = "generator" if self.split.private else "train"
+        return {**self.READ_FIRST, train_state: (*self.READ_FIRST[train_state], *rest)}
+
+    def __post_init__(self) -> None:
+        if self.run is None:
+            self.split.check_decision()
+        elif self.stage != "sample":
+            raise ConfigError(
+                "--run draws from a generator that is there: sfumato warmup sample --run RUN "
+                "--out FILE.npz. Other stages go on by --out RUN."
+            )
+        if self.promises:
+            self.train.privacy.check_guarantee()
+        self.train.check_extender()
+        if self.train.extension.extender_images is not None:
+            raise ConfigError(
+                "an extender looks at the drawn images here: leave --extender-images out."
+            )
+        if self.split.private:
+            self._check_private()
+        if self.sample.samples is not None or not self.sample.number:
+            self._check_nothing_drawn()
+
+    def _check_private(self) -> None:
+        """Refuse what means nothing beside a private generator, which a preset may have set.
+
+        It is trained on all images, by the settings of training, without public ones. A network
+        that is not told how images were changed would draw them changed.
+        """
+        if self.stage not in ("all", *self.stages):
+            raise ConfigError(
+                f"a private generator has no stage {self.stage}: it is trained on all images, so "
+                f"none is left for it. There are: {', '.join(self.stages)}."
+            )
+        if self.train.privacy.mode == "non-private":
+            raise ConfigError("--private keeps a promise, and --mode non-private none: leave one.")
+        free = {*leaves(Diffusion)} - {*OF_THE_NETWORK}
+        free |= {"train_only", "freeze", "crop", "flip", "extender"}
+        free |= {"guide_weight", "vary", "warm_repeats", "controls"}
+        given, usual = flat(self), defaults(Warmup)
+        flags = [
+            f"--{name.replace('_', '-')}"
+            for name in given
+            if name in free and given[name] != usual[name]
+        ]
+        if flags:
+            raise ConfigError(
+                f"{', '.join(flags)}: without meaning beside --private, whose generator is trained "
+                "on all images by the settings of training (--epsilon, --steps, --lr ...). Leave "
+                "it out, and a --preset that sets it (or give --crop 0, --no-flip)."
+            )
+
+    def _check_nothing_drawn(self) -> None:
+        """Refuse what is about drawing images, where none are drawn."""
+        brought = self.sample.samples is not None
+        asked = {
+            "--private": self.split.private, "--guide-weight": self.guide.guide_weight,
+            "--denoiser": self.denoiser, "--vary": self.sample.vary,
+            f"the stage {self.stage}": self.stage not in ("all", *self.stages),
+            "--number 0": brought and not self.sample.number,
+            "--extender": not brought and self.train.extension.extender != "none",
+            "--warm-repeats": not brought and self.warm.warm_repeats > 1,
+        }  # fmt: skip
+        found = [name for name, given in asked.items() if given]
+        if found and brought:
+            raise ConfigError(
+                f"--samples are there already, and {found[0]} is about drawing some: leave one of "
+                "them out."
+            )
+        if found:
+            raise ConfigError(
+                f"--number 0 draws no image, and {found[0]} needs some: leave one of them out "
+                "(after a preset: --warm-repeats 1)."
+            )
+
+
+def digits_cpu() -> Warmup:
+    """A miniature on digits of 8 pixels: 0.86 after the warm-up, 0.90 at epsilon 3; 2 minutes."""
+    return Warmup(
+        image_size=8, model="group-cnn-small", public_share=0.1, epsilon=3.0, batch_size=500,
+        epochs=20, lr=0.5, physical_batch_size=500, number=4000, solver="dpm", sample_steps=10,
+        warm_epochs=6.67, warm_repeats=5, warm_batch=64, warm_lr=0.05, warm_rho=0.05, warm_cutout=0,
+        diffusion=Diffusion(
+            gen_width=8, gen_multipliers=(2,), gen_blocks=1, gen_dropout=0.05, gen_images=50_000,
+            gen_batch=32, gen_lr=4e-3, gen_ramp=2000, gen_half_life=3000, gen_moves=0.05,
+            gen_mirror=False, gen_looks=2, gen_patience=0,
+        ),
+    )  # fmt: skip
+
+
+def digits_private() -> Warmup:
+    """No image is public: a private generator of digits of 8 pixels, epsilon 10: 0.82; a minute."""
+    return Warmup(
+        image_size=8, model="group-cnn-small", private=True, epsilon=10.0, delta=1e-5,
+        denoiser="sfumato.models.shallow:grey_of_8_pixels", batch_size=1000, steps=400, augmult=16,
+        optimizer="adam", lr=0.01, schedule="cosine", ema=0.98, max_grad_norm=0.3, number=4000,
+        solver="dpm", sample_steps=12, warm_epochs=10.0, warm_batch=64, warm_lr=0.05, warm_rho=0.05,
+        warm_cutout=0, diffusion=Diffusion(gen_looks=2),
+    )  # fmt: skip
+
+
+def cifar10_eps2() -> Warmup:
+    """CIFAR-10 at epsilon 2, 2,000 public images (published: 80.76 -> 85.48).
+
+    With a generator of 4 minutes and 8 views: 67.7 -> 73.4 (one seed, results/warmup.md).
+    """
+    return Warmup(
+        data="cifar10", model="wrn-16-4", public_share=0.04, epsilon=2.0, delta=1e-5,
+        batch_size=4000, epochs=30, lr=0.5, augmult=16, crop=4, flip=True, ema=0.99,
+        physical_batch_size="auto", precision="bf16", compile=True,
+    )  # fmt: skip
+
+
+def cifar10_eps2_public() -> Warmup:
+    """The same without a generator, in as many steps, its images changed more: 75.8 -> 82.4."""
+    return replace(
+        cifar10_eps2(), number=0, warm_epochs=1040.0, augmult=8, lr=1.0, warm_colour=0.5,
+        warm_affine=0.2,
+    )  # fmt: skip
+
+
+def fashion_eps2() -> Warmup:
+    """Fashion-MNIST at epsilon 2 with 2,400 public images: 86.2 after a short warm-up."""
+    return Warmup(
+        data="fashion_mnist", model="wrn-16-4", public_share=0.04, epsilon=2.0, delta=1e-5,
+        batch_size=4000, epochs=20, lr=0.5, augmult=8, crop=3, flip=True, ema=0.99,
+        physical_batch_size="auto", precision="bf16", compile=True, warm_cutout=8,
+        diffusion=Diffusion(gen_multipliers=(1, 2, 2), gen_blocks=2),
+    )  # fmt: skip
+
+
+PRESETS: dict[str, Callable[[], Warmup]] = {
+    "digits-cpu": digits_cpu,
+    "digits-private": digits_private,
+    "cifar10-eps2": cifar10_eps2,
+    "cifar10-eps2-public": cifar10_eps2_public,
+    "fashion-eps2": fashion_eps2,
+}
+
+SETTINGS = Warmup
