@@ -1,9 +1,9 @@
 """What verbs with stages share: taking them in turn, and reading a run that another verb left."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from sfumato.errors import ConfigError, RunError
 from sfumato.groups import Settings, defaults, flat, leaves
@@ -14,33 +14,6 @@ from sfumato.trust import is_own_code, require_trust
 
 if TYPE_CHECKING:
     from sfumato.privacy.ledger import Ledger
-
-Context = TypeVar("Context")
-Work = Callable[[Context, Run], object]
-
-
-def follow(
-    context: Context,
-    stages: Mapping[str, Work[Context]],
-    last: str,
-    place: Callable[[str], Run],
-    say: Callable[[str], None],
-    again: str = "",
-) -> dict[str, Any]:
-    """Take the stages up to `last`, apart from those that are finished; the summary of the last.
-
-    `again` is a stage that is taken also when it is finished.
-    """
-    summary: dict[str, Any] = {}
-    for name, work in stages.items():
-        stage = place(name)
-        if not stage.finished or name == again:
-            say(f"stage {name}")
-            work(context, stage)
-        summary = stage.summary
-        if name == last:
-            break
-    return summary
 
 
 def tell_stage(summary: Mapping[str, Any]) -> str:

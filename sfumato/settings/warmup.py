@@ -225,12 +225,6 @@ class Warmup(WithTraining):
         return tuple(name for name in STAGES if name not in absent)
 
     @property
-    def reached(self) -> tuple[str, ...]:
-        """Those up to the one that was asked for."""
-        last = self.stages[-1] if self.stage == "all" else self.stage
-        return self.stages[: self.stages.index(last) + 1]
-
-    @property
     def read_first(self) -> dict[str, tuple[str, ...]]:
         """Stages, and the settings that each is the first to read: until then these may change."""
         listed = {name for names in self.READ_FIRST.values() for name in names}

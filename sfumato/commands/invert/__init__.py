@@ -7,15 +7,16 @@ say whether the class is to be seen in them. Whatever comes of a target is as pr
 training images, so all stages are in `private/`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sfumato.commands import Recipe, as_label
 from sfumato.commands.invert.context import Context, make_context
-from sfumato.commands.stages import follow, require_one_process, tell_stage
+from sfumato.commands.stages import require_one_process, tell_stage
 from sfumato.runs import Run
 from sfumato.settings.invert import PRESETS as PRESETS
 from sfumato.settings.invert import STAGES, Invert
+from sfumato.stages import Stage, run_stages
 
 Config = Invert
 
@@ -31,24 +32,20 @@ def run(config: Invert, run: Run | None) -> dict[str, Any]:
         return sweep(config, run)
     context = make_context(config, run)
     check_context(context)
-    summary = attack(context, STAGES[-1] if config.stage == "all" else config.stage)
+    summary = attack(context, config.stage)
     if config.stage != "all":
         return {**summary, "stage": config.stage, "run": str(run.path)}
     return run.finish({**summary, "run": str(run.path)})
 
 
-def attack(context: Context, last: str) -> dict[str, Any]:
-    """Take the stages up to this one."""
-    return follow(context, works(), last, context.stage, context.run.log)
-
-
-def works() -> dict[str, Callable[[Context, Run], object]]:
-    """What each stage does."""
+def attack(context: Context, asked: str = "all") -> dict[str, Any]:
+    """Run the stages up to this one."""
     from sfumato.commands.invert.score import score
     from sfumato.commands.invert.stages import judge, latent, prior, select, target
 
     made = (target, judge, select, prior, latent, score)
-    return dict(zip(STAGES, made, strict=True))
+    stages = [Stage(name=name, run=run) for name, run in zip(STAGES, made, strict=True)]
+    return run_stages(context, stages, asked, context.stage, say=context.run.log)
 
 
 def show(summary: Mapping[str, Any]) -> str:

@@ -108,7 +108,7 @@ def attack(
     context = same_images(base, config, place)
     if not context.stage("score").finished:
         base.run.log(f"target {name}")
-        take_stages(context, "score")
+        take_stages(context)
     found = read_json(place.path / "private" / "scores.json")
     judge = next(iter(found["judges"].values()))
     spent = float(read_json(context.stage("target").path / "done.json")["epsilon"])

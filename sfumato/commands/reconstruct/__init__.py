@@ -36,7 +36,7 @@ def run(config: Reconstruct, run: Run | None) -> dict[str, Any]:
     check_early(context)
     if config.vary is not None:
         return study(context)
-    summary = take(context, "evaluate" if config.stage == "all" else config.stage)
+    summary = take(context, config.stage)
     if config.target is not None:
         return look_at(context, config.target)
     if config.stage != "all":

@@ -1,6 +1,5 @@
 """The stages of `sfumato reconstruct` in their order."""
 
-from collections.abc import Callable
 from typing import Any
 
 from sfumato.commands.reconstruct.base import base, features
@@ -8,17 +7,25 @@ from sfumato.commands.reconstruct.context import Context
 from sfumato.commands.reconstruct.decoder import train
 from sfumato.commands.reconstruct.evaluate import evaluate
 from sfumato.commands.reconstruct.heads import shadow, stats
-from sfumato.commands.stages import follow
 from sfumato.runs import Run
-from sfumato.settings.reconstruct import STAGES
+from sfumato.stages import Stage, run_stages
+
+SHARED = ("base", "features")
+"""Stages that may belong to another run: several attacks have one base."""
 
 
-def take(context: Context, last: str) -> dict[str, Any]:
-    """Take the stages up to this one; base and features may belong to another run."""
-    made = (base, features, shadow, stats, train, evaluate)
-    stages: dict[str, Callable[[Context, Run], None]] = dict(zip(STAGES, made, strict=True))
+def take(context: Context, asked: str) -> dict[str, Any]:
+    """Run the stages up to this one."""
+    stages = (
+        Stage(name="base", run=base),
+        Stage(name="features", run=features),
+        Stage(name="shadow", run=shadow),
+        Stage(name="stats", run=stats),
+        Stage(name="train", run=train),
+        Stage(name="evaluate", run=evaluate),
+    )
 
     def place(name: str) -> Run:
-        return (context.public if name in ("base", "features") else context.run).stage(name)
+        return (context.public if name in SHARED else context.run).stage(name)
 
-    return follow(context, stages, last, place, lambda _: None)
+    return run_stages(context, stages, asked, place)

@@ -5,16 +5,17 @@ noisy averages. Public images are moved until it sees the same in these; they an
 the bundle. A student that has only the bundle then does the private task.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sfumato.commands import Recipe, as_label
 from sfumato.commands.release.context import Context, make_context, promise_of
-from sfumato.commands.stages import follow, require_one_process, tell_stage
+from sfumato.commands.stages import require_one_process, tell_stage
 from sfumato.errors import DataError, SfumatoError
 from sfumato.runs import Run
 from sfumato.settings.release import PRESETS as PRESETS
-from sfumato.settings.release import STAGES, ReleaseSettings
+from sfumato.settings.release import ReleaseSettings
+from sfumato.stages import Stage, check_stages, run_stages
 
 Config = ReleaseSettings
 
@@ -37,15 +38,11 @@ def run(config: ReleaseSettings, run: Run | None) -> dict[str, Any]:
     if config.verify is not None:
         return check(config)
     run = require_one_process("release", "trains a teacher: give it with --teacher RUN", run)
-    context = make_context(config, run)
-    if not (run.path / "stages").exists():
-        check_early(context)
-    last = "evaluate" if config.stage == "all" else config.stage
-    # Evaluation is free, so it is done again when it is asked for, with more controls for example.
-    again = AGAIN if config.stage == AGAIN else ""
-    summary = follow(context, works(), last, run.stage, run.log, again)
+    context, stages = make_context(config, run), stages_of_release()
+    check_stages(context, stages, config.stage, run.has_begun_stage)
+    summary = run_stages(context, stages, config.stage, run.stage, say=run.log)
     done: dict[str, Any] = {}
-    if last == "evaluate":  # also stage by stage: a finished run throws its secret away
+    if config.stage in ("all", "evaluate"):  # a finished run throws its secret away
         done = run.finish({**promise_of(context), **summary, "run": str(run.path)})
     if config.stage != "all":
         return {**summary, "stage": config.stage, "run": str(run.path)}
@@ -67,13 +64,20 @@ def check_early(context: Context) -> None:
     context.run.log(f"noise multipliers: {context.shares.words}")
 
 
-def works() -> dict[str, Callable[[Context, Run], object]]:
-    """What each stage does."""
+def stages_of_release() -> "list[Stage[Context]]":
+    """The stages in their order."""
     from sfumato.commands.release.evaluate import evaluate
     from sfumato.commands.release.stages import match, moments, teach
     from sfumato.commands.release.student import student
 
-    return dict(zip(STAGES, (teach, moments, match, student, evaluate), strict=True))
+    return [
+        Stage(name="teacher", run=teach, checks=(check_early,)),
+        Stage(name="moments", run=moments),
+        Stage(name="match", run=match),
+        Stage(name="student", run=student),
+        # Free, so it is done again when it is asked for, with more controls for example.
+        Stage(name="evaluate", run=evaluate, repeatable=True),
+    ]
 
 
 def show(summary: Mapping[str, Any]) -> str:

@@ -6,19 +6,28 @@ et al. 2024). The ledger speaks of the private rest alone: about the public shar
 promised, and the generator may replay it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sfumato.commands import Recipe, as_label, train
-from sfumato.commands.stages import follow, tell_stage
-from sfumato.commands.warmup.context import Context, make_context
+from sfumato.commands.stages import tell_stage
+from sfumato.commands.warmup.context import (
+    Context,
+    build_classifier,
+    build_generator,
+    check_number,
+    check_parts,
+    check_plan,
+    make_context,
+)
 from sfumato.commands.warmup.draw import show_drawn, write_file
-from sfumato.commands.warmup.together import together
+from sfumato.errors import ConfigError
 from sfumato.processes import num_processes
 from sfumato.runs import Run
 from sfumato.settings.warmup import PRESETS as PRESETS
-from sfumato.settings.warmup import STAGES, Warmup
+from sfumato.settings.warmup import Warmup
+from sfumato.stages import Stage, check_stages, run_stages
 
 Config = Warmup
 
@@ -28,13 +37,25 @@ AGAIN = "evaluate"
 
 def run(config: Warmup, run: Run | None) -> dict[str, Any]:
     """Split, generator, guide, sample, warmup, train, evaluate."""
-    if run is None or num_processes() > 1:
-        return together(config, run, works(config))
-    context = make_context(config, run)
-    last = STAGES[-1] if config.stage == "all" else config.stage
-    again = AGAIN if config.stage == AGAIN else ""
-    summary = follow(context, works(config), last, run.stage, run.log, again)
-    if last == STAGES[-1]:
+    from sfumato.training.process_group import join_processes, leave_processes
+    from sfumato.training.setup import pick_device
+
+    if num_processes() > 1:
+        require_shared(config.stage)
+    processes = join_processes(pick_device(config.device))
+    try:
+        context, stages = make_context(config, run, processes), stages_of_warmup(config)
+        has_begun = (lambda _: False) if run is None else run.has_begun_stage
+        check_stages(context, stages, config.stage, has_begun)
+        place = (lambda _: None) if run is None else run.stage
+        say = (lambda _: None) if run is None else run.log
+        summary = run_stages(context, stages, config.stage, place, say=say, agree=processes.agree)
+        processes.any(False)  # all leave at once: the leader may have had more to do
+    finally:
+        leave_processes()
+    if run is None:
+        return {}
+    if config.stage in ("all", "evaluate"):
         learnt = "generator" if config.private else "train"
         summary = {**run.stage(learnt).summary, **summary, "run": str(run.path)}
         told = {"public": context.public.name, "public_images": len(context.public)}
@@ -45,21 +66,46 @@ def run(config: Warmup, run: Run | None) -> dict[str, Any]:
                                                      "run": str(run.path)}  # fmt: skip
 
 
-def works(config: Warmup) -> dict[str, Callable[[Context, Run], object]]:
-    """What each stage does."""
+def require_shared(asked: str) -> None:
+    """Refuse several processes for stages that are for one, or reach one that is."""
+    if asked in ("warmup", "train", "evaluate", "all"):
+        words = "sfumato warmup" if asked == "all" else f"sfumato warmup {asked}"
+        raise ConfigError(
+            f"{words} is for one process. With torchrun, take sfumato warmup generator or sample, "
+            "then go on by one process with sfumato warmup --out RUN --epsilon EPSILON."
+        )
+
+
+def stages_of_warmup(config: Warmup) -> "list[Stage[Context]]":
+    """The stages in their order. Several processes share the generator's work, and the drawing."""
     from sfumato.commands.warmup import brought as warmup_brought
     from sfumato.commands.warmup import private as warmup_private
     from sfumato.commands.warmup.classifier import privately, warm_up
-    from sfumato.commands.warmup.evaluate import evaluate
+    from sfumato.commands.warmup.evaluate import evaluate, prepare_evaluation
     from sfumato.commands.warmup.generator import generator, guide, sample, split
 
-    made = (split, generator, guide, sample, warm_up, privately, evaluate)
-    found: dict[str, Callable[[Context, Run], object]] = dict(zip(STAGES, made, strict=True))
-    if config.private:
-        found |= {"generator": warmup_private.generator, "evaluate": warmup_private.evaluate}
-    if config.samples is not None:
-        found["sample"] = warmup_brought.sample
-    return {name: found[name] for name in config.stages}
+    private, brought = config.private, config.samples is not None
+    learnt = (check_plan,) if private else (check_parts,)
+    draws = "generator" in config.stages and not private
+    made = (
+        Stage(name="split", run=split, checks=learnt if draws else ()),
+        Stage(
+            name="generator", run=warmup_private.generator if private else generator,
+            checks=(*learnt, build_generator), all_ranks=True,
+        ),
+        Stage(name="guide", run=guide),
+        Stage(
+            name="sample", run=warmup_brought.sample if brought else sample,
+            checks=(warmup_brought.read_samples,) if brought else (check_number,), all_ranks=True,
+        ),
+        Stage(name="warmup", run=warm_up, checks=(build_classifier,)),
+        Stage(name="train", run=privately, checks=(check_plan, build_classifier)),
+        Stage(
+            name="evaluate", run=warmup_private.evaluate if private else evaluate,
+            checks=(prepare_evaluation,), repeatable=True,
+        ),
+    )  # fmt: skip
+    return [stage for stage in made if stage.name in config.stages]
 
 
 def show(summary: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Who has what in `sfumato warmup`: the public share, the private rest, and the test images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -65,17 +65,10 @@ def make_context(config: Warmup, run: Run | None, processes: ProcessGroup | None
         tell_origin(config.train, images, run.log)
         note_start(config.weights, run)
     public, private = shares(config, images, test)
-    device, processes = (
-        pick_device(config.device),
-        ProcessGroup() if processes is None else processes,
-    )
-    context = Context(config, run, device, public, private, test, processes)
     if run is not None:
         require_same_split(run, public)
-    ahead = [name for name in config.reached if run is None or not run.has_begun_stage(name)]
-    for check in dict.fromkeys(check for name in ahead for check in checks(config, name)):
-        check(context)
-    return context
+    device, processes = pick_device(config.device), processes or ProcessGroup()
+    return Context(config, run, device, public, private, test, processes)
 
 
 def shares(config: Warmup, images: "Images", test: "Images") -> "tuple[Images, Images]":
@@ -108,22 +101,6 @@ def require_same_split(run: Run, public: "Images") -> None:
             f'"{public.name}" have changed, and images that were learnt as public might count as '
             "private now. Bring the data back, or begin anew with another --out."
         )
-
-
-def checks(config: Warmup, stage: str) -> "tuple[Callable[[Context], object], ...]":
-    """What may be wrong with a stage: hours later it would be too late to say so."""
-    from sfumato.commands.warmup.brought import read_samples
-    from sfumato.commands.warmup.evaluate import prepare_evaluation
-
-    learnt = (check_plan,) if config.private else (check_parts,)
-    found: dict[str, tuple[Callable[[Context], object], ...]] = {
-        "split": learnt if "generator" in config.stages and not config.private else (),
-        "generator": (*learnt, build_generator),
-        "sample": (check_number,) if config.samples is None else (read_samples,),
-        "warmup": (build_classifier,), "train": (check_plan, build_classifier),
-        "evaluate": (prepare_evaluation,),
-    }  # fmt: skip
-    return found.get(stage, ())
 
 
 def check_plan(context: Context) -> None:
