@@ -14,7 +14,7 @@ from errno import EDQUOT, ENOSPC, EROFS
 from inspect import cleandoc
 from io import StringIO, TextIOWrapper
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
 from sfumato import __version__
 from sfumato.commands import Recipe, recipe_of, settings_of
@@ -125,7 +125,7 @@ def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
     try:
         with redirect_stderr(told):
             order: Any = tyro.cli(
-                Order[tyro.conf.OmitArgPrefixes[kind]],
+                Order[Annotated[tyro.conf.OmitArgPrefixes[kind], tyro.conf.arg(name="")]],
                 args=words,
                 default=default,
                 prog=f"sfumato {verb}",
