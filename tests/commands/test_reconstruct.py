@@ -157,7 +157,7 @@ def test_statistics_of_another_fleet_are_refused(finished, tmp_path):
     (tmp_path / "run" / "done.json").unlink()
     other = replace(TINY, head=replace(TINY.head, lr=0.2))
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    config["config"]["head"]["lr"] = 0.2
+    config["config"]["lr"] = 0.2
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     with pytest.raises(RunError, match="another fleet"):
         attack(other, tmp_path / "run")
@@ -171,7 +171,7 @@ def test_the_command_line_takes_a_stage_as_its_first_word(tmp_path, capsys):
     assert end.value.code == 0
     assert "stage features" in capsys.readouterr().out
     config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
-    assert config["head"]["class_size"] == 2
+    assert config["class_size"] == 2
     repeated = [*words, "--out", str(tmp_path / "run"), "--class-size", "2"]
     for again in (["reconstruct", "shadow", "--out", str(tmp_path / "run")], repeated):
         with pytest.raises(SystemExit) as end:  # the directory remembers its settings

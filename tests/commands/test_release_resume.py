@@ -217,7 +217,7 @@ def test_a_stage_that_is_done_is_not_done_again(settings, undisturbed, monkeypat
 
 
 def test_other_settings_in_the_same_place_are_refused_by_name(settings, undisturbed):
-    with pytest.raises(Exception, match=r"config\.matching\.k: 2 -> 3"):
+    with pytest.raises(Exception, match=r"config\.k: 2 -> 3"):
         make(replace(settings, matching=replace(settings.matching, k=3)), undisturbed)
 
 
