@@ -15,11 +15,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError, safe_open
+
 from sfumato.config import dumps, read_finished
 from sfumato.errors import DataError, SfumatoError
 from sfumato.files import read_json, read_lines
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # and inside functions: notes are read without torch, by `sfumato report` say
     from torch import Tensor
 
 NOTE = "sfumato"
@@ -121,8 +123,6 @@ def norm_of(weights: Path) -> str | None:
 
 def _notes(file: Path) -> dict[str, str]:
     """What stands beside the tensors of a file; nothing in one of another kind."""
-    from safetensors import SafetensorError, safe_open
-
     if not file.is_file():
         return {}
     try:
@@ -146,7 +146,6 @@ class Weights:
 
 def read_weights(file: Path) -> Weights:
     """What a file of tensors holds, without the tensors; a `DataError` if it cannot be read."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:

@@ -38,9 +38,14 @@ from sfumato.training.replay import Replay
 
 
 def train_gan(
-    gan: Gan, lesson: Lesson, run: Run, *, seed: int, say: Callable[[str], None] = lambda _: None,
+    gan: Gan,
+    lesson: Lesson,
+    run: Run,
+    *,
+    seed: int,
+    say: Callable[[str], None] = lambda _: None,
     compiled: bool = False,
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     """Train until the target is as convinced as it will be; the generator at its best.
 
     The stopping rule looks at no private image: at each look the target is asked about fakes of
@@ -80,10 +85,7 @@ def train_gan(
             gan.luck += falls
             continue
         falls = 0
-        if not gan.looks or convinced > max(gan.looks):
-            source = gan.generator if gan.average is None else gan.average.module
-            gan.best = {k: v.detach().clone() for k, v in source.state_dict().items()}
-        gan.looks.append(convinced)
+        _record(gan, convinced)
         good = copy.deepcopy(gan.state())
         run.save_checkpoint(good)
         left = (time.monotonic() - since) / settings.look_every * (settings.iterations - gan.step)
@@ -94,6 +96,14 @@ def train_gan(
         )
     gan.generator.load_state_dict(gan.best)
     return gan.generator.eval().requires_grad_(False)
+
+
+def _record(gan: Gan, convinced: float) -> None:
+    """Note how convinced the target is, and keep the generator if it never was more so."""
+    if not gan.looks or convinced > max(gan.looks):
+        source = gan.generator if gan.average is None else gan.average.module
+        gan.best = {k: v.detach().clone() for k, v in source.state_dict().items()}
+    gan.looks.append(convinced)
 
 
 def iteration(gan: Gan, lesson: Lesson) -> Callable[..., None]:

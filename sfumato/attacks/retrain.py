@@ -132,10 +132,13 @@ def bound_of_trials(scores: Mapping[int, float], *, delta: float, confidence: fl
     if len(set(inside)) == 1 or len(set(outside)) == 1:
         raise DataError(ALIKE)
     return many_run_bound(
-        inside, outside, delta=delta, confidence=confidence,
+        inside,
+        outside,
+        delta=delta,
+        confidence=confidence,
         name="many runs of the trainer, one mislabelled image",
         assumes="the trainer draws fresh chance in every call",
-    )  # fmt: skip
+    )
 
 
 def _surety(answer: Answer, canary: Images) -> float:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from sfumato.attacks.fleet import Heads
@@ -79,8 +81,6 @@ class WeightStatistics:
 
     def save(self, path: Path) -> None:
         """Keep them in a file."""
-        from safetensors.torch import save
-
         tensors = {"mean": self.mean, "std": self.std, "correlation": self.correlation}
         found = {name: t.cpu().contiguous() for name, t in tensors.items() if t is not None}
         with atomic(path) as file:
@@ -89,8 +89,6 @@ class WeightStatistics:
     @staticmethod
     def load(path: Path) -> "WeightStatistics":
         """Statistics from a file."""
-        from safetensors import safe_open
-
         with safe_open(path, framework="pt") as file:
             notes = file.metadata()
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -28,9 +28,7 @@ from sfumato.files import atomic
 
 PARTS = ("train", "test")
 KERAS = ("x_train", "y_train", "x_test", "y_test")
-LAYOUTS = (
-    ("x_train", "y_train"), ("samples", "label"), ("samples", "labels"), ("arr_0", "arr_1")
-)  # fmt: skip
+LAYOUTS = (("x_train", "y_train"), ("samples", "label"), ("samples", "labels"), ("arr_0", "arr_1"))
 """Where a file has samples and their labels: ours, EDM-G++'s, DPTrainer's, guided diffusion's."""
 
 
@@ -106,9 +104,12 @@ def load_samples(path: Path, like: Images) -> Images:
     labels = _labels(labels.argmax(1) if one_hot else labels, f"{path}: {pair[1]}")
     _require_classes(path, arrays.get("classes"), labels, like)
     return Images(
-        pixels=torch.from_numpy(pixels), labels=torch.from_numpy(labels), classes=like.classes,
-        name=path.stem, private=False,
-    )  # fmt: skip
+        pixels=torch.from_numpy(pixels),
+        labels=torch.from_numpy(labels),
+        classes=like.classes,
+        name=path.stem,
+        private=False,
+    )
 
 
 def save_npz_pieces(
@@ -257,8 +258,9 @@ def open_npz(path: Path) -> NpzFile:
 def _read_header(data: BufferedIOBase | IO[bytes]) -> Header:
     version = np.lib.format.read_magic(data)
     readers = {
-        (1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0
-    }  # fmt: skip
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
     shape, _, dtype = readers[version](data)
     return Header(shape, dtype)
 

@@ -98,9 +98,11 @@ def all_bad(problems: Sequence[str]) -> DataError:
 
 
 def _each(
-    pool: ThreadPoolExecutor, work: Callable[[Path], Found], files: Sequence[Path],
+    pool: ThreadPoolExecutor,
+    work: Callable[[Path], Found],
+    files: Sequence[Path],
     bad: dict[Path, DataError],
-) -> list[Found | None]:  # fmt: skip
+) -> list[Found | None]:
     """What the work finds for each file; None for those that are bad, which it notes down."""
 
     def tried(file: Path) -> Found | None:
@@ -114,9 +116,12 @@ def _each(
 
 
 def _decode_part(
-    files: Sequence[Path], framing: Framing, channels: int, pool: ThreadPoolExecutor,
+    files: Sequence[Path],
+    framing: Framing,
+    channels: int,
+    pool: ThreadPoolExecutor,
     bad: dict[Path, DataError],
-) -> UInt8[Tensor, "n c h w"]:  # fmt: skip
+) -> UInt8[Tensor, "n c h w"]:
     """All files in one array, whose size is that of the first."""
     rows = {file: row for row, file in enumerate(files)}
     assert len(rows) == len(files), "a file is listed twice"

@@ -103,6 +103,7 @@ def resize(images: Images, image_size: int) -> Images:
     """The same images, square with sides of `image_size` pixels, antialiased."""
     if images.shape[1:] == (image_size, image_size):
         return images
+    # Here: torchvision takes as long as torch, and few runs need it.
     from torchvision.transforms.v2.functional import center_crop, resize
 
     Framing(image_size=image_size).require_room(len(images), images.shape[0], images.shape[1:])

@@ -25,14 +25,11 @@ Contents = tuple[np.ndarray | list[Path], np.ndarray, tuple[str, ...]]
 
 TEN = tuple("0123456789")
 CLASS_NAMES = {
-    "cifar10": (
-        "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"
+    "cifar10": tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),
+    "fashion_mnist": tuple(
+        "T-shirt trouser pullover dress coat sandal shirt sneaker bag boot".split()
     ),
-    "fashion_mnist": (
-        "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",
-        "boot",
-    ),
-}  # fmt: skip
+}
 """What the numbers mean in files that do not say."""
 
 
@@ -76,9 +73,14 @@ def load_named(
 
 
 def _read_split(
-    name: str, source: Source, split: str, private: bool, data_root: Path, framing: Framing,
+    name: str,
+    source: Source,
+    split: str,
+    private: bool,
+    data_root: Path,
+    framing: Framing,
     download: bool,
-) -> Images:  # fmt: skip
+) -> Images:
     """One split, from torchvision's own files."""
     try:
         dataset = source.build(str(data_root), split, download)
@@ -126,14 +128,18 @@ def _identities(dataset: Any) -> torch.Tensor | None:
     return torch.as_tensor(dataset.identity).flatten().unique(return_inverse=True)[1]
 
 
+def _constructor(kind: str) -> Callable[..., Any]:
+    # Here: torchvision takes as long as torch, and sets of one's own do without.
+    from torchvision import datasets
+
+    return getattr(datasets, kind)
+
+
 def _torchvision(kind: str, **options: Any) -> Callable[..., Any]:
     """Sets whose constructor takes train=True or False."""
 
     def build(root: str, split: str, download: bool) -> Any:
-        from torchvision import datasets
-
-        make = getattr(datasets, kind)
-        return make(root, train=split == "train", download=download, **options)
+        return _constructor(kind)(root, train=split == "train", download=download, **options)
 
     return build
 
@@ -150,9 +156,7 @@ def _read_letters(dataset: Any) -> Contents:
 
 
 def _build_svhn(root: str, split: str, download: bool) -> Any:
-    from torchvision.datasets import SVHN
-
-    return SVHN(root, split=split, download=download)
+    return _constructor("SVHN")(root, split=split, download=download)
 
 
 def _read_svhn(dataset: Any) -> Contents:
@@ -161,9 +165,9 @@ def _read_svhn(dataset: Any) -> Contents:
 
 
 def _build_celeba(root: str, split: str, download: bool) -> Any:
-    from torchvision.datasets import CelebA
-
-    return CelebA(root, split=split, target_type=["attr", "identity"], download=download)
+    return _constructor("CelebA")(
+        root, split=split, target_type=["attr", "identity"], download=download
+    )
 
 
 def _celeba(variant: str) -> Source:
@@ -201,10 +205,8 @@ def _exclusive(dataset: Any, names: list[str], attributes: list[str]) -> np.ndar
 
 
 def _build_imagenette(root: str, split: str, download: bool) -> Any:
-    from torchvision.datasets import Imagenette
-
     where = {"train": "train", "test": "val"}
-    return Imagenette(root, split=where[split], size="160px", download=download)
+    return _constructor("Imagenette")(root, split=where[split], size="160px", download=download)
 
 
 def _read_imagenette(dataset: Any) -> Contents:

@@ -113,9 +113,14 @@ def look(
     each = max(SHOWN, math.ceil(ENOUGH / album.classes))
     labels = torch.arange(album.classes).repeat_interleave(each)
     samples = draw_images(
-        denoiser, labels, torch.arange(len(labels)), album.shape, solver="dpm", steps=12,
+        denoiser,
+        labels,
+        torch.arange(len(labels)),
+        album.shape,
+        solver="dpm",
+        steps=12,
         precision=precision,
-    )  # fmt: skip
+    )
     numbers = {
         "held_out_loss": held_out_loss(denoiser, album, precision),
         "copies": find_copies(samples, album.pixels.cpu()).share,

@@ -90,11 +90,16 @@ def new_denoiser(
         )
     return Denoiser(
         UNet(
-            channels=channels, size=height, classes=classes, width=settings.gen_width,
-            multipliers=settings.gen_multipliers, blocks=settings.gen_blocks,
-            dropout=settings.gen_dropout, conditions=9 if told else 0,
+            channels=channels,
+            size=height,
+            classes=classes,
+            width=settings.gen_width,
+            multipliers=settings.gen_multipliers,
+            blocks=settings.gen_blocks,
+            dropout=settings.gen_dropout,
+            conditions=9 if told else 0,
         )
-    )  # fmt: skip
+    )
 
 
 def new_painter(denoiser: Denoiser, settings: Diffusion, device: torch.device) -> Painter:
@@ -111,10 +116,17 @@ def new_painter(denoiser: Denoiser, settings: Diffusion, device: torch.device) -
 
 
 def train_painter(
-    painter: Painter, album: Album, settings: Diffusion, run: Run | None, *, seed: int = 0,
-    precision: torch.dtype = torch.float32, show: Callable[[int, Tensor], None] = lambda *_: None,
-    processes: ProcessGroup | None = None, compiled: bool = False,
-) -> Denoiser:  # fmt: skip
+    painter: Painter,
+    album: Album,
+    settings: Diffusion,
+    run: Run | None,
+    *,
+    seed: int = 0,
+    precision: torch.dtype = torch.float32,
+    show: Callable[[int, Tensor], None] = lambda *_: None,
+    processes: ProcessGroup | None = None,
+    compiled: bool = False,
+) -> Denoiser:
     """Train until held-out images are denoised no better; the average of weights at its best.
 
     A look that finds too many copies is no better, whatever the loss, and its weights are not kept,
@@ -184,9 +196,14 @@ def tell_progress(
 
 
 def look_at(
-    painter: Painter, album: Album, settings: Diffusion, run: Run | None, precision: torch.dtype,
-    show: Callable[[int, Tensor], None], processes: ProcessGroup,
-) -> None:  # fmt: skip
+    painter: Painter,
+    album: Album,
+    settings: Diffusion,
+    run: Run | None,
+    precision: torch.dtype,
+    show: Callable[[int, Tensor], None],
+    processes: ProcessGroup,
+) -> None:
     """Look at the average, remember it if it was never better, and let the leader tell."""
     found, samples = None, None
     if processes.leads:
@@ -278,9 +295,13 @@ def new_turn(
 
 
 def learn(
-    painter: Painter, album: Album, settings: Diffusion, precision: torch.dtype,
-    rng: torch.Generator, processes: ProcessGroup,
-) -> None:  # fmt: skip
+    painter: Painter,
+    album: Album,
+    settings: Diffusion,
+    precision: torch.dtype,
+    rng: torch.Generator,
+    processes: ProcessGroup,
+) -> None:
     """Leave the gradient of the mean loss of a batch: what this process's part adds to it."""
     device = album.pixels.device
     count = len(range(settings.gen_batch)[processes.rank :: processes.size])
@@ -299,10 +320,13 @@ def learn(
     for some in (slice(first, first + piece) for first in range(0, count, piece)):
         with torch.autocast(device.type, precision, enabled=precision != torch.float32):
             losses = denoising_losses(
-                painter.denoiser, images[some], labels[some],
+                painter.denoiser,
+                images[some],
+                labels[some],
                 None if conditions is None else conditions[some],
-                sigma=sigma[some], noise=noise[some],
-            )  # fmt: skip
+                sigma=sigma[some],
+                noise=noise[some],
+            )
         (losses.sum() / settings.gen_batch).backward()
 
 

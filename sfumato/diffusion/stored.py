@@ -58,9 +58,11 @@ class Blueprint:
     def new_discriminator(self) -> NoisyDiscriminator:
         """The guide's network, untrained."""
         return NoisyDiscriminator(
-            channels=self.shape[0], size=self.shape[1], classes=len(self.classes),
+            channels=self.shape[0],
+            size=self.shape[1],
+            classes=len(self.classes),
             width=self.diffusion.gen_width,
-        )  # fmt: skip
+        )
 
     def keep(self, stage: Run) -> None:
         """Write it into the folder of the weights; a ledger that is there is spoken of."""

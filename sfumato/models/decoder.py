@@ -39,9 +39,10 @@ class PublishedDecoder(nn.Module):
         widths = [4 * width, 2 * width, *[width] * (blocks - 1)]
         self.blocks = nn.Sequential(*(UpBlock(a, b) for a, b in pairwise(widths)))
         self.last = nn.Sequential(
-            nn.BatchNorm2d(widths[-1]), nn.ReLU(),
+            nn.BatchNorm2d(widths[-1]),
+            nn.ReLU(),
             nn.Conv2d(widths[-1], channels, 3, padding=1),
-        )  # fmt: skip
+        )
 
     def forward(self, weights: Weights, wanted: Classes) -> Pictures:
         """An image of each wanted class; a decoder without classes gives one, whatever is asked."""

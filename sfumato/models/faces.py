@@ -24,6 +24,7 @@ class VggFace(nn.Module):
     """
 
     def __init__(self, classes: int, channels: int = 3) -> None:
+        # Here: torchvision takes as long as torch, and few runs use this network.
         from torchvision.models.vgg import cfgs, make_layers
 
         super().__init__()

@@ -31,8 +31,11 @@ class Shallow(nn.Module):
     def __init__(self, *, channels: int, size: int, classes: int, width: int) -> None:
         super().__init__()
         self.config = SimpleNamespace(
-            sample_size=size, in_channels=channels, out_channels=channels, num_class_embeds=classes,
-        )  # fmt: skip
+            sample_size=size,
+            in_channels=channels,
+            out_channels=channels,
+            num_class_embeds=classes,
+        )
         self.levels: Tensor
         self.register_buffer("levels", torch.tensor(LEVELS), persistent=False)
         pixels, told = channels * size**2, len(LEVELS) * (classes + 1)

@@ -11,6 +11,7 @@ from typing import Any
 from warnings import warn
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sfumato.batch_norm import guard_batch_norm
@@ -113,7 +114,7 @@ def wanted_size(name: str) -> int | None:
     prefix, _, rest = name.partition(":")
     if name in MODELS or (rest and prefix != "torchvision"):
         return None
-    import timm
+    import timm  # here, as torchvision below: they take longer than torch, for a few models
 
     known = None if rest else timm.get_pretrained_cfg(name)
     return known.input_size[-1] if known else 224
@@ -203,8 +204,6 @@ def read_state(path: Path) -> Mapping[str, Tensor]:
     """
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
             return load_file(path)
         return unwrapped(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as problem:

@@ -61,10 +61,19 @@ class Verdict:
 
 
 def write_bundle(
-    folder: Path | str, images: Images, logits: Float[Tensor, "n classes"], ledger: Ledger, *,
-    format: Literal["npz", "png"] = "npz", k: int, model: str, public: str, temperature: float,
-    moved: dict[str, float], near_copies: dict[str, float] | None = None,
-) -> Card:  # fmt: skip
+    folder: Path | str,
+    images: Images,
+    logits: Float[Tensor, "n classes"],
+    ledger: Ledger,
+    *,
+    format: Literal["npz", "png"] = "npz",
+    k: int,
+    model: str,
+    public: str,
+    temperature: float,
+    moved: dict[str, float],
+    near_copies: dict[str, float] | None = None,
+) -> Card:
     """Write images, soft labels, ledger and card to a folder, in place of a bundle already there.
 
     Guarantee: the promise on the card is derived from `ledger`, images marked private are refused,
@@ -86,8 +95,14 @@ def write_bundle(
     if problems:
         raise DataError(f'"{images.name}": {problems[0]} Give the logits of these very images.')
     card = make_card(
-        images, ledger, k=k, model=model, public=public, moved=moved, near_copies=near_copies,
-    )  # fmt: skip
+        images,
+        ledger,
+        k=k,
+        model=model,
+        public=public,
+        moved=moved,
+        near_copies=near_copies,
+    )
     _clear(folder)
     write_images(folder, images, format)
     write_soft_labels(folder, logits, temperature)

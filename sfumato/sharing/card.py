@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from sfumato import __version__
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError
 from sfumato.privacy.ledger import Ledger
@@ -79,9 +80,15 @@ class Card:
 
 
 def make_card(
-    images: Images, ledger: Ledger, *, k: int, model: str, public: str, moved: dict[str, float],
+    images: Images,
+    ledger: Ledger,
+    *,
+    k: int,
+    model: str,
+    public: str,
+    moved: dict[str, float],
     near_copies: dict[str, float] | None,
-) -> Card:  # fmt: skip
+) -> Card:
     """The card of images that `ledger` has paid for, with no files on it yet."""
     header = ledger.header
     return Card(
@@ -112,8 +119,6 @@ def make_card(
 
 def this_version() -> str:
     """Who writes cards here."""
-    from sfumato import __version__
-
     return f"sfumato {__version__}"
 
 

@@ -79,9 +79,11 @@ class Gauge:
         # The bound in full: rounded to float32 it may be less than what vectors were clipped to.
         max_norm = torch.tensor(self.max_norm, dtype=torch.float64)
         return {
-            "channels": torch.tensor(self.channels), "units": self.units, "max_norm": max_norm,
+            "channels": torch.tensor(self.channels),
+            "units": self.units,
+            "max_norm": max_norm,
             "variances": self.variances,
-        }  # fmt: skip
+        }
 
     @staticmethod
     def load(state: dict[str, Tensor], device: torch.device) -> "Gauge":
@@ -114,9 +116,13 @@ def make_gauge(model: nn.Module, public: Inputs, slack: float) -> Gauge:
 
 @torch.no_grad()
 def sum_moments(
-    model: nn.Module, inputs: Inputs, gauge: Gauge, groups: Int[Tensor, " units"] | None = None,
-    num_groups: int = 1, batch_size: int = 512,
-) -> Float[Tensor, "groups d"]:  # fmt: skip
+    model: nn.Module,
+    inputs: Inputs,
+    gauge: Gauge,
+    groups: Int[Tensor, " units"] | None = None,
+    num_groups: int = 1,
+    batch_size: int = 512,
+) -> Float[Tensor, "groups d"]:
     """The sum of clipped vectors over all images (or people: each has one, the mean of theirs).
 
     Guarantee: one image (or person) more or less changes the table by at most `gauge.max_norm`. It
