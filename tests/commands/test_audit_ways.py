@@ -14,7 +14,7 @@ from sfumato.cli import main
 from sfumato.commands import audit
 from sfumato.commands.audit import Config
 from sfumato.errors import DataError
-from sfumato.files import read_json, read_lines
+from sfumato.files import read_lines
 from sfumato.privacy.accounting import price
 from sfumato.runs import Run
 
@@ -44,7 +44,7 @@ def test_heads_prove_most_of_what_their_recipe_promises_and_no_more(heads):
     assert plain["confidence"] == 0.95
     assert "shared among all bounds" in plain["thresholds"]
     assert "Gaussian" in gaussian["assumes"]
-    assert "does not break" in audit.show(read_json(heads / "done.json"))
+    assert "does not break" in audit.show(Run(heads).summary)
 
 
 def test_heads_without_noise_promise_nothing_and_give_the_image_away(tmp_path):
@@ -55,7 +55,7 @@ def test_heads_without_noise_promise_nothing_and_give_the_image_away(tmp_path):
     (bound,) = found["bounds"]
     assert bound["epsilon"] > 3
     assert bound["kept"] is None
-    assert "promised: nothing" in audit.show(read_json(tmp_path / "run" / "done.json"))
+    assert "promised: nothing" in audit.show(Run(tmp_path / "run").summary)
 
 
 def test_heads_with_half_of_the_noise_they_claim_are_found_out(tmp_path, monkeypatch):
@@ -69,7 +69,7 @@ def test_heads_with_half_of_the_noise_they_claim_are_found_out(tmp_path, monkeyp
     do(Config(heads=True, head=HEADS, trials=2000, image_size=8, device="cpu"), tmp_path / "run")
     found = findings(tmp_path / "run")
     assert found["bounds"][1]["kept"] is False
-    told = audit.show(read_json(tmp_path / "run" / "done.json"))
+    told = audit.show(Run(tmp_path / "run").summary)
     assert "THE PROMISE IS BROKEN (by many heads, Gaussian noise)" in told
 
 
@@ -89,7 +89,7 @@ def test_a_trainer_that_breaks_its_promise_is_told_so(called):
     (bound,) = findings(called)["bounds"]
     assert bound["epsilon"] > 0.5
     assert bound["kept"] is False
-    told = audit.show(read_json(called / "done.json"))
+    told = audit.show(Run(called).summary)
     assert "BROKEN" in told
     assert "promised, as claimed: epsilon 0.50 at delta 1e-05" in told
 

@@ -10,7 +10,7 @@ from warmups import tiny, warm
 from sfumato.commands.warmup.draw import in_turn, require_meaning
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError
-from sfumato.settings.warmup import Config
+from sfumato.settings.warmup import Warmup as Config
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,10 @@ def test_with_much_noise_they_are_others_and_two_of_one_image_differ(folder):
         ({"vary": float("nan")}, "vary=nan must be 0, or"),
         ({"vary": 1.0, "number": 0}, "--number 0 draws no image, and --vary needs some"),
         ({"vary": 1.0, "samples": Path("x.npz")}, "--samples are there already, and --vary"),
-        ({"vary": 1.0, "private": True, "public_share": None}, "--vary takes public images again"),
+        (
+            {"vary": 1.0, "private": True, "public_share": None},
+            "--vary: without meaning beside --private",
+        ),
     ],
 )
 def test_what_cannot_be_varied_is_refused(changes, words):
