@@ -24,12 +24,9 @@ Contents = tuple[np.ndarray | list[Path], np.ndarray, tuple[str, ...]]
 
 
 TEN = tuple("0123456789")
-CLASS_NAMES = {
-    "cifar10": tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),
-    "fashion_mnist": tuple(
-        "T-shirt trouser pullover dress coat sandal shirt sneaker bag boot".split()
-    ),
-}
+CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
+FASHION = "T-shirt trouser pullover dress coat sandal shirt sneaker bag boot"
+CLASS_NAMES = {"cifar10": tuple(CIFAR10.split()), "fashion_mnist": tuple(FASHION.split())}
 """What the numbers mean in files that do not say."""
 
 
