@@ -23,11 +23,13 @@ from sfumato.clipping import arithmetic, contract, grams, standardised
 from sfumato.clipping.clip import GradientClipper, kind_of_batch
 from sfumato.clipping.geometry import Geometry
 from sfumato.clipping.layout import part_cost
+from sfumato.clipping.linear_like import LinearWithNorms
 from sfumato.clipping.parts import ParamUse
 from sfumato.training.memory import release
 
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and type of a tensor."""
+BACKWARD = f"{LinearWithNorms.__name__}Backward"
 ROUNDS = 3
 
 
@@ -89,7 +91,7 @@ def contractions(out: Tensor) -> list[Any]:
             continue
         seen.add(node)
         waiting += [before for before, _ in node.next_functions]
-    found = [node for node in seen if type(node).__name__ == "ContractionBackward"]
+    found = [node for node in seen if type(node).__name__ == BACKWARD]
     return sorted(found, key=lambda node: node._sequence_nr())
 
 

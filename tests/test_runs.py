@@ -27,7 +27,7 @@ def test_a_run_keeps_its_config_and_its_summary(tmp_path):
     run.finish({"epsilon": float("inf")})
     assert run.finished
     config = json.loads((run.path / "config.json").read_text())
-    assert config == {"verb": "train", "config": {"epsilon": 1.0, "steps": 3}}
+    assert config == {"version": 2, "verb": "train", "config": {"epsilon": 1.0, "steps": 3}}
     assert run.summary == {"epsilon": "inf"}
 
 
