@@ -71,28 +71,6 @@ def group_norm(
     return GroupNormed.apply(input, weight, bias, kept_w, kept_b, num_groups, eps, tape.examples)  # pyright: ignore
 
 
-@layer_rule(torch.instance_norm)
-def instance_norm(
-    tape: Tape,
-    input: Tensor,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Tensor:
-    """Normalise each channel of each example, then scale and shift it."""
-    if use_input_stats and running_mean is not None:
-        raise UnsupportedLayer(_mixes(weight, tape, "InstanceNorm that tracks running statistics"))
-    normal = torch.instance_norm(
-        input, None, None, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled
-    )
-    return _scale_and_shift(tape, normal, weight, bias, channels=True)
-
-
 @layer_rule(F.batch_norm, torch.batch_norm)
 def batch_norm(
     tape: Tape,
@@ -119,6 +97,26 @@ def batch_norm(
     return FrozenBatchNormed.apply(  # pyright: ignore
         input, weight, bias, kept_w, kept_b, running_mean, running_var, eps, tape.examples
     )
+
+
+@layer_rule(F.instance_norm)
+def instance_norm(
+    tape: Tape,
+    input: Tensor,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Groups of one channel; with fixed statistics, a frozen BatchNorm."""
+    if not use_input_stats:
+        return batch_norm(tape, input, running_mean, running_var, weight, bias, eps=eps)
+    if running_mean is not None:
+        raise UnsupportedLayer(_mixes(weight, tape, "InstanceNorm that tracks running statistics"))
+    return group_norm(tape, input, input.shape[1], weight, bias, eps).to(input.dtype)
 
 
 def _given(tape: Tape, parameter: Any) -> tuple[Tensor | None, Tensor | None]:
