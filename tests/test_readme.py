@@ -14,7 +14,7 @@ import pytest
 from sfumato import cli
 from sfumato.commands import settings_of, train
 from sfumato.data.load import load_images
-from sfumato.errors import UnsupportedLayer
+from sfumato.errors import PrivacyError, UnsupportedLayer
 from sfumato.groups import leaves
 from sfumato.runs import open_run
 
@@ -211,3 +211,38 @@ def test_a_wrong_rule_does_not_get_past_the_page_s_proof(right, wrong, rules):
     )
     with pytest.raises(UnsupportedLayer, match=r"not those of autograd"):
         exec(code.replace(right, wrong), {})
+
+
+STYLE_PAGE = PAGES["docs/extend/clip-style.md"]
+
+
+@pytest.fixture
+def styles():
+    """The table of clip styles, put back as it was."""
+    from sfumato.clipping.factors import CLIP_STYLES
+
+    before = dict(CLIP_STYLES)
+    yield
+    CLIP_STYLES.clear()
+    CLIP_STYLES.update(before)
+
+
+def test_the_clip_style_that_the_page_writes_is_admitted_and_used_by_the_engine(styles, capsys):
+    context = {}
+    exec("\n".join(blocks(STYLE_PAGE, "python")), context)
+    assert "tensor" in capsys.readouterr().out
+    options = {"batch_size": 4, "sample_size": 8, "steps": 1, "max_grad_norm": 1.0}
+    engine = context["sfumato"].PrivacyEngine(
+        context["model"], noise_multiplier=1, clip_function="adaptive", **options
+    )
+    assert engine.clipper.clipping.style == "adaptive"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"), [("norms.mean()", PrivacyError), ("2 * norms", AssertionError)]
+)
+def test_a_wrong_clip_style_does_not_get_past_the_page_s_proof(wrong, error, styles):
+    code = "\n".join(blocks(STYLE_PAGE, "python"))
+    assert "bound / (norms +" in code
+    with pytest.raises(error):
+        exec(code.replace("bound / (norms +", f"bound / ({wrong} +"), {})

@@ -4,7 +4,7 @@ The engine takes them as they are typed there. A word that is unknown is refused
 would promise more privacy than there is.
 """
 
-from sfumato.clipping.factors import Clipping
+from sfumato.clipping.factors import CLIP_STYLES, Clipping
 from sfumato.errors import ConfigError
 from sfumato.privacy.accounting import Accountant
 
@@ -42,10 +42,11 @@ def clipping(
     clip_function: str, max_grad_norm: float, numerical_stability_constant: float | None
 ) -> Clipping:
     """How contributions are bounded; a clip function that is unknown is refused."""
-    if clip_function not in CLIP_FUNCTIONS:
+    styles = {style: style for style in CLIP_STYLES} | CLIP_FUNCTIONS
+    if clip_function not in styles:
         raise ConfigError(f'clip_function "{clip_function}": {", ".join(CLIP_FUNCTIONS)}.')
     stability = 0.01 if numerical_stability_constant is None else numerical_stability_constant
-    style = CLIP_FUNCTIONS[clip_function]
+    style = styles[clip_function]
     return Clipping(max_norm=max_grad_norm, style=style, stability=stability)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from sfumato.clipping.admit import admit, check_contributions
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import CLIP_STYLES, Clipping, clip_factors
 from sfumato.errors import ConfigError, PrivacyError
+from sfumato.settings.train import Privacy
 
 STYLES = list(CLIP_STYLES)
 LENGTHENING = {
@@ -81,7 +83,7 @@ def test_clipping_that_bounds_nothing_is_refused(value):
         Clipping(max_norm=0.0)
 
 
-def test_the_four_clip_functions_are_the_published_ones():
+def test_the_clip_functions_are_the_published_ones():
     norms = torch.tensor([0.5, 1.0, 4.0])
     expected = {
         "vanilla": [1.0, 1.0, 0.25],
@@ -89,6 +91,7 @@ def test_the_four_clip_functions_are_the_published_ones():
         "auto-v": [2.0, 1.0, 0.25],
         "global": [1.0, 0.0, 0.0],
     }
+    assert set(expected) == set(CLIP_STYLES) == set(get_args(get_type_hints(Privacy)["clip"]))
     for style, values in expected.items():
         found = clip_factors(norms, 1.0, style, 0.01)
         torch.testing.assert_close(found, torch.tensor(values), rtol=2e-5, atol=1e-6)
