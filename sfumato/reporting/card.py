@@ -1,13 +1,13 @@
 """What a run directory says, as plain data: the card that pages and programs are given.
 
 Everything here comes from the open part of a run, which its ledger covers. What `private/` holds
-is read in one other place, `findings`, and only when it is asked for. Epsilon is derived from the
+is read in one other place, `scores`, and only when it is asked for. Epsilon is derived from the
 ledger again, never taken from a summary. Nothing is written, locked or mended, so a run that is
 still training can be looked at.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.releases import Release
 from sfumato.provenance import damage, plan_of, steps_of
-from sfumato.reporting.findings import find
-from sfumato.reporting.found import Findings
 from sfumato.reporting.generator import Generator, read_generator
 from sfumato.reporting.promise import Promise, ledger_of, promise_of
+from sfumato.reporting.scores import findings_of
 from sfumato.reporting.subject import Subject, brief, flat, lies_in_private, read_subject
+from sfumato.results import Findings
 from sfumato.settled import DATA, REPORT
 
 PICTURES = ("*.png", "bundle/*.png")
@@ -83,6 +83,8 @@ class Card:
     """Whether there is a `private/` with something to report."""
     private: Findings | None
     """What `private/` says; None unless it was asked for."""
+    private_pictures: tuple[str, ...] = ()
+    """Pictures of `private/`, where they were asked for."""
     command: str | None = None
     """What to type for the same again; None if this version has no such settings."""
 
@@ -131,8 +133,19 @@ def read_card(path: Path, *, include_private: bool = False) -> Card:
             for pattern in ("*", "*/private/*")
             for file in (path / "private").glob(pattern)
         ),
-        private=find(path) if include_private else None,
+        private=_findings(path) if include_private else None,
+        private_pictures=_private_pictures(path) if include_private else (),
     )
+
+
+def _findings(path: Path) -> Findings:
+    found = findings_of(path)
+    return replace(found.with_parts(path, findings_of), target=brief(found.target))
+
+
+def _private_pictures(path: Path) -> tuple[str, ...]:
+    found = sorted((path / "private").glob("*.png"))
+    return tuple(str(file.relative_to(path)) for file in found)
 
 
 def _config_of(path: Path) -> Mapping[str, Any]:

@@ -30,8 +30,9 @@ def costs(cards: Sequence[Card]) -> list[str]:
 
 def per_example(card: Card) -> str:
     """Time of a step over its examples, which can be compared where batches cannot."""
-    seconds = None if card.private is None else card.private.seconds_per_example
-    return "" if seconds is None else _duration(seconds)
+    (cost, *_) = (*([] if card.private is None else card.private.of("cost")), None)
+    each = None if cost is None else cost.seconds_per_example
+    return "" if each is None else _duration(each)
 
 
 def _each(card: Card) -> str:
@@ -44,7 +45,8 @@ def _is_plain(card: Card) -> bool:
 
 
 def _seconds(card: Card) -> float | None:
-    return None if card.private is None else card.private.seconds_per_step
+    found = [] if card.private is None else card.private.of("cost")
+    return found[0].value[0] if found and found[0].value is not None else None
 
 
 def _work(card: Card) -> tuple[Any, ...]:

@@ -38,7 +38,7 @@ def limits(card: Card) -> Iterator[str]:
     else:
         yield from _limits_of(promise)
     promised = card.verb == "audit" or (promise is not None and math.isfinite(promise.epsilon))
-    if promised and card.private is not None and card.private.bounds:
+    if promised and card.private is not None and card.private.of("bound"):
         yield (
             "A lower bound within the promise does not prove the promise: it says that this "
             "attack did not break it. Another might come closer."

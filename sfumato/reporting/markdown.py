@@ -78,37 +78,38 @@ def _own(card: Card, *, several: bool) -> Iterator[str]:
 def _private(card: Card, level: str) -> Iterator[str]:
     found = card.private
     assert found is not None
-    if found.rates:
+    if rates := (*found.of("accuracy"), *found.of("quality")):
         yield f"{level} How well it works"
-        rows = [(rate.name, (words.interval(rate.value), rate.of)) for rate in found.rates]
+        rows = [(rate.name, (words.interval(rate.value), rate.means)) for rate in rates]
         yield _table(("share", "value (interval)", "of"), rows)
-    if found.attacks:
+    if attacks := found.of("attack"):
         yield f"{level} What attackers get"
         yield _table(
             ("attack", "AUC", "TPR at 1 % FPR"),
             [
-                (a.name, (words.interval(a.auc), words.interval(a.tpr_at_1_percent_fpr)))
-                for a in found.attacks
+                (a.name, (words.interval(a.value), words.interval(a.tpr_at_1_percent_fpr)))
+                for a in attacks
             ],
         )
-    if found.bounds:
+    if bounds := found.of("bound"):
         yield f"{level} What is proved"
         yield _table(
-            ("method", "epsilon at least", "promised", "delta", "confidence", "assumes"),
+            ("method", "epsilon at least", "promised", "delta", "confidence", "what it rests on"),
             [
                 (
                     b.name,
                     (
-                        words.down(b.epsilon), "-" if b.promised is None else words.up(b.promised),
-                        words.short(b.delta), words.confidence(b), b.assumes,
+                        words.down(words.proved(b)),
+                        "-" if b.guaranteed is None else words.up(b.guaranteed),
+                        words.short(b.delta), words.confidence(b), b.means,
                     ),
                 )
-                for b in found.bounds
+                for b in bounds
             ],
         )  # fmt: skip
-    if found.checks:
+    if checks := found.of("check"):
         answers = {True: "passed", False: "FAILED", None: "not known"}
-        rows = [(c.question or c.name, (answers[c.passed], c.says)) for c in found.checks]
+        rows = [(c.name, (answers[c.passed], c.means)) for c in checks]
         yield _table(("check", "answer", "what it says"), rows)
 
 

@@ -32,7 +32,7 @@ def render_page(cards: Sequence[Card], folders: Sequence[Path]) -> str:
         pictures_title=captions.pictures_title(cards),
         private=words.PRIVATE if any(card.private is not None for card in cards) else "",
         differing=words.differing(cards), made_by=made_by(),
-        interval=words.interval, down=words.down, confidence=words.confidence,
+        interval=words.interval, down=words.down, proved=words.proved, confidence=words.confidence,
         spent_words=words.spent_words,
     )  # fmt: skip
 
@@ -47,10 +47,11 @@ def made_by() -> str:
 def _run(card: Card, folder: Path, cost: str) -> dict[str, Any]:
     found = card.private
     curve = card.curve
-    curves = {} if found is None else {a.name: a.roc for a in found.attacks if a.roc is not None}
-    bands = {} if found is None else {a.name: a.band for a in found.attacks if a.band is not None}
-    bounds = () if found is None else found.bounds
-    private_pictures = pictures_of(folder, () if found is None else found.pictures)
+    attacks = () if found is None else found.of("attack")
+    curves = {attack.name: attack.roc for attack in attacks if attack.roc is not None}
+    bands = {attack.name: attack.band for attack in attacks if attack.band is not None}
+    bounds = () if found is None else found.of("bound")
+    private_pictures = pictures_of(folder, card.private_pictures)
     return {
         "card": card,
         "state": words.state(card),
@@ -75,11 +76,14 @@ def _run(card: Card, folder: Path, cost: str) -> dict[str, Any]:
         "unproved": words.unproved(card),
         "roc_names": list(curves),
         "bars": bounds and safe(_bars(card)),
-        "any_promised": any(bound.promised is not None for bound in bounds),
-        "fine": found and any(a.tpr_at_0_1_percent_fpr for a in found.attacks),
-        "has_rates": found is not None and bool(found.rates),
-        "has_attacks": found is not None and bool(found.attacks or private_pictures),
-        "has_audit": found is not None and bool(found.bounds or found.checks),
+        "any_promised": any(bound.guaranteed is not None for bound in bounds),
+        "fine": any(attack.tpr_at_0_1_percent_fpr for attack in attacks),
+        "rates": () if found is None else (*found.of("accuracy"), *found.of("quality")),
+        "attacks": attacks,
+        "bounds": bounds,
+        "checks": () if found is None else found.of("check"),
+        "has_attacks": found is not None and bool(attacks or private_pictures),
+        "has_audit": found is not None and bool(bounds or found.of("check")),
     }
 
 
@@ -102,13 +106,13 @@ def _curve(card: Card) -> str:
 
 def _roc_says(card: Card) -> str:
     assert card.private is not None
-    told = [f"{a.name}: AUC {words.interval(a.auc)}" for a in card.private.attacks]
+    told = [f"{a.name}: AUC {words.interval(a.value)}" for a in card.private.of("attack")]
     return ". ".join(told)
 
 
 def _bars(card: Card) -> str:
     assert card.private is not None
-    rows = [(b.name, b.epsilon, b.promised) for b in card.private.bounds]
+    rows = [(b.name, words.proved(b), b.guaranteed) for b in card.private.of("bound")]
     told = [
         f"{name}: at least {words.down(proved)}"
         + ("" if promised is None else f", promised {words.up(promised)}")

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sfumato.reporting.card import Card, Spent
-from sfumato.reporting.found import Findings, Limits, Promised, Proved
 from sfumato.reporting.generator import generator_facts
 from sfumato.reporting.promise import Promise
 from sfumato.reporting.subject import Subject
+from sfumato.results import Audited, Finding, Findings, Limits
 
 PRIVATE = (
     "This page holds what was computed from private images without any noise: scores, pictures, "
@@ -111,10 +111,10 @@ def _attacked_words(subject: Subject) -> tuple[str, str]:
 
 def _audited_words(found: Findings) -> tuple[str, str]:
     """The promise that an audit put to the test."""
-    if found.promised is None:
-        return "none", f"{found.audited} promises nothing: it was made without noise."
-    about = f"by the ledger of {found.audited}, {terms(found.promised)}"
-    return f"ε ≤ {up(found.promised.epsilon)}", about
+    if found.guarantee is None:
+        return "none", f"{found.target} promises nothing: it was made without noise."
+    about = f"by the ledger of {found.target}, {terms(found.guarantee)}"
+    return f"ε ≤ {up(found.guarantee.epsilon)}", about
 
 
 def proof_words(card: Card) -> tuple[str, str]:
@@ -122,28 +122,34 @@ def proof_words(card: Card) -> tuple[str, str]:
     found = card.private
     if found is None:
         return ("not shown", HIDDEN) if card.has_private else ("not measured", unproved(card))
-    failed = [check for check in found.checks if check.passed is False]
+    checks, bounds = found.of("check"), found.of("bound")
+    failed = [check for check in checks if check.passed is False]
     if failed:
-        names = "; ".join(check.question or check.name for check in failed)
+        names = "; ".join(check.name for check in failed)
         return (
             "check FAILED",
-            f"{len(failed)} of {len(found.checks)} checks of the mechanism: {names}",
+            f"{len(failed)} of {len(checks)} checks of the mechanism: {names}",
         )
-    bounds = [bound for bound in found.bounds if bound.own]
-    if not bounds and found.bounds:
+    own = [bound for bound in bounds if bound.own]
+    if not own and bounds:
         return "see below", "What is proved is about other models than this run's own."
-    if not bounds:
+    if not own:
         return "not measured", unproved(card)
-    best, measured = best_of(bounds), [bound for bound in bounds if not bound.by_attack]
+    best, measured = best_of(own), [bound for bound in own if not bound.by_attack]
     at = "" if best.delta is None else f"at δ = {best.delta:.3g}, "
     words = f"{at}{confidence(best)}: {best.name}"
-    words += "".join(f"; {b.name}, measured: ε ≥ {down(b.epsilon)}" for b in measured)
-    return f"ε ≥ {down(best.epsilon)}", f"{words}. {verdict(bounds)}"
+    words += "".join(f"; {b.name}, measured: ε ≥ {down(proved(b))}" for b in measured)
+    return f"ε ≥ {down(proved(best))}", f"{words}. {verdict(own)}"
 
 
-def best_of(bounds: Sequence[Proved]) -> Proved:
+def proved(bound: Finding) -> float:
+    """The epsilon that a bound proves."""
+    return 0.0 if bound.value is None else bound.value[0]
+
+
+def best_of(bounds: Sequence[Finding]) -> Finding:
     """What proves most among attacks; among measurements where nobody attacked."""
-    return max(bounds, key=lambda bound: (bound.by_attack, bound.epsilon))
+    return max(bounds, key=lambda bound: (bound.by_attack, proved(bound)))
 
 
 def unproved(card: Card) -> str:
@@ -161,8 +167,8 @@ def unproved(card: Card) -> str:
 
 def broken(found: Findings) -> bool:
     """Whether the run's own promise is disproved, or a check of its mechanism failed."""
-    disproved = any(bound.own and bound.kept is False for bound in found.bounds)
-    return disproved or any(check.passed is False for check in found.checks)
+    disproved = any(bound.own and bound.kept is False for bound in found.of("bound"))
+    return disproved or any(check.passed is False for check in found.of("check"))
 
 
 def warnings(card: Card) -> tuple[str, ...]:
@@ -182,7 +188,7 @@ def may_be_shared(card: Card) -> bool:
     return math.isfinite(promise.epsilon) and not promise.not_for_release
 
 
-def verdict(bounds: Sequence[Proved]) -> str:
+def verdict(bounds: Sequence[Finding]) -> str:
     """Whether the promise stands."""
     if any(bound.kept is False for bound in bounds):
         return "The promise is BROKEN: more is proved than was promised."
@@ -191,7 +197,7 @@ def verdict(bounds: Sequence[Proved]) -> str:
     return "There is no promise to compare it with."
 
 
-def confidence(bound: Proved) -> str:
+def confidence(bound: Finding) -> str:
     """How sure a bound is."""
     if bound.confidence is None:
         return "confidence not recorded"
@@ -292,12 +298,12 @@ def down(epsilon: float) -> str:
     return "∞" if math.isinf(epsilon) else f"{math.floor(epsilon * 100) / 100:.2f}"
 
 
-def terms(promise: Promise | Promised) -> str:
+def terms(promise: Promise | Audited) -> str:
     """What an epsilon means nothing without: its delta, and whom it hides from whom."""
     return f"at δ = {promise.delta:g}, {_neighbours(promise)}"
 
 
-def _neighbours(promise: Promise | Promised) -> str:
+def _neighbours(promise: Promise | Audited) -> str:
     whom = "image" if promise.unit == "example" else "person"
     how = {"add-or-remove": "added or removed", "replace": "replaced by another"}
     return f"for one {whom} {how.get(promise.relation, promise.relation)}"

@@ -23,7 +23,7 @@ from sfumato.files import read_json
 from sfumato.privacy.audit.lower import Bound
 from sfumato.reporting import words
 from sfumato.reporting.card import read_card
-from sfumato.reporting.findings import read_audit
+from sfumato.reporting.scores import findings_of, of_audit
 from sfumato.runs import Run, open_run
 from sfumato.trust import trusting
 
@@ -79,7 +79,7 @@ def test_without_coins_no_epsilon_is_proved_and_that_is_said(audited, plain):
 
 def test_what_was_found_is_private_and_the_summary_says_only_what_was_done(audited):
     assert {p.name for p in (audited / "private").iterdir()} == {
-        "audit.json", "tradeoff.png", "stages",
+        "audit.json", "findings.json", "tradeoff.png", "stages",
     }  # fmt: skip
     done = summaries(audited)
     assert '"lira-online"' in done
@@ -149,8 +149,11 @@ def test_canaries_prove_a_part_of_what_was_promised(digits, tmp_path, monkeypatc
     assert [attack["name"] for attack in found["attacks"]][1:] == ["loss"]
     told = audit.show(Run(tmp_path / "audit").summary)
     assert "which does not break the promise" in told
-    assert "assumes: a fair coin" in told
+    assert "Assumes: a fair coin" in told
     assert read_json(run / "private" / "audit.json") == found, "a report on the run has it too"
+    for kind in ("attack", "bound", "check"):
+        assert findings_of(run).of(kind) == findings_of(tmp_path / "audit").of(kind) != ()
+    assert findings_of(run).of("accuracy"), "what the run found itself is still there"
     card = read_card(run, include_private=True)
     assert words.promise_words(card)[0].startswith("ε ≤ 2.0")
     assert words.proof_words(card)[0].startswith("ε ≥ ")
@@ -202,7 +205,7 @@ def test_a_rate_above_what_is_allowed_is_said_to_be_within_its_interval_or_not(a
     attack = {"name": "loss", "auc": [0.6, 0.5, 0.7], "tpr_at_1_percent_fpr": [0.078, 0.004, 0.137]}
     curve = {"fpr": [0.01, 1.0], "tpr": [allowed, 1.0]}
     record = AuditRecord(target="run", promise=None, attacks=[attack], curve=curve).record()
-    told = "".join(tell(read_audit(record), None))
+    told = "".join(tell(of_audit(record), None))
     assert f"the ledger allows {allowed:.3f}" in told
     assert ("within its interval" in told) == within
 
@@ -210,7 +213,7 @@ def test_a_rate_above_what_is_allowed_is_said_to_be_within_its_interval_or_not(a
 def told_of(*attacks):
     return "\n".join(
         tell(
-            read_audit(AuditRecord(target="run", promise=None, attacks=list(attacks)).record()),
+            of_audit(AuditRecord(target="run", promise=None, attacks=list(attacks)).record()),
             None,
         )
     )
@@ -302,12 +305,12 @@ def test_a_failed_check_is_spelt_out():
     found = AuditRecord(target="run", promise=promise, bounds=[bound], checks=checks)
     of_others = replace(found, bounds=[replace(bound, relation="replace", epsilon=9.0)])
     assert of_others.record()["bounds"][0]["kept"] is None, "it speaks of other neighbours"
-    assert "BROKEN" not in "".join(tell(read_audit(of_others.record()), promise))
-    told = "\n".join(tell(read_audit(found.record()), promise))
+    assert "BROKEN" not in "".join(tell(of_audit(of_others.record()), promise))
+    told = "\n".join(tell(of_audit(found.record()), promise))
     assert "proved by attack: at least 1.00 (95 %), but A CHECK OF THE MECHANISM FAILED" in told
     assert "promised: epsilon 3.00 at delta 1e-05, one example added or removed ·" in told
     assert "does not break" not in told
-    assert "FAILED  noise: too small" in told
+    assert "FAILED  ?: too small" in told
     assert "1 of 2 passed" in told
 
 

@@ -16,7 +16,7 @@ from sfumato.commands.demo.page import guessing
 from sfumato.errors import ConfigError
 from sfumato.files import read_json, read_lines
 from sfumato.privacy.ledger import Ledger
-from sfumato.reporting.found import Attack
+from sfumato.results import Finding
 from sfumato.runs import Run, open_run
 from sfumato.settings import demo as demo_settings
 
@@ -161,10 +161,7 @@ def run_demo(out, **changes):
     ],
 )
 def test_how_much_better_than_guessing_an_attack_is(auc, words):
-    attack = Attack(
-        name="loss", auc=auc, tpr_at_1_percent_fpr=None, tpr_at_0_1_percent_fpr=None, roc=None
-    )
-    assert guessing(attack) == words
+    assert guessing(Finding(kind="attack", name="loss", value=auc)) == words
 
 
 def test_a_demo_that_was_cut_goes_on_and_pays_once(short, tmp_path):

@@ -175,7 +175,7 @@ def test_a_run_inside_private_needs_to_be_asked_for(tmp_path):
     inner = make_run(make_run(tmp_path / "run") / "private" / "control")
     with pytest.raises(PrivacyError, match="--include-private"):
         read_card(inner)
-    assert read_card(inner, include_private=True).private.rates
+    assert read_card(inner, include_private=True).private.of("accuracy")
 
 
 def test_what_reconstruct_learnt_is_not_said_to_be_for_sharing(tmp_path):

@@ -70,27 +70,29 @@ def test_an_audit_with_a_part_missing_is_still_shown(tmp_path, missing):
     assert "<h1>" in render_page([card], [path])
     assert render_markdown([card])
     write(path / "private" / "audit.json", {})
-    assert read_card(path, include_private=True).private.bounds == ()
+    assert read_card(path, include_private=True).private.of("bound") == ()
 
 
 def test_a_bound_about_other_neighbours_is_not_held_against_the_promise(tmp_path):
     bound = {"name": "x", "epsilon": 3.5, "delta": 1e-5, "relation": "replace"}
     card = read_card(make_audit(tmp_path / "run", bounds=[bound]), include_private=True)
-    (found,) = card.private.bounds
-    assert found.promised is None
+    (found,) = card.private.of("bound")
+    assert found.guaranteed is None
     assert found.kept is None
 
 
 def test_what_an_attacker_proves_of_other_models_is_no_headline(tmp_path):
     path = make_run(tmp_path / "run")
-    place = path / "private" / "reconstruct" / "private"
+    write(path / "private" / "findings.json", {"parts": {"theft": "private/theft"}})
+    place = path / "private" / "theft" / "private"
     place.mkdir(parents=True)
+    write(place.parent / "config.json", {"verb": "reconstruct", "config": {}})
     privacy = {"relation": "replace", "delta": 0.1, "epsilon_proved": 2.9, "confidence": 0.95}
     write(place / "scores.json", {"auc": 0.9, "auc_interval": [0.8, 1.0], "privacy": privacy})
     card = read_card(path, include_private=True)
     assert words.proof_words(card)[0] == "see below"
-    assert card.private.attacks[0].auc == (0.9, 0.8, 1.0)
-    assert card.private.bounds[0].epsilon == 2.9
+    assert card.private.of("attack")[0].value == (0.9, 0.8, 1.0)
+    assert card.private.of("bound")[0].value == (2.9, None, None)
 
 
 def test_a_run_of_runs_names_each_and_counts_its_own_among_the_proofs(tmp_path):
@@ -109,16 +111,19 @@ def test_a_run_of_runs_names_each_and_counts_its_own_among_the_proofs(tmp_path):
             found["bounds"] = [{"name": "coins", "epsilon": 0.5, "delta": 1e-5}]
         audit = make_audit(path / "private" / place, **found, checks=[])
         (target / "private" / "audit.json").write_text((audit / "private/audit.json").read_text())
-    inner = make_run(path / "private" / "stolen") / "stages" / "noise=0" / "private"
+    stolen = path / "private" / "stolen"
+    inner = stolen / "stages" / "noise=0" / "private"
     inner.mkdir(parents=True)
+    write(stolen / "config.json", {"verb": "reconstruct", "config": {}})
+    write(inner.parent / "config.json", {"verb": "reconstruct", "config": {}})
     write(inner / "scores.json", {"accuracy_of_heads": 0.5})
     found = read_card(path, include_private=True).private
-    assert [attack.name for attack in found.attacks] == ["train: loss", "plain: loss"]
-    assert [rate.name for rate in found.rates] == [
-        "train: test accuracy", "plain: test accuracy", "stolen: test accuracy",
+    assert [attack.name for attack in found.of("attack")] == ["train: loss", "plain: loss"]
+    assert [rate.name for rate in found.of("accuracy")] == [
+        "train: test accuracy", "plain: test accuracy",
         "stolen: noise=0: accuracy of the heads under attack",
     ]  # fmt: skip
-    assert [(bound.name, bound.own) for bound in found.bounds] == [("train: coins", True)]
+    assert [(bound.name, bound.own) for bound in found.of("bound")] == [("train: coins", True)]
     card = read_card(path, include_private=True)
     assert words.proof_words(card)[0] == "ε ≥ 0.50"
     assert words.proof_words(read_card(path))[0] == "not shown"

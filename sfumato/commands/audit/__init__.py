@@ -11,6 +11,7 @@ from typing import Any
 from sfumato.commands import Recipe, as_label
 from sfumato.commands.audit.record import AuditRecord
 from sfumato.commands.stages import require_one_process
+from sfumato.reporting.scores import findings_of, keep_audit
 from sfumato.runs import Run
 from sfumato.settings.audit import PRESETS as PRESETS
 from sfumato.settings.audit import Audit
@@ -32,7 +33,7 @@ def run(config: Audit, run: Run | None) -> dict[str, Any]:
     else:
         found = audit_run(config, run)
     record = found.record()
-    run.write_json("private/audit.json", record)
+    keep_audit(run, record)
     draw(found, run.private / "tradeoff.png")
     if config.run is not None:
         copy(record, run, config.run)
@@ -53,7 +54,7 @@ def copy(record: Mapping[str, Any], run: Run, audited: Path) -> None:
     An auditor may have no right to write there; the audit is done all the same.
     """
     try:
-        Run(audited).write_json("private/audit.json", record)
+        keep_audit(Run(audited), record)
     except OSError as problem:
         run.log(
             f"{audited} could not take a copy of the findings ({problem.strerror or problem}), so "
@@ -78,13 +79,11 @@ def draw(found: AuditRecord, path: Path) -> None:
 def show(summary: Mapping[str, Any]) -> str:
     """The promise beside the proof, and where the rest is."""
     from sfumato.commands.audit.words import tell
-    from sfumato.files import read_json
-    from sfumato.reporting.findings import read_audit
 
     folder = Path(summary["run"]) / "private"
     if not (folder / "audit.json").exists():
         return f"{summary['run']} is finished; its private findings are not here any more."
-    lines = tell(read_audit(read_json(folder / "audit.json")), summary["promise"])
+    lines = tell(findings_of(folder.parent), summary["promise"])
     lines += [
         f"  curves    {folder}/tradeoff.png",
         f"  findings  {folder}/audit.json: do not share",
@@ -94,16 +93,13 @@ def show(summary: Mapping[str, Any]) -> str:
 
 def alarm(summary: Mapping[str, Any]) -> str | None:
     """That the promise is broken, for programs: the summary may be shared, and does not say it."""
-    from sfumato.files import read_json
-    from sfumato.reporting.findings import read_audit
-
     record = Path(summary["run"]) / "private" / "audit.json"
     if not record.exists():
         return None
-    found = read_audit(read_json(record))
-    if any(bound.kept is False for bound in found.bounds):
+    found = findings_of(record.parent.parent)
+    if any(bound.kept is False for bound in found.of("bound")):
         return f"THE PROMISE IS BROKEN: {record}"
-    if any(check.passed is False for check in found.checks):
+    if any(check.passed is False for check in found.of("check")):
         return f"A CHECK OF THE MECHANISM FAILED: {record}"
     return None
 

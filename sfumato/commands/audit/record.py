@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from sfumato.reporting.scores import is_kept
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -31,8 +33,6 @@ class AuditRecord:
 
     def record(self) -> dict[str, Any]:
         """As it is written."""
-        from sfumato.reporting.findings import is_kept
-
         rows = [asdict(bound) for bound in self.bounds]
         bounds = [{**row, "kept": is_kept(row, self.promise or {})} for row in rows]
         return {

@@ -25,6 +25,7 @@ from sfumato.commands import Recipe, as_label, audit, invert, recipe_of, reconst
 from sfumato.commands.stages import require_one_process
 from sfumato.data.load import load_images
 from sfumato.files import read_json
+from sfumato.reporting.scores import keep_findings
 from sfumato.runs import Run, open_run
 from sfumato.settings.demo import FEW, Demo
 from sfumato.settings.demo import PRESETS as PRESETS
@@ -71,6 +72,7 @@ def run(config: Demo, run: Run | None) -> dict[str, Any]:
         Chapter(shared, "release", config.sharing(private), "images that may be shared"),
     ]  # fmt: skip
     side_by_side(others, attacks, run)
+    keep_findings(run, "demo")
     page = write_page(Parts(private=private, shared=shared, **secret), run)
     if config.open_page:
         show_page(page)

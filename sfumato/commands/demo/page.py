@@ -10,8 +10,8 @@ from sfumato.runs import Run
 
 if TYPE_CHECKING:
     from sfumato.reporting.card import Card
-    from sfumato.reporting.found import Attack, Findings
     from sfumato.reporting.story import Chapter, Story
+    from sfumato.results import Finding, Findings
 
 TITLE = "What a model gives away, and what it does not"
 LEDE = (
@@ -94,8 +94,8 @@ def members(cards: "Mapping[str, Card]") -> "Chapter":
     promise = f"at most {up(promised(pair[1]))} {delta_of(pair[1])}"
     rows = [
         ("", "without privacy", "with privacy"),
-        ("AUC of the attack (0.5 is guessing)", *(interval(a.auc) for a in attacks)),
-        ("test accuracy", *(interval(found(c).rates[0].value) for c in pair)),
+        ("AUC of the attack (0.5 is guessing)", *(interval(a.value) for a in attacks)),
+        ("test accuracy", *(interval(found(c).of("accuracy")[0].value) for c in pair)),
         ("epsilon, guaranteed", "no guarantee", promise),
     ]
     return Chapter(
@@ -117,17 +117,17 @@ def twice(cards: "Mapping[str, Card]") -> "Chapter":
     """All digits, with privacy and without."""
     from sfumato.reporting.costs import per_example
     from sfumato.reporting.story import Chapter
-    from sfumato.reporting.words import best_of, down, interval, short, up
+    from sfumato.reporting.words import best_of, down, interval, proved, short, up
 
     private, plain = cards["private"], cards["plain"]
-    proof = best_of(found(cards["audited"]).bounds)
+    proof = best_of(found(cards["audited"]).of("bound"))
     rows = [
         ("", "without privacy", "with privacy"),
-        ("test accuracy", *(interval(found(c).rates[0].value) for c in (plain, private))),
+        ("test accuracy", *(interval(found(c).of("accuracy")[0].value) for c in (plain, private))),
         ("epsilon, guaranteed", "no guarantee",
          f"at most {up(promised(private))} {delta_of(private)}"),
         ("epsilon, proved", "not audited",
-         f"at least {down(proof.epsilon)} at δ = {short(proof.delta)}"),
+         f"at least {down(proved(proof))} at δ = {short(proof.delta)}"),
         ("training, for each example",
          *(f"{per_example(card) or 'not measured'} (median)" for card in (plain, private))),
     ]  # fmt: skip
@@ -147,16 +147,16 @@ def theft(card: "Card", parts: Parts, home: Path) -> "Chapter":
     """Training digits out of the weights of a head."""
     from sfumato.reporting.story import Chapter
 
-    clear, noisy = found(card).attacks
-    accuracies = [rate.value[0] for rate in found(card).rates]
+    clear, noisy = found(card).of("attack")
+    accuracies = [middle(rate.value) for rate in found(card).of("accuracy")]
     return Chapter(
         title="Digits stolen from weights",
         words=(
             "Somebody trains the last layer of a public network on ten digits, and publishes its "
             "weights. An attacker who has seen many such layers learns to see digits in them.",
             f"Without noise, {100 * rate_of(clear):.1f} % of the digits are told from others at 1 "
-            f"% false alarms (AUC {middle(clear.auc):.2f}): {guessing(clear)}. With noise, "
-            f"{100 * rate_of(noisy):.1f} % are (AUC {middle(noisy.auc):.2f}): {guessing(noisy)}. "
+            f"% false alarms (AUC {middle(clear.value):.2f}): {guessing(clear)}. With noise, "
+            f"{100 * rate_of(noisy):.1f} % are (AUC {middle(noisy.value):.2f}): {guessing(noisy)}. "
             f"It has its price: {accuracies[0]:.0%} of test digits are named rightly by such a "
             f"layer without noise, {accuracies[1]:.0%} with it. Privacy needs more than ten "
             "digits.",
@@ -172,7 +172,7 @@ def inversion(card: "Card", parts: Parts, home: Path) -> "Chapter":
     """What a class looks like, by a network's answers."""
     from sfumato.reporting.story import Chapter
 
-    rates = {rate.name: rate.value[0] for rate in found(card).rates}
+    rates = {rate.name: middle(rate.value) for rate in found(card).of("accuracy")}
     named, floor = (
         next(value for name, value in rates.items() if name.startswith(start))
         for start in ("guesses that judges", "public images that")
@@ -196,15 +196,16 @@ def audit(card: "Card", parts: Parts, home: Path) -> "Chapter":
     """What can be proved about the private network."""
     from sfumato.reporting import chart
     from sfumato.reporting.story import Chapter
-    from sfumato.reporting.words import down, up, verdict
+    from sfumato.reporting.words import down, proved, up, verdict
 
     findings = found(card)
-    failed = [check.question for check in findings.checks if check.passed is False]
-    bars = [(bound.name, bound.epsilon, bound.promised) for bound in findings.bounds]
-    passed = [check for check in findings.checks if check.passed]
-    proved = ". ".join(f"{b.name}: at least {down(b.epsilon)}" for b in findings.bounds)
-    most = max(bound.promised or 0 for bound in findings.bounds)
-    at = "" if findings.promised is None else f" at δ = {findings.promised.delta:g}"
+    bounds, checks = findings.of("bound"), findings.of("check")
+    failed = [check.name for check in checks if check.passed is False]
+    bars = [(bound.name, proved(bound), bound.guaranteed) for bound in bounds]
+    passed = [check for check in checks if check.passed]
+    says = ". ".join(f"{b.name}: at least {down(proved(b))}" for b in bounds)
+    most = max(bound.guaranteed or 0 for bound in bounds)
+    at = "" if findings.guarantee is None else f" at δ = {findings.guarantee.delta:g}"
     return Chapter(
         title="Is the promise kept?",
         words=(
@@ -212,12 +213,12 @@ def audit(card: "Card", parts: Parts, home: Path) -> "Chapter":
             "or not by the toss of a coin. An auditor who saw every noisy step guesses the coins. "
             "The better it guesses, the larger epsilon must be.",
             "The noise itself is measured too, where no canary was. "
-            f"{verdict(findings.bounds)} {len(passed)} of {len(findings.checks)} checks of the "
+            f"{verdict(bounds)} {len(passed)} of {len(checks)} checks of the "
             "mechanism passed: of the size of the noise and whether it is new in every step, of "
             "the norm bound, of how batches are drawn."
             + (f" FAILED: {'; '.join(failed)}" if failed else ""),
         ),
-        chart=chart.bars(bars, proved),
+        chart=chart.bars(bars, says),
         chart_says=f"Epsilon that is proved (bars), beside the {up(most)} that was promised "
         f"(marks){at}, each at its own assumptions. A bar beyond its mark would break the promise.",
         links=[("the audit in detail", address(parts.audited, home))],
@@ -229,7 +230,7 @@ def sharing(card: "Card", parts: Parts, home: Path) -> "Chapter":
     from sfumato.reporting.story import Chapter
     from sfumato.reporting.words import up
 
-    rates = {rate.name: rate.value[0] for rate in found(card).rates}
+    rates = {rate.name: middle(rate.value) for rate in found(card).of("accuracy")}
     return Chapter(
         title="Images that may be shared",
         words=(
@@ -260,12 +261,12 @@ def delta_of(card: "Card") -> str:
     return "" if card.promise is None else f"at δ = {card.promise.delta:g}"
 
 
-def loss_attack(findings: "Findings") -> "Attack":
+def loss_attack(findings: "Findings") -> "Finding":
     """The attack that both networks were put to."""
-    return next(attack for attack in findings.attacks if attack.name == "loss")
+    return next(attack for attack in findings.of("attack") if attack.name == "loss")
 
 
-def rate_of(attack: "Attack") -> float:
+def rate_of(attack: "Finding") -> float:
     """What it catches at 1 % false alarms."""
     return middle(attack.tpr_at_1_percent_fpr)
 
@@ -275,9 +276,9 @@ def middle(value: tuple[float, float | None, float | None] | None) -> float:
     return math.nan if value is None else value[0]
 
 
-def guessing(attack: "Attack") -> str:
+def guessing(attack: "Finding") -> str:
     """Whether an attack is better than none, by the interval of its AUC."""
-    found, low, _ = attack.auc or (0.5, 0.5, 0.5)
+    found, low, _ = attack.value or (0.5, 0.5, 0.5)
     if low is None or low <= 0.5:
         return "no better than guessing"
     return "better than guessing" if found > 0.55 else "hardly better than guessing"

@@ -18,6 +18,7 @@ from sfumato.commands.invert.stages import (
 )
 from sfumato.commands.stages import given_run
 from sfumato.errors import ConfigError, DataError
+from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def score(context: Context, stage: Run) -> None:
             " A judge names fewer than half of real images rightly: its word means little. Raise "
             "--judge-epochs."
         )
-    context.run.write_json("private/scores.json", found)
+    keep_scores(context.run, "invert", found)
     contact_sheet(
         context.run.private / "guesses.png", pixels.members, pixels.guesses, labels, judged_by,
         context.members.classes,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.commands import train
 from sfumato.commands.invert.context import Context, make_context, same_images
+from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 from sfumato.settings.invert import Invert
 
@@ -44,7 +45,7 @@ def sweep(config: Invert, run: Run) -> dict[str, Any]:
             twin = rows[-1].epsilon
             rows.append(attack(f"{name}-control", kind, stopped, base, twin=twin))
     table = sweep_table(rows)
-    run.write_json("private/scores.json", {"rows": [row_numbers(row) for row in rows]})
+    keep_scores(run, "invert", {"rows": [row_numbers(row) for row in rows]})
     (run.private / "sweep.md").write_text(f"{table}\n\n{CAUTION}\n", encoding="utf-8")
     sweep_plots(run.private / "sweep.png", rows)
     text = (

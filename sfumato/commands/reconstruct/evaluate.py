@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sfumato.commands.reconstruct.context import LEARNT, Context, fleet_of, own_features
 from sfumato.commands.reconstruct.decoder import game_of, trained_decoder
 from sfumato.commands.reconstruct.heads import statistics_of
+from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def evaluate(context: Context, stage: Run) -> None:
     scores, curves = score(trials, context.targets, context.own, level=context.config.level)
     kappa = scores["blind_guess"]["best_picture"]
     scores["privacy"] = promise(context.recipe, trials, context.config.level, kappa)
-    context.run.write_json("private/scores.json", scores)
+    keep_scores(context.run, "reconstruct", scores)
     recipe, folder = context.recipe, context.run.private
     title = f"heads of {recipe.images} images, {describe(recipe)}"
     # What privacy bounds is a test about one image, against real heads with another in its place.

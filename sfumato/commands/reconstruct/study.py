@@ -12,6 +12,7 @@ from sfumato.commands.reconstruct.heads import statistics_of
 from sfumato.commands.reconstruct.stages import take
 from sfumato.errors import ConfigError
 from sfumato.files import read_json
+from sfumato.reporting.scores import keep_findings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +50,7 @@ def study(context: Context) -> dict[str, Any]:
         names = context.own.classes
         pictures.append(("mean of the class", context.own.class_means()))
     save_image_rows(context.run.private / "pictures.png", pictures, names)
+    keep_findings(context.run, "reconstruct")
     lines = [
         f"The attack for {len(rows)} values of {name}:",
         f"  table     {table}",

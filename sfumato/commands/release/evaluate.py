@@ -11,6 +11,7 @@ from sfumato.commands.release.context import Context, teacher_of
 from sfumato.commands.release.stages import pixel_rows
 from sfumato.commands.release.student import distil, new_student, trained_student
 from sfumato.metrics.fidelity import Extractor, compare_sets, thin
+from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def evaluate(context: Context, stage: Run) -> None:
         scores["controls"] = controls(context, model)
     scores["quality"] = compare_images(context, images, model)
     scores["membership"] = membership(context, images)
-    context.run.write_json("private/scores.json", scores)
+    keep_scores(context.run, "release", scores)
     chance = 1 / len(context.private.classes)
     words = "" if scores["test_accuracy"] > 2 * chance else ": about as good as guessing"
     # On the screen only: whoever runs this owns the images, and nothing else may keep the score.

@@ -19,6 +19,7 @@ from sfumato.commands.train.promise import (
 from sfumato.commands.train.train_state import describe
 from sfumato.commands.train.train_state import prepare as prepare
 from sfumato.files import read_json
+from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 from sfumato.settings.train import PRESETS as PRESETS
 from sfumato.settings.train import Train
@@ -223,7 +224,7 @@ def conclude(
     describe(config, train_state.best, test).keep(run, train_state.best, paid.ledger.promise())
     scores = {"test_accuracy": accuracy(train_state.best, test), "test_images": len(test.images)}
     left_out = steps_left_out(run)
-    run.write_json("private/scores.json", {**scores, "steps_left_out": left_out})
+    keep_scores(run, "train", {**scores, "steps_left_out": left_out})
     if left_out:
         run.say(f"{left_out} steps, for your eyes, were paid and had no effect")
     return run.finish({**promise_summary(paid), "model": config.model, "run": str(run.path)})

@@ -13,6 +13,7 @@ from sfumato.commands import train
 from sfumato.commands.warmup.classifier import drawn_images, from_weights, one_by_one, warm_model
 from sfumato.commands.warmup.context import Context
 from sfumato.metrics.fidelity import FEWEST, Extractor, compare_sets, named_extractor, thin
+from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def evaluate(context: Context, stage: Run) -> None:
     if context.config.number:
         scores["fidelity"] = fidelity(context, extractor)
         context.run.say(f"images, for your eyes: {tell_fidelity(scores['fidelity'])}")
-    context.run.write_json("private/scores.json", scores)
+    keep_scores(context.run, "warmup", scores)
     stage.finish({"controls": sorted(accuracies.keys() - {"warmup", "dp"})})
 
 

@@ -12,6 +12,7 @@ from sfumato.commands import train
 from sfumato.commands.train.promise import open_ledger, promise_summary
 from sfumato.commands.train.train_state import make_inputs, make_train_state
 from sfumato.commands.warmup.context import Context
+from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def evaluate(context: Context, stage: Run) -> None:
 
     found, reached = fidelity(context, prepare_evaluation(context)), score(context)
     scores = {"drawn": reached, "test_images": len(context.test), "fidelity": found}
-    context.run.write_json("private/scores.json", scores)
+    keep_scores(context.run, "warmup", scores)
     context.run.say(f"test accuracy after drawn images alone, for your eyes: {reached:.3f}")
     context.run.say(f"images, for your eyes: {tell_fidelity(found)}")
     stage.finish({"controls": []})
