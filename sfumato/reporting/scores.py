@@ -105,7 +105,8 @@ def of_release(scores: Scores) -> Iterator[Finding]:
 
 def of_warmup(scores: Scores) -> Iterator[Finding]:
     """Accuracy after each stage, of controls, and drawn images beside others."""
-    yield from _accuracies(scores, scores.get("test_images"), WARMUP)
+    older = {name: name.replace("_", " ") for name in scores if name.startswith("warmup_with_")}
+    yield from _accuracies(scores, scores.get("test_images"), {**WARMUP, **older})
     yield from _distances(scores.get("fidelity") or {}, "test")
 
 
