@@ -30,7 +30,7 @@ class Finding:
     """What was measured. For a check: the question."""
     value: Limits | None = None
     """accuracy: a share of images. attack: AUC. bound: the epsilon that is proved. quality: a
-    distance. cost: seconds of a training step."""
+    distance."""
     means: str = ""
     """In words: what it is a share of, how the interval was found, what a bound assumes."""
     own: bool = True
@@ -53,8 +53,10 @@ class Finding:
     passed: bool | None = None
     """Of a check; None if it could not be made."""
     p_value: float | None = None
+    seconds_per_step: float | None = None
+    """Of a cost."""
     seconds_per_example: float | None = None
-    """Of a cost: the same over the size of the batch."""
+    """The same over the size of the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ def _is_plain(card: Card) -> bool:
 
 def _seconds(card: Card) -> float | None:
     found = [] if card.private is None else card.private.of("cost")
-    return found[0].value[0] if found and found[0].value is not None else None
+    return found[0].seconds_per_step if found else None
 
 
 def _work(card: Card) -> tuple[Any, ...]:

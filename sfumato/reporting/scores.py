@@ -275,8 +275,8 @@ def _cost(path: Path) -> Iterator[Finding]:
         yield Finding(
             kind="cost",
             name="a training step",
-            value=(median(seconds for seconds, _ in times), None, None),
-            means="seconds, the median",
+            means="the median",
+            seconds_per_step=median(seconds for seconds, _ in times),
             seconds_per_example=median(each) if each else None,
         )
 

@@ -20,7 +20,7 @@ def test_findings_are_the_same_when_they_are_read_again(tmp_path):
             Finding(kind="attack", name="b", value=(0.5, None, None), roc=points, band=points),
             Finding(kind="bound", name="c", value=(math.inf, None, None), delta=1e-5, kept=False),
             Finding(kind="check", name="d?", passed=None, p_value=0.25),
-            Finding(kind="cost", name="e", value=(0.1, None, None), seconds_per_example=0.01),
+            Finding(kind="cost", name="e", seconds_per_step=0.1, seconds_per_example=0.01),
         ),
         target="run",
         guarantee=Audited(epsilon=3.0, delta=1e-5, relation="replace", unit="person"),
