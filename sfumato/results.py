@@ -67,6 +67,8 @@ class Audited:
     delta: float
     relation: str
     unit: str
+    claimed: bool = False
+    """Whether somebody says so, and no ledger."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,8 +50,7 @@ def write_report(
     `out/private`, which only their owner can read, and say that they must not be shared.
     """
     from sfumato.reporting.card import read_card
-    from sfumato.reporting.markdown import render_markdown
-    from sfumato.reporting.page import made_by, render_page
+    from sfumato.reporting.render import MADE_BY, render_markdown, render_page
     from sfumato.reporting.words import PRIVATE
 
     cards = [
@@ -60,7 +59,7 @@ def write_report(
     ]
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file. Give a directory with --out.")
-    card: dict[str, Any] = {"made_by": made_by(), "includes_private": include_private}
+    card: dict[str, Any] = {"made_by": MADE_BY, "includes_private": include_private}
     card |= {"warning": PRIVATE} if include_private else {}
     card["runs"] = cards
     out.mkdir(parents=True, exist_ok=True)

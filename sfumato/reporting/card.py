@@ -19,7 +19,6 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.releases import Release
 from sfumato.provenance import damage, plan_of, steps_of
-from sfumato.reporting.generator import Generator, read_generator
 from sfumato.reporting.promise import Promise, ledger_of, promise_of
 from sfumato.reporting.scores import findings_of
 from sfumato.reporting.subject import Subject, brief, flat, lies_in_private, read_subject
@@ -73,12 +72,12 @@ class Card:
     """plan.json: rate, noise multiplier, norm bound and so on."""
     steps: tuple[int, int] | None
     """Steps taken and planned, where there is a plan."""
-    stages: dict[str, bool]
-    """Stages that were begun, and whether each is finished."""
+    stages: dict[str, dict[str, Any] | None]
+    """Stages that were begun, and what each said at its end; None while it goes on."""
     pictures: tuple[str, ...]
     """Pictures of the open part, as paths in the run."""
-    generator: Generator | None
-    """The generator of `sfumato warmup`, once it is begun."""
+    from_public: bool
+    """Whether these were drawn by a generator of public images, which no ledger speaks of."""
     has_private: bool
     """Whether there is a `private/` with something to report."""
     private: Findings | None
@@ -106,7 +105,7 @@ def read_card(path: Path, *, include_private: bool = False) -> Card:
     plan = plan_of(path)
     coming = [] if finished else _coming(plan, ledger)
     summary = read_json(path / "done.json") if finished else {}
-    generator = read_generator(path)
+    stages = _stages(path)
     promise = None if ledger is None else promise_of(ledger, coming)
     problems = damage(path, ledger, promise and promise.epsilon)
     subject, settings = read_subject(
@@ -117,7 +116,7 @@ def read_card(path: Path, *, include_private: bool = False) -> Card:
         verb=verb,
         finished=finished,
         settings={k: brief(v) for k, v in settings.items()},
-        summary={k: brief(v) for k, v in summary.items() if k not in ("run", "text", "bundle")},
+        summary=_open(summary),
         promise=promise,
         damage=problems,
         subject=subject,
@@ -125,9 +124,9 @@ def read_card(path: Path, *, include_private: bool = False) -> Card:
         curve=_curve(ledger, coming) if ledger is not None and not problems else None,
         plan=None if plan is None else to_json(plan),
         steps=None if plan is None or ledger is None else (len(steps_of(ledger)), plan.steps),
-        stages=_stages(path),
-        pictures=_pictures(path, generator),
-        generator=generator,
+        stages=stages,
+        pictures=_pictures(path, stages),
+        from_public=bool((stages.get("split") or {}).get("public")),
         has_private=any(
             file.suffix in (".json", ".png") and file.name not in (DATA, *REPORT)
             for pattern in ("*", "*/private/*")
@@ -191,18 +190,36 @@ def _curve(ledger: Ledger, coming: list[Release]) -> Curve | None:
     return Curve(steps=(0, *marks), epsilon=(0.0, *prices), done=done)
 
 
-def _stages(path: Path) -> dict[str, bool]:
+def _open(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary without what is said elsewhere, and without whole paths."""
+    return {k: brief(v) for k, v in summary.items() if k not in ("run", "text", "bundle")}
+
+
+def _stages(path: Path) -> dict[str, dict[str, Any] | None]:
     places = [place for place in (path / "stages").glob("*") if place.is_dir()]
     places.sort(key=lambda place: place.stat().st_mtime)
-    return {place.name: (place / "done.json").exists() for place in places}
+    ends = {place.name: place / "done.json" for place in places}
+    return {name: _open(read_json(end)) if end.exists() else None for name, end in ends.items()}
 
 
-def _pictures(path: Path, generator: Generator | None) -> tuple[str, ...]:
+def _pictures(path: Path, stages: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, ...]:
     """Pictures of the open part, a generator's among them. A link out of it is none."""
     found = [file for pattern in PICTURES for file in sorted(path.glob(pattern))]
-    if generator is not None and generator.picture is not None:
-        found.append(path / generator.picture)
+    found += _samples(path, (stages.get("generator") or {}).get("images_at_best"))
     root = path.resolve()
     real = [file for file in found if file.resolve().is_relative_to(root)]
     names = [file for file in real if "private" not in file.resolve().relative_to(root).parts]
     return tuple(str(file.relative_to(path)) for file in names)
+
+
+def _samples(path: Path, kept: int | None) -> list[Path]:
+    """What a generator drew at last, or else what the weights that were kept draw.
+
+    A generator is looked at again and again while it trains, and looks that find it copying public
+    images do not count. While none is kept yet, it is the last look.
+    """
+    drawn = sorted((path / "stages" / "sample" / "samples").glob("*.png"))
+    looks = sorted((path / "stages" / "generator" / "samples").glob("*.png"))
+    if kept is not None:
+        looks = [look for look in looks if look.stem == f"{kept:09d}"]
+    return (drawn or looks)[-1:]

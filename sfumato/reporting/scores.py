@@ -162,8 +162,13 @@ def of_audit(record: Scores) -> Findings:
     epsilon, delta = _number(promise.get("epsilon")), _number(promise.get("delta"))
     guarantee = None
     if epsilon is not None and math.isfinite(epsilon) and delta is not None:
-        relation, unit = promise.get("relation", "add-or-remove"), promise.get("unit", "example")
-        guarantee = Audited(epsilon=epsilon, delta=delta, relation=relation, unit=unit)
+        guarantee = Audited(
+            epsilon=epsilon,
+            delta=delta,
+            relation=promise.get("relation", "add-or-remove"),
+            unit=promise.get("unit", "example"),
+            claimed=bool(promise.get("claimed")),
+        )
     return Findings(
         found=(
             *map(_attack, record.get("attacks") or []),

@@ -13,25 +13,24 @@ from typing import Any
 from sfumato.config import REMOVED
 from sfumato.errors import RunError
 from sfumato.files import read_json
+from sfumato.groups import leaves
 from sfumato.provenance import damage
 from sfumato.reporting.promise import Promise, ledger_of, promise_of
+from sfumato.settings.train import Augment, Canaries, Data, Extender, Model, Optim, Privacy
 
 ROLES = {"invert": "target", "release": "teacher"}
 """Verbs whose model may be given, and the setting that gives it."""
-TRAINING = (
-    "model", "pretrained", "train_only", "freeze", "unit", "people", "images_per_person", "epsilon",
-    "delta", "noise_multiplier", "relation", "mode", "batch_size", "physical_batch_size", "epochs",
-    "steps", "lr", "optimizer", "momentum", "weight_decay", "schedule", "max_grad_norm",
-    "noise_decay", "clip_decay", "clip", "per_layer", "augmult", "crop",
-    "flip", "sharpness", "extender", "extender_images", "public_batch_size", "public_rho", "ema",
-    "precision", "compile", "secure", "canaries", "canary_kind", "noise_seed",
-)  # fmt: skip
-"""Settings that say how a model is trained: without meaning where it is there already."""
-FRAMING = ("centre_crop", "image_size", "grey")
-IMAGES = ("data", *FRAMING, "norm", "weights")
-"""Settings that a run of sfumato train has of its own, and any other model is told."""
-KEPT = {"release": ("epsilon", "delta", "secure", "noise_seed", *FRAMING)}
-"""Settings of the verb's own work that are called the same."""
+GROUPS = (Model, Privacy, Optim, Augment, Extender, Canaries, Data)
+TRAINING = {*(name for group in GROUPS for name in leaves(group)), "physical_batch_size", "compile"}
+"""Settings that say how a model is trained: a model that is there already has its own."""
+OWN = {
+    "invert": ("data_root", "download"),
+    "release": ("data_root", "download", "epsilon", "delta", "secure", "noise_seed",
+                "centre_crop", "image_size", "grey"),
+}  # fmt: skip
+"""Those that the command itself uses."""
+ELSEWHERE = ("data", "centre_crop", "image_size", "grey", "norm", "weights")
+"""Those that say what a model from elsewhere is, and what it is asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +59,16 @@ def read_subject(
         here = _trained_here(path, settings, include_private) if verb == "invert" else None
         return here, dict(settings)
     place, name = Path(given), brief(given)
-    heeded = {key: value for key, value in settings.items() if key not in (*TRAINING, *REMOVED)}
+    taken = {*TRAINING, *REMOVED} - {*OWN[verb]}
+    left_out = {*TRAINING, *REMOVED} - {*OWN[verb], *ELSEWHERE}
+    used = {key: value for key, value in settings.items() if key not in left_out}
     if not (place / "config.json").is_file():
         instead = "not known", f"{name} is no run of sfumato here: nobody knows what it promised."
-        return Subject(role=role, model=name, instead=instead), {"model": name, **heeded}
+        return Subject(role=role, model=name, instead=instead), {"model": name, **used}
     if lies_in_private(place) and not include_private:
         instead = "not shown", f"The {role} lies in private/: --include-private shows it."
-        return Subject(role=role, model=f"a private {role}", instead=instead), heeded
+        return Subject(role=role, model=f"a private {role}", instead=instead), used
     theirs = flat(read_json(place / "config.json")["config"])
-    taken = {*TRAINING, *IMAGES, *REMOVED} - {*KEPT.get(verb, ())}
     own = {key: theirs.get(key) if key in taken else value for key, value in settings.items()}
     return _subject(role, place, str(theirs.get("model"))), own
 

@@ -4,11 +4,10 @@ Numbers are rounded so that they stay true: what is promised goes up, what is pr
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sfumato.reporting.card import Card, Spent
-from sfumato.reporting.generator import generator_facts
 from sfumato.reporting.promise import Promise
 from sfumato.reporting.subject import Subject
 from sfumato.results import Audited, Finding, Findings, Limits
@@ -22,6 +21,13 @@ HIDDEN = (
     "--include-private puts it on a page of its own, which must not be shared."
 )
 DAMAGED = "This run is damaged: what is left of it is no promise. Do not rely on it."
+UNPROVED = "There is no lower bound on epsilon here."
+STATED = ("epsilon", "delta", "unit", "relation", "neighbours")
+COMPARABLE = (
+    "model", "data", "image_size", "grey", "batch_size", "physical_batch_size", "precision",
+    "compile", "augmult", "train_only", "device",
+)  # fmt: skip
+"""Settings that the time of a step depends on, besides privacy."""
 ABOUT = {
     "account": "A plan and its price",
     "audit": "An audit of {data}",
@@ -29,6 +35,7 @@ ABOUT = {
     "invert": "Classes of {data}, as a model sees them",
     "reconstruct": "Images of {data}, sought in weights",
     "release": "Images to share, for the task of {data}",
+    "warmup": "A generator for {data}, and what is trained from there",
 }
 """Titles of runs that do something else than train one model."""
 
@@ -40,30 +47,14 @@ def title(cards: Sequence[Card]) -> str:
     model, data, verb = model_of(cards[0]), data_of(cards[0]), cards[0].verb
     if verb in ABOUT:
         return ABOUT[verb].format(data=data)
-    if is_generator(cards[0]):
-        return f"A generator of {data}{_learnt_from(cards[0])}"
     return f"{model} on {data}" if model else f"{verb}: {data}"
 
 
 def model_of(card: Card) -> str:
     """The model that the run is about."""
-    if is_generator(card):
-        return "a generator"
     if card.subject is not None:
         return card.subject.model
     return str(card.summary.get("model") or card.settings.get("model") or "")
-
-
-def is_generator(card: Card) -> bool:
-    """Whether a generator is all that the run has begun to train."""
-    return card.generator is not None and not {"warmup", "train"} & card.stages.keys()
-
-
-def _learnt_from(card: Card) -> str:
-    share, brought = (card.settings.get(name) for name in ("public_share", "public_images"))
-    if brought is not None:
-        return f", from the public images of {brought}"
-    return "" if share is None else f", from a public share of {100 * share:g} %"
 
 
 def data_of(card: Card) -> str:
@@ -80,7 +71,7 @@ def promise_words(card: Card) -> tuple[str, str]:
     if card.damage:
         return "not known", DAMAGED
     if card.verb == "audit" and card.private is not None:
-        return _audited_words(card.private)
+        return audited_words(card.private)
     if promise is None and card.verb == "audit":
         return (
             "not shown",
@@ -109,32 +100,35 @@ def _attacked_words(subject: Subject) -> tuple[str, str]:
     return f"ε ≤ {up(promise.epsilon)}", f"{about}. {nothing}"
 
 
-def _audited_words(found: Findings) -> tuple[str, str]:
+def audited_words(found: Findings) -> tuple[str, str]:
     """The promise that an audit put to the test."""
     if found.guarantee is None:
         return "none", f"{found.target} promises nothing: it was made without noise."
-    about = f"by the ledger of {found.target}, {terms(found.guarantee)}"
+    by = "as claimed for" if found.guarantee.claimed else "by the ledger of"
+    about = f"{by} {found.target}, {terms(found.guarantee)}"
     return f"ε ≤ {up(found.guarantee.epsilon)}", about
 
 
 def proof_words(card: Card) -> tuple[str, str]:
     """What was proved against the promise: a number for the headline, and what it rests on."""
-    found = card.private
-    if found is None:
-        return ("not shown", HIDDEN) if card.has_private else ("not measured", unproved(card))
-    checks, bounds = found.of("check"), found.of("bound")
-    failed = [check for check in checks if check.passed is False]
-    if failed:
-        names = "; ".join(check.name for check in failed)
-        return (
-            "check FAILED",
-            f"{len(failed)} of {len(checks)} checks of the mechanism: {names}",
-        )
+    if card.private is not None:
+        return proof_of(card.private, unproved(card))
+    return ("not shown", HIDDEN) if card.has_private else ("not measured", unproved(card))
+
+
+def proof_of(found: Findings, otherwise: str = UNPROVED) -> tuple[str, str]:
+    """The same of findings; `otherwise` is said where nothing is proved."""
+    bounds, checks = found.of("bound"), found.of("check")
     own = [bound for bound in bounds if bound.own]
+    failed = [check.name for check in checks if check.passed is False]
+    if failed:
+        about = f"{len(failed)} of {len(checks)} checks of the mechanism: {'; '.join(failed)}"
+        broke = any(bound.kept is False for bound in own)
+        return "check FAILED", f"{about}. {verdict(own)}" if broke else about
     if not own and bounds:
         return "see below", "What is proved is about other models than this run's own."
     if not own:
-        return "not measured", unproved(card)
+        return "not measured", otherwise
     best, measured = best_of(own), [bound for bound in own if not bound.by_attack]
     at = "" if best.delta is None else f"at δ = {best.delta:.3g}, "
     words = f"{at}{confidence(best)}: {best.name}"
@@ -154,13 +148,12 @@ def best_of(bounds: Sequence[Finding]) -> Finding:
 
 def unproved(card: Card) -> str:
     """That nothing is proved, and what that would take."""
-    found = "There is no lower bound on epsilon here"
     if card.verb != "train":
-        return f"{found}."
+        return UNPROVED
     if card.settings.get("canaries"):
-        return f"{found}: sfumato audit --run asks the canaries for one."
+        return f"{UNPROVED} sfumato audit --run asks the canaries for one."
     return (
-        f"{found}: attacks alone prove none. It takes canaries: train with --canaries 1000, then "
+        f"{UNPROVED} Attacks alone prove none. It takes canaries: train with --canaries 1000, then "
         "sfumato audit --run."
     )
 
@@ -169,13 +162,6 @@ def broken(found: Findings) -> bool:
     """Whether the run's own promise is disproved, or a check of its mechanism failed."""
     disproved = any(bound.own and bound.kept is False for bound in found.of("bound"))
     return disproved or any(check.passed is False for check in found.of("check"))
-
-
-def warnings(card: Card) -> tuple[str, ...]:
-    """Why a run that looks as if it kept a promise must not be released."""
-    if card.promise is None or math.isinf(card.promise.epsilon):
-        return ()
-    return card.promise.not_for_release
 
 
 def may_be_shared(card: Card) -> bool:
@@ -204,39 +190,32 @@ def confidence(bound: Finding) -> str:
     return f"{100 * bound.confidence:g} % confidence"
 
 
-def facts(card: Card) -> list[tuple[str, str]]:
-    """What was trained on what, and how."""
+def facts(card: Card, cards: Sequence[Card] = ()) -> list[tuple[str, str]]:
+    """What was trained on what, how, and what a step costs beside that of other cards."""
     plan, rows = card.plan or {}, [("verb", f"sfumato {card.verb}")]
-    rows += [("data", data_of(card)), ("model", model_of(card))]
-    rows.append(("state", state(card)))
+    rows += [("data", data_of(card)), ("model", model_of(card)), ("state", state(card))]
     if plan:
         size, batch = plan.get("size"), plan["expected_batch"]
-        rows.append(("size", "" if size is None else f"{size:,} {_units(card)}"))
-        rows.append(
-            ("batches", f"{plan['steps']:,} steps of about {batch:g} (rate {plan['rate']:.4g})")
-        )
         noise = f"{plan['noise_multiplier']:.4g} times the norm bound ({plan['max_norm']:g})"
-        rows.append(("noise", noise if plan["noise_multiplier"] else "none"))
-    known = {
-        "model",
-        "data",
-        "epsilon",
-        "delta",
-        "not_for_release",
-        "unit",
-        "relation",
-        "neighbours",
-    }
+        rows += [
+            ("size", "" if size is None else f"{size:,} {_units(card)}"),
+            ("batches", f"{plan['steps']:,} steps of about {batch:g} (rate {plan['rate']:.4g})"),
+            ("noise", noise if plan["noise_multiplier"] else "none"),
+        ]
+    known = {"model", "data", "not_for_release", *STATED}
     known |= {"noise_multiplier", "rate", "steps", "student", "controls"} if plan else set()
-    made = {} if card.generator is None else dict(generator_facts(card.generator))
-    known |= {name.replace(" ", "_") for name in made}
-    rows += [
-        (name.replace("_", " "), short(value))
-        for name, value in card.summary.items()
-        if name not in known and not isinstance(value, dict | list)
-    ]
-    rows += made.items()
+    rows += [(k.replace("_", " "), v) for k, v in _told(card.summary, known)]
+    for stage, summary in card.stages.items():
+        told = [f"{k.replace('_', ' ')} {v}" for k, v in _told(summary or {}, known)]
+        rows.append((f"stage {stage}", "; ".join(told)))
+    rows.append(("cost", cost(card, cards)))
     return [(name, value) for name, value in rows if value]
+
+
+def _told(summary: Mapping[str, Any], known: Collection[str]) -> list[tuple[str, str]]:
+    """Numbers and words of a summary, but for those that are told elsewhere."""
+    plain = {k: v for k, v in summary.items() if not isinstance(v, dict | list)}
+    return [(name, short(value)) for name, value in plain.items() if name not in known]
 
 
 def _units(card: Card) -> str:
@@ -254,7 +233,7 @@ def state(card: Card) -> str:
         return "finished"
     if card.steps is not None:
         return f"not finished: step {card.steps[0]:,} of {card.steps[1]:,}"
-    done = [name for name, whole in card.stages.items() if whole]
+    done = [name for name, summary in card.stages.items() if summary is not None]
     return "not finished" + (f": {', '.join(done)} done" if done else "")
 
 
@@ -265,16 +244,56 @@ def spent_words(spent: Spent) -> str:
     return f"{spent.count:,} releases, each {spent.what}"
 
 
-def differing(cards: Sequence[Card]) -> list[tuple[str, tuple[str, ...]]]:
+def differing(cards: Sequence[Card]) -> list[tuple[str, ...]]:
     """Settings that all runs have, and not all alike: other verbs have other settings."""
     rows = []
     for name in cards[0].settings:
-        if any(name not in card.settings for card in cards):
-            continue
-        values = tuple(short(card.settings[name]) for card in cards)
-        if len(set(values)) > 1:
-            rows.append((name.replace("_", " "), values))
+        values = [short(card.settings[name]) for card in cards if name in card.settings]
+        if len(values) == len(cards) and len(set(values)) > 1:
+            rows.append((name.replace("_", " "), *values))
     return rows
+
+
+def cost(card: Card, cards: Sequence[Card] = ()) -> str:
+    """Time of a step, against plain training of the same where that is among the cards."""
+    own = _seconds(card)
+    if own is None:
+        return ""
+    each = per_example(card)
+    words = f"{duration(own)} a step{f', {each} an example' if each else ''} (median)"
+    if _is_plain(card):
+        return words
+    alike = [c for c in cards if _is_plain(c) and _seconds(c) and _work(c) == _work(card)]
+    for plain in alike[:1]:
+        times = own / (_seconds(plain) or own)
+        words += f", {times:.2f} times that of {plain.name}, which has no privacy"
+    return words
+
+
+def per_example(card: Card) -> str:
+    """Time of a step over its examples, which can be compared where batches cannot."""
+    found = () if card.private is None else card.private.of("cost")
+    return duration(found[0].seconds_per_example) if found else ""
+
+
+def _seconds(card: Card) -> float | None:
+    found = () if card.private is None else card.private.of("cost")
+    return found[0].seconds_per_step if found else None
+
+
+def _is_plain(card: Card) -> bool:
+    return card.promise is not None and math.isinf(card.promise.epsilon)
+
+
+def _work(card: Card) -> tuple[Any, ...]:
+    return (card.verb, *(card.settings.get(name) for name in COMPARABLE))
+
+
+def duration(seconds: float | None) -> str:
+    """A time in a few characters."""
+    if seconds is None:
+        return ""
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def interval(value: Limits | None) -> str:
@@ -317,6 +336,13 @@ def told_neighbours(summary: Mapping[str, Any]) -> list[str]:
         f"  about     the training part of {summary['data']}: sfumato split the data, and one more "
         "image may move others between train and test. Neighbours are training parts."
     ]
+
+
+def beats_guessing(attack: Finding) -> bool:
+    """Whether an interval lies above what a guess reaches, AUC 0.5 and as many hits as alarms."""
+    pairs = (attack.value, 0.5), (attack.tpr_at_1_percent_fpr, 0.01)
+    lows = [(v[0] if v[1] is None else v[1], guess) for v, guess in pairs if v is not None]
+    return any(low > guess for low, guess in lows)
 
 
 def short(value: Any) -> str:

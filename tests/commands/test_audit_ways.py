@@ -91,7 +91,7 @@ def test_a_trainer_that_breaks_its_promise_is_told_so(called):
     assert bound["kept"] is False
     told = audit.show(Run(called).summary)
     assert "BROKEN" in told
-    assert "promised, as claimed: epsilon 0.50 at delta 1e-05" in told
+    assert "promised  ε ≤ 0.50: as claimed" in told
 
 
 def test_a_broken_promise_is_heard_by_programs(called, capsys):

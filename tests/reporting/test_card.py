@@ -16,9 +16,7 @@ from sfumato.config import to_json
 from sfumato.errors import PrivacyError, RunError
 from sfumato.reporting import words
 from sfumato.reporting.card import read_card
-from sfumato.reporting.costs import costs, per_example
-from sfumato.reporting.limits import limits
-from sfumato.reporting.page import render_page
+from sfumato.reporting.render import caveats, render_page
 from sfumato.runs import open_run
 
 
@@ -74,7 +72,7 @@ def test_an_unfinished_run_shows_what_there_is_and_what_is_planned(tmp_path):
     assert card.promise.planned == read_card(make_run(tmp_path / "whole")).promise.epsilon
     assert card.curve.done == 10
     assert "step 10 of 30" in words.state(card)
-    assert any("not finished" in limit for limit in limits(card))
+    assert any("not finished" in limit for limit in caveats(card))
     assert (path / "ledger.jsonl").read_text().endswith('{"event": {"stage"'), "it mends nothing"
 
 
@@ -83,21 +81,21 @@ def test_plain_training_promises_nothing(tmp_path):
     assert math.isinf(card.promise.epsilon)
     assert card.curve is None
     assert words.promise_words(card)[0] == "ε = ∞"
-    assert "Nothing is promised" in next(iter(limits(card)))
+    assert "Nothing is promised" in next(iter(caveats(card)))
 
 
 def test_what_is_not_promised_follows_from_the_ledgers_first_line(tmp_path):
     path = make_run(tmp_path / "run")
     before, *lines = (path / "ledger.jsonl").read_text().splitlines()
     first = header(unit="person", relation="replace", fixed_seed=True, public="only the weather")
-    assert "One image replaced by another" in " ".join(limits(read_card(path)))
+    assert "One image replaced by another" in " ".join(caveats(read_card(path)))
     first["header"]["id"] = json.loads(before)["header"]["id"]
     write(path / "done.json", {})
     record = json.loads((path / "config.json").read_text())
     record["config"] |= {"unit": "person", "relation": "replace", "noise_seed": 1}
     write(path / "config.json", record)
     (path / "ledger.jsonl").write_text("\n".join([json.dumps(first), *lines]) + "\n")
-    text = " ".join(limits(read_card(path)))
+    text = " ".join(caveats(read_card(path)))
     assert "one person, with all of their images" in text
     assert "only the weather" in text
     assert "fixed seed" in text
@@ -116,7 +114,7 @@ def test_a_page_about_people_speaks_of_people(tmp_path):
     write(path / "config.json", record)
     (path / "ledger.jsonl").write_text("\n".join([json.dumps(first), *lines]) + "\n")
     card = read_card(path)
-    assert "One person replaced by another is two changes" in " ".join(limits(card))
+    assert "One person replaced by another is two changes" in " ".join(caveats(card))
     assert "(each person with chance 0.1)" in words.spent_words(card.events[0])
     assert "each example" not in render_page([card], [path])
 
@@ -183,31 +181,31 @@ def test_what_reconstruct_learnt_is_not_said_to_be_for_sharing(tmp_path):
     write(tmp_path / "run" / "config.json", {"verb": "reconstruct", "config": {"data": "digits"}})
     card = read_card(tmp_path / "run")
     assert not words.may_be_shared(card)
-    assert any("share it only if that split is public" in limit for limit in limits(card))
+    assert any("share it only if that split is public" in limit for limit in caveats(card))
 
 
 def test_cost_is_told_against_plain_training_of_the_same(tmp_path):
     runs = [make_run(tmp_path / "dp"), make_run(tmp_path / "plain", private=False)]
     cards = [read_card(run, include_private=True) for run in runs]
-    assert costs(cards) == [
+    assert [words.cost(card, cards) for card in cards] == [
         "200 ms a step (median), 2.00 times that of plain, which has no privacy",
         "100 ms a step (median)",
     ]
     sized = [{"step": i, "seconds": 0.2, "batch": 80.0} for i in range(30)]
     (runs[0] / "private" / "metrics.jsonl").write_text("\n".join(map(json.dumps, sized)) + "\n")
     card = read_card(runs[0], include_private=True)
-    assert costs([card]) == ["200 ms a step, 2.5 ms an example (median)"]
-    assert per_example(card) == "2.5 ms"
-    assert per_example(cards[1]) == "", "it does not say how large its batches were"
+    assert words.cost(card) == "200 ms a step, 2.5 ms an example (median)"
+    assert words.per_example(card) == "2.5 ms"
+    assert words.per_example(cards[1]) == "", "it does not say how large its batches were"
     other = read_card(make_run(tmp_path / "other", augmult=4), include_private=True)
-    assert costs([other, cards[1]])[0] == "200 ms a step (median)"
-    assert costs([read_card(run) for run in runs]) == ["", ""], "times are private"
+    assert words.cost(other, [other, cards[1]]) == "200 ms a step (median)"
+    assert [words.cost(read_card(run)) for run in runs] == ["", ""], "times are private"
 
 
 def test_settings_that_differ_are_set_side_by_side(tmp_path):
     runs = [make_run(tmp_path / "dp"), make_run(tmp_path / "plain", private=False)]
     rows = words.differing([read_card(run) for run in runs])
-    assert rows == [("noise multiplier", ("2", "-")), ("mode", ("ghost_mixed", "non-private"))]
+    assert rows == [("noise multiplier", "2", "-"), ("mode", "ghost_mixed", "non-private")]
 
 
 def test_names_from_outside_are_shown_as_they_are(tmp_path):
@@ -290,7 +288,7 @@ def test_a_page_without_a_ledger_does_not_speak_of_one(tmp_path):
     write(path / "config.json", {"verb": "invert", "config": {"mode": "non-private"}})
     card = read_card(path)
     assert "computed again" not in render_page([card], [path])
-    assert not any("spent" in limit for limit in limits(card)), "nothing is"
+    assert not any("spent" in limit for limit in caveats(card)), "nothing is"
     other = make_run(tmp_path / "other")
     assert "computed again" in render_page([read_card(other)], [other])
 

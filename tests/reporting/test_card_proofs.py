@@ -5,8 +5,7 @@ from pages import make_audit, make_run, write
 
 from sfumato.reporting import words
 from sfumato.reporting.card import read_card
-from sfumato.reporting.markdown import render_markdown
-from sfumato.reporting.page import render_page
+from sfumato.reporting.render import render_markdown, render_page
 
 
 def test_an_audit_stands_beside_its_promise(tmp_path):

@@ -8,7 +8,7 @@ from pages import make_run
 from sfumato.commands import account, report
 from sfumato.reporting import words
 from sfumato.reporting.card import read_card
-from sfumato.reporting.limits import limits
+from sfumato.reporting.render import caveats
 
 
 def without_some(lines):
@@ -58,7 +58,7 @@ def test_what_is_missing_or_changed_is_told_in_red_and_on_the_screen(
     assert any("done.json" in problem for problem in card.damage) == of_summary
     assert words.promise_words(card)[0] == "not known"
     assert not words.may_be_shared(card)
-    assert "damaged" in next(iter(limits(card)))
+    assert "damaged" in next(iter(caveats(card)))
     told = report.show(report.write_report([path], path))
     assert "DAMAGED" in told
     assert found in told

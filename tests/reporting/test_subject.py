@@ -5,13 +5,11 @@ import shutil
 import pytest
 from pages import make_run, plant, write
 
-from sfumato.commands import invert, release, train
+from sfumato.commands import invert, release
 from sfumato.config import to_json
-from sfumato.groups import leaves
 from sfumato.reporting import words
 from sfumato.reporting.card import read_card
-from sfumato.reporting.page import render_page
-from sfumato.reporting.subject import IMAGES, TRAINING
+from sfumato.reporting.render import render_page
 
 
 def attack_on(path, **settings):
@@ -20,13 +18,6 @@ def attack_on(path, **settings):
     write(path / "config.json", {"verb": "invert", "config": to_json(config)})
     write(path / "done.json", {"data": "digits-train"})
     return path
-
-
-def test_every_setting_of_training_is_the_models_or_the_verbs_own():
-    own = {"data_root", "download", "device", "seed", "explain"}
-    names = set(leaves(train.Config))
-    assert names == {*TRAINING, *IMAGES, *own}
-    assert not {*TRAINING, *IMAGES} & own
 
 
 def test_the_page_of_an_attack_on_a_run_tells_of_that_run(tmp_path):

@@ -11,6 +11,7 @@ from typing import Any
 from sfumato.commands import Recipe, as_label
 from sfumato.commands.audit.record import AuditRecord
 from sfumato.commands.stages import require_one_process
+from sfumato.reporting.render import audit_text
 from sfumato.reporting.scores import findings_of, keep_audit
 from sfumato.runs import Run
 from sfumato.settings.audit import PRESETS as PRESETS
@@ -78,13 +79,11 @@ def draw(found: AuditRecord, path: Path) -> None:
 
 def show(summary: Mapping[str, Any]) -> str:
     """The promise beside the proof, and where the rest is."""
-    from sfumato.commands.audit.words import tell
-
     folder = Path(summary["run"]) / "private"
     if not (folder / "audit.json").exists():
         return f"{summary['run']} is finished; its private findings are not here any more."
-    lines = tell(findings_of(folder.parent), summary["promise"])
-    lines += [
+    lines = [
+        audit_text(findings_of(folder.parent)),
         f"  curves    {folder}/tradeoff.png",
         f"  findings  {folder}/audit.json: do not share",
     ]
