@@ -176,8 +176,8 @@ def may_be_shared(card: Card) -> bool:
 
 def verdict(bounds: Sequence[Finding]) -> str:
     """Whether the promise stands."""
-    if any(bound.kept is False for bound in bounds):
-        return "The promise is BROKEN: more is proved than was promised."
+    if broken_by := [bound.name for bound in bounds if bound.kept is False]:
+        return f"THE PROMISE IS BROKEN (by {', '.join(broken_by)}): more is proved than promised."
     if any(bound.kept for bound in bounds):
         return "That does not break the promise."
     return "There is no promise to compare it with."
@@ -202,7 +202,7 @@ def facts(card: Card, cards: Sequence[Card] = ()) -> list[tuple[str, str]]:
             ("batches", f"{plan['steps']:,} steps of about {batch:g} (rate {plan['rate']:.4g})"),
             ("noise", noise if plan["noise_multiplier"] else "none"),
         ]
-    known = {"model", "data", "not_for_release", *STATED}
+    known = {"model", "data", "promise", "not_for_release", *STATED}
     known |= {"noise_multiplier", "rate", "steps", "student", "controls"} if plan else set()
     rows += [(k.replace("_", " "), v) for k, v in _told(card.summary, known)]
     for stage, summary in card.stages.items():

@@ -55,7 +55,7 @@ def test_heads_without_noise_promise_nothing_and_give_the_image_away(tmp_path):
     (bound,) = found["bounds"]
     assert bound["epsilon"] > 3
     assert bound["kept"] is None
-    assert "promised: nothing" in audit.show(Run(tmp_path / "run").summary)
+    assert "promised  none" in audit.show(Run(tmp_path / "run").summary)
 
 
 def test_heads_with_half_of_the_noise_they_claim_are_found_out(tmp_path, monkeypatch):
