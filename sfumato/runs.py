@@ -3,7 +3,8 @@
     config.json  plan.json  ledger.jsonl  metrics.jsonl  log.txt
     start.json    what is known of the weights that it began with (`lineage`)
     model.safetensors | images.npz | ...      artefacts; never a pickle
-    private/      what was computed from private images without a mechanism, and the run's secret
+    private/      what was computed from private images without a mechanism, and the run's secret;
+                  findings.json is what of it a report shows (`results`)
     stages/NAME/  sub-runs, each with its own done.json
     report.html  report.md  card.json         what `sfumato report` makes of all this
     done.json     the summary; written last

@@ -95,6 +95,8 @@ def plant(path: Path) -> None:
         })  # fmt: skip
         bound = {"name": MARKER, "epsilon": 9.87654321}
         write(folder / "audit.json", {"target": MARKER, "bounds": [bound]})
+        secret = {"kind": "bound", "name": MARKER, "value": [9.87654321, None, None]}
+        write(folder / "findings.json", {"found": [secret], "notes": [MARKER], "target": MARKER})
         write(folder / f"{MARKER}.json", {})
         (folder / f"{MARKER}.png").write_bytes(PNG + MARKER.encode())
         (folder / "gallery.png").write_bytes(PNG + MARKER.encode())

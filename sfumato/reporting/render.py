@@ -9,7 +9,7 @@ import html
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from markupsafe import Markup
 from sfumato import __version__
 from sfumato.reporting import chart, words
 from sfumato.reporting.card import Card
+from sfumato.reporting.scores import findings_of
 from sfumato.results import Finding, Findings
 
 PICTURE_LIMIT = 4_000_000
@@ -95,6 +96,15 @@ def audit_text(found: Findings) -> str:
             proof=words.proof_of(found),
             allowed=allowed,
         )
+        .rstrip()
+    )
+
+
+def summary_text(summary: Mapping[str, Any], head: str, lines: Mapping[str, str]) -> str:
+    """What a command says at its end; the owner who sees it is also told what is private."""
+    return (
+        template("summary.txt.jinja")
+        .render(summary=summary, head=head, lines=lines, found=findings_of(Path(summary["run"])))
         .rstrip()
     )
 

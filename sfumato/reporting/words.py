@@ -328,16 +328,6 @@ def _neighbours(promise: Promise | Audited) -> str:
     return f"for one {whom} {how.get(promise.relation, promise.relation)}"
 
 
-def told_neighbours(summary: Mapping[str, Any]) -> list[str]:
-    """The line of a summary that says what may differ; none where it is the data set as it is."""
-    if summary.get("neighbours") != "training parts":
-        return []
-    return [
-        f"  about     the training part of {summary['data']}: sfumato split the data, and one more "
-        "image may move others between train and test. Neighbours are training parts."
-    ]
-
-
 def beats_guessing(attack: Finding) -> bool:
     """Whether an interval lies above what a guess reaches, AUC 0.5 and as many hits as alarms."""
     pairs = (attack.value, 0.5), (attack.tpr_at_1_percent_fpr, 0.01)

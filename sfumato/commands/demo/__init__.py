@@ -25,6 +25,7 @@ from sfumato.commands import Recipe, as_label, audit, invert, recipe_of, reconst
 from sfumato.commands.stages import require_one_process
 from sfumato.data.load import load_images
 from sfumato.files import read_json
+from sfumato.reporting.render import summary_text
 from sfumato.reporting.scores import keep_findings
 from sfumato.runs import Run, open_run
 from sfumato.settings.demo import FEW, Demo
@@ -152,18 +153,14 @@ def show_page(page: Path) -> None:
 
 def show(summary: Mapping[str, Any]) -> str:
     """What was promised, and where to look."""
-    from sfumato.reporting.words import up
-
-    lines = [
-        f"  PAGE      {summary['page']}: the whole story; open it in a browser",
-        f"  promise   epsilon {up(summary['epsilon'])}, delta {summary['delta']:.2g} for all that "
-        "may be shared (one image more or less):",
-        f"  model     {summary['weights']}",
-        f"  images    {summary['images']}",
-        f"  private   {summary['run']}/private: what attackers got, and the page; do not share",
-    ]
-    lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
-    return "\n".join(lines)
+    return summary_text(
+        {**summary, "unit": "example"},
+        f"the whole story: open {summary['page']} in a browser",
+        {
+            "model": f"{summary['weights']}: to share, as the images are",
+            "images": summary["images"],
+        },
+    )
 
 
 RECIPE = Recipe(

@@ -12,6 +12,7 @@ from sfumato.commands import Recipe, as_label
 from sfumato.commands.release.context import Context, make_context, promise_of
 from sfumato.commands.stages import require_one_process, tell_stage
 from sfumato.errors import DataError, SfumatoError
+from sfumato.reporting.render import summary_text
 from sfumato.runs import Run
 from sfumato.settings.release import PRESETS as PRESETS
 from sfumato.settings.release import ReleaseSettings
@@ -86,24 +87,17 @@ def show(summary: Mapping[str, Any]) -> str:
         return summary["verdict"]
     if "stage" in summary:
         return tell_stage(summary)
-    from sfumato.reporting.words import told_neighbours, up
-
-    promise = "none: epsilon is infinite"
-    if summary["epsilon"] != "inf":
-        promise = f"epsilon {up(summary['epsilon'])}, delta {summary['delta']:.2g} in all"
-        promise += f", for each {summary['unit']}"
-    lines = [
+    run = summary["run"]
+    return summary_text(
+        summary,
         f"{summary['images']} images of {summary['public']}, moved by {summary['k']} steps to "
         f"carry {summary['data']}:",
-        f"  promise   {promise}",
-        *told_neighbours(summary),
-        f"  bundle    {summary['run']}/bundle: images, soft labels, ledger, card.md; to share",
-        f"  check it  sfumato release verify {summary['run']}/bundle",
-        f"  pictures  {summary['run']}/pictures.png: public before, released after",
-        f"  private   {summary['run']}/private: do not share; scores.json has the accuracy",
-    ]
-    lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
-    return "\n".join(lines)
+        {
+            "bundle": f"{run}/bundle: images, soft labels, ledger, card.md; to share",
+            "check it": f"sfumato release verify {run}/bundle",
+            "pictures": f"{run}/pictures.png: public before, released after",
+        },
+    )
 
 
 def check(config: ReleaseSettings) -> dict[str, Any]:

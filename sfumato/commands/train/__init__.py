@@ -18,7 +18,7 @@ from sfumato.commands.train.promise import (
 )
 from sfumato.commands.train.train_state import describe
 from sfumato.commands.train.train_state import prepare as prepare
-from sfumato.files import read_json
+from sfumato.reporting.render import summary_text
 from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 from sfumato.settings.train import PRESETS as PRESETS
@@ -61,10 +61,7 @@ def run(config: Train, run: Run | None) -> dict[str, Any]:
         public = load_public(config, train, test)
         if config.explain:
             return {"explanation": explain_layers(config, *prepare(config, train, device))}
-        summary = run_on(config, train, test, run, processes, public=public)
-        if run is not None:
-            tell_accuracy(run)
-        return summary
+        return run_on(config, train, test, run, processes, public=public)
     finally:
         leave_processes()
 
@@ -107,22 +104,14 @@ def show(summary: Mapping[str, Any]) -> str:
     """What was promised, and where it is."""
     if "explanation" in summary:
         return summary["explanation"]
-    from sfumato.reporting.words import told_neighbours, up
-
-    promise = "no promise: plain training"
-    if summary["epsilon"] != "inf":
-        promise = f"epsilon {up(summary['epsilon'])}, delta {summary['delta']:.2g}"
-        promise += f", for each {summary['unit']}"
-    lines = [
+    return summary_text(
+        summary,
         f"{summary['model']} trained on {summary['data']}: {summary['steps']} steps",
-        f"  promise   {promise}",
-        *told_neighbours(summary),
-        f"  model     {summary['run']}/model.safetensors",
-        f'  use it    sfumato.load_model("{summary["run"]}") in Python',
-        f"  private   {summary['run']}/private: do not share; scores.json has the test accuracy",
-    ]
-    lines += [f"  NOT FOR RELEASE: {objection}" for objection in summary["not_for_release"]]
-    return "\n".join(lines)
+        {
+            "model": f"{summary['run']}/model.safetensors",
+            "use it": f'sfumato.load_model("{summary["run"]}") in Python',
+        },
+    )
 
 
 def learn(
@@ -228,15 +217,6 @@ def conclude(
     if left_out:
         run.say(f"{left_out} steps, for your eyes, were paid and had no effect")
     return run.finish({**promise_summary(paid), "model": config.model, "run": str(run.path)})
-
-
-def tell_accuracy(run: Run) -> None:
-    """On the screen only: whoever runs this owns the images, and no file to share has the score."""
-    scores = read_json(run.private / "scores.json")
-    run.say(
-        f"test accuracy, for your eyes: {scores['test_accuracy']:.3f} of "
-        f"{scores['test_images']} images"
-    )
 
 
 RECIPE = Recipe(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sfumato.commands import Recipe, as_label, train
+from sfumato.commands import Recipe, as_label
 from sfumato.commands.stages import tell_stage
 from sfumato.commands.warmup.context import (
     Context,
@@ -24,6 +24,7 @@ from sfumato.commands.warmup.context import (
 from sfumato.commands.warmup.draw import show_drawn, write_file
 from sfumato.errors import ConfigError
 from sfumato.processes import num_processes
+from sfumato.reporting.render import summary_text
 from sfumato.runs import Run
 from sfumato.settings.warmup import PRESETS as PRESETS
 from sfumato.settings.warmup import Warmup
@@ -114,30 +115,23 @@ def show(summary: Mapping[str, Any]) -> str:
         return show_drawn(summary)
     if "stage" in summary:
         return tell_stage(summary)
-    learnt = "train" if summary["public_images"] else "generator"
-    # The word on private/ comes last; a generator is drawn from, and not loaded.
-    left_out = ("private  ", "use it  ") if learnt == "generator" else ("private  ",)
-    where = f"{summary['run']}/stages/{learnt}"
-    lines = [
-        line
-        for line in train.show({**summary, "run": where}).splitlines()
-        if not line.strip().startswith(left_out)
-    ]
-    if summary["public_images"]:
-        lines.append(
-            f"  public    {summary['public_images']} images of {summary['public']}: nothing is "
-            "promised about them"
+    trained = "train" if summary["public_images"] else "generator"
+    where = Path(summary["run"]) / "stages" / trained
+    lines = {"model": f"{where}/model.safetensors"}
+    if summary["public_images"]:  # a generator is drawn from, and not loaded
+        lines["use it"] = f'sfumato.load_model("{where}") in Python'
+        lines["public"] = (
+            f"{summary['public_images']} images of {summary['public']}: nothing is promised about "
+            "them"
         )
     if "samples" in summary:
-        lines.append(f"  samples   {summary['drawn']} images of {summary['samples']}")
+        lines["samples"] = f"{summary['drawn']} images of {summary['samples']}"
     elif summary.get("drawn", True):  # runs of earlier versions do not say
         place, pictures = Path(summary["run"]), "stages/sample/samples"
         told = f"; pictures in {pictures}" if (place / pictures).is_dir() else ""
-        lines.append(f"  drawn     {place}/stages/sample/images.npz{told}")
-    lines.append(
-        f"  private   {summary['run']}/private: do not share; scores.json has the accuracy"
-    )
-    return "\n".join(lines)
+        lines["drawn"] = f"{place}/stages/sample/images.npz{told}"
+    head = f"{summary['model']} trained on {summary['data']}: {summary['steps']} steps"
+    return summary_text(summary, head, lines)
 
 
 RECIPE = Recipe(
