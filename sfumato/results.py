@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from sfumato.config import read_finished
+from sfumato.errors import RunError
 from sfumato.files import read_json
 
 FINDINGS = "private/findings.json"
@@ -92,10 +93,15 @@ class Findings:
         return tuple(finding for finding in self.found if finding.kind == kind)
 
     def with_parts(self, path: Path, read: Callable[[Path], "Findings"]) -> "Findings":
-        """These and those of all parts of the run in this directory, with the part's name."""
+        """These and those of all parts of the run in this directory, with the part's name.
+
+        A folder that is not inside the run is no part of it.
+        """
         found, notes = list(self.found), list(self.notes)
         for name, folder in self.parts.items():
             place = path / folder
+            if path.resolve() not in place.resolve().parents:
+                continue
             part = read(place).with_parts(place, read)
             covered = folder.startswith("stages/") and (place / "config.json").exists()
             found += [
@@ -118,5 +124,7 @@ class Findings:
 def read_findings(file: Path) -> Findings:
     """What `Run.write_json` wrote, by this version or an earlier one."""
     record = read_json(file)
+    if not isinstance(record, dict):
+        raise RunError(f"{file} is damaged: it holds no findings.")
     found: Sequence[Finding] = [read_finished(Finding, one) for one in record.pop("found", [])]
     return replace(read_finished(Findings, record), found=tuple(found))

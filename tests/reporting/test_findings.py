@@ -59,3 +59,18 @@ def test_a_second_audit_takes_the_place_of_the_first(tmp_path):
     assert [attack.name for attack in found.of("attack")] == ["second"]
     assert found.of("accuracy")
     assert found.target == "second"
+
+
+def test_a_part_outside_the_run_is_not_read(tmp_path):
+    for name in ("run", "other"):
+        keep_scores(Run(make_run(tmp_path / name)), "train", {"test_accuracy": 0.25})
+    run = tmp_path / "run"
+    (run / "link").symlink_to(tmp_path / "other")
+    for folder in ("../other", str(tmp_path / "other"), "link", ".", ""):
+        write(run / FINDINGS, {"parts": {"x": folder}})
+        found = findings_of(run)
+        assert found.parts == {"x": folder}
+        assert found.with_parts(run, findings_of).found == ()
+    write(run / FINDINGS, [])
+    with pytest.raises(SfumatoError, match="damaged"):
+        findings_of(run)
