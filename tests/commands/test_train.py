@@ -44,7 +44,7 @@ def test_a_run_leaves_a_model_a_ledger_and_private_scores(tmp_path):
     assert len(ledger.releases) == 6
     assert ledger.epsilon() == summary["epsilon"]
     left = {path.name for path in (tmp_path / "run" / "private").iterdir()}
-    assert left == {"data.json", "metrics.jsonl", "scores.json"}
+    assert left == {"data.json", "findings.json", "metrics.jsonl", "scores.json"}
     public = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert [set(line) for line in public] == [{"step", "lr"}] * 6  # no batch size, no time, no loss
     private = read_lines(tmp_path / "run" / "private" / "metrics.jsonl")
