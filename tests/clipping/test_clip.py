@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import norm_of, norms_of
+from oracle import compare, norm_of
 from torch import nn
 
 from sfumato.clipping.admit import one_at_a_time
@@ -124,14 +124,7 @@ def test_views_of_one_example_count_as_one_example(views, mode):
         losses = F.cross_entropy(model(x), y.repeat_interleave(views), reduction="none")
         return losses.unflatten(0, (-1, views)).mean(dim=1)
 
-    clipped = GradientClipper(model, mode=mode, clipping=Clipping(max_norm=0.5)).clip(
-        loss, (x, y), 4
-    )
-    rows = one_at_a_time(model, loss, (x, y))
-    torch.testing.assert_close(clipped.norms, norms_of(rows))
-    for name in rows[0]:
-        wanted = sum(f * row[name] for f, row in zip(clipped.factors[0], rows, strict=True))
-        torch.testing.assert_close(clipped.total[name], wanted)
+    compare(model, (x, y), 4, loss, mode=mode)
 
 
 @pytest.mark.parametrize("mode", ["ghost_mixed", "ghost", "non-ghost"])
@@ -221,7 +214,10 @@ def test_collinear_tokens_in_bf16_do_not_lose_their_norm():
     assert (found.norms <= 1.05 * exact.norms).all()
 
 
-@pytest.mark.parametrize("net", ["small_net", "vit", "beit", "computed"])
+@pytest.mark.parametrize(
+    "net",
+    ["small_net", "beit", *(pytest.param(n, marks=pytest.mark.full) for n in ("vit", "computed"))],
+)
 def test_the_forward_pass_compiles_in_one_graph(net):
     # In a process of its own: the run-time type checks of the tests would be traced along.
     script = Path(__file__).with_name("compiled.py")
@@ -253,8 +249,7 @@ def test_sizes_that_coincide_with_the_batch_are_not_mistaken_for_it(n):
     def loss(model, x):
         return model(x).sin().sum(dim=(1, 2))
 
-    rows = one_at_a_time(model, loss, (x,))
-    torch.testing.assert_close(GradientClipper(model).clip(loss, (x,), n).norms, norms_of(rows))
+    compare(model, x, n, loss)
 
 
 def test_a_weight_made_from_two_layers_is_clipped_as_one():

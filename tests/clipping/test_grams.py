@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import norm_of
+from oracle import compare, norm_of, norms_of
 from torch import nn
 
 from sfumato.clipping import contract, grams, on_gpu
@@ -69,10 +69,7 @@ def test_standardised_weights_are_exact_whoever_overwrites_their_output(mode, in
     torch.manual_seed(0)
     layers = [StandardisedConv2d(4, 6, 3, padding=1), nn.ReLU(inplace), nn.Conv2d(6, 3, 3)]
     model, x = nn.Sequential(*layers).double(), torch.randn(5, 4, 7, 6, dtype=torch.float64)
-    rows = one_at_a_time(model, loss_of, (x,))
-    norms = torch.stack([sum(g.square().sum() for g in row.values()) for row in rows]).sqrt()
-    clipper = GradientClipper(model, mode)
-    torch.testing.assert_close(clipper.clip(loss_of, (x,), 5).norms, norms, rtol=5e-6, atol=1e-9)
+    clipper, _ = compare(model, x, 5, loss_of, mode=mode)
     ((first, *_),) = clipper.layouts.values()
     assert first.output_lost == inplace
     assert mode != "ghost" or first.method == ("store" if inplace else "ghost")
@@ -91,7 +88,7 @@ def test_standardised_weights_in_bf16_stay_within_the_bound():
     for i in range(5):
         clipper = GradientClipper(model, "ghost", clipping=Clipping(max_norm=0.1))
         total = clipper.clip(loss, (x[i : i + 1],), 1).total
-        assert torch.sqrt(sum(t.double().square().sum() for t in total.values())) <= 0.1
+        assert norm_of(total) <= 0.1
 
 
 def test_standardised_weights_leave_room_for_the_rounding_of_a_later_precision(monkeypatch):
@@ -125,7 +122,7 @@ def test_a_wide_residual_network_in_float32_is_exact():
         return F.cross_entropy(model(x), y, reduction="none")
 
     rows = one_at_a_time(model, loss, (x, y))
-    norms = torch.stack([sum(g.square().sum() for g in row.values()) for row in rows]).sqrt()
+    norms = norms_of(rows)
     clipper = GradientClipper(model)
     clipped = clipper.clip(loss, (x, y), 4)
     torch.testing.assert_close(clipped.norms, norms, rtol=1e-5, atol=1e-6)

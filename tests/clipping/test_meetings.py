@@ -1,14 +1,14 @@
 """Where a parameter meets the batch: labels, frozen features, constants, any axis; and refusals."""
 
+import oracle
 import pytest
 import torch
 import torch.nn.functional as F
 from test_rules import Apply
 from torch import nn
 
-from sfumato.clipping.admit import admit, one_at_a_time
+from sfumato.clipping.admit import admit
 from sfumato.clipping.clip import GradientClipper
-from sfumato.clipping.factors import Clipping
 from sfumato.clipping.layout import MODES
 from sfumato.errors import UnsupportedLayer
 
@@ -179,18 +179,7 @@ def batch(n):
 
 
 def compare(model, n, clipper=None, **options):
-    rows = one_at_a_time(model, loss_of, batch(n))
-    norms = torch.stack([sum(g.square().sum() for g in row.values()) for row in rows]).sqrt()
-    clipper = clipper or GradientClipper(
-        model, clipping=Clipping(max_norm=float(norms.median())), **options
-    )
-    clipped = clipper.clip(loss_of, batch(n), n)
-    torch.testing.assert_close(clipped.norms, norms, rtol=5e-6, atol=1e-9)
-    for name in rows[0]:
-        wanted = sum(f * row[name] for f, row in zip(clipped.factors[0], rows, strict=True))
-        found = clipped.total.get(name, torch.zeros_like(wanted))
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
-    return clipper
+    return oracle.compare(model, batch(n), n, loss_of, clipper, **options)[0]
 
 
 @pytest.mark.parametrize("case", CASES)
