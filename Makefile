@@ -3,14 +3,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test test-all check clean
 
 demo: .venv/demo-is-installed
 	$(BIN)/sfumato demo --preset digits-cpu
 
 # Two workers, one thread each: on two cores, four threads only wait for each other.
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not gpu and not sweep"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not gpu and not sweep and not full"
+
+# Everything but what needs a GPU: whole matrices of cases, and hours of models at full depth.
+test-all: check
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not gpu"
 
 check: .venv/dev-is-installed
 	$(BIN)/ruff check .

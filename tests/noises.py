@@ -2,6 +2,7 @@
 
 import pytest
 from interpreted import interpret_kernels
+from samples import sampled
 
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
@@ -13,7 +14,15 @@ SOURCES = ["philox", "chacha20"]
 SEED = SessionKey.from_seed(0)
 
 
-@pytest.fixture(name="way", autouse=True, params=["torch", "kernels"])
+WAYS = ["torch", "kernels"]
+BOTH = pytest.mark.parametrize("way", WAYS, indirect=True)
+"""For tests that go both ways in `make test` too."""
+EACH = sampled(noise=SOURCES, way=WAYS, indirect=["way"])
+
+
+@pytest.fixture(
+    name="way", autouse=True, params=["torch", pytest.param("kernels", marks=pytest.mark.full)]
+)
 def both_ways(request, monkeypatch):
     """Noise and tags as a CPU makes them; and as a GPU does, in Triton's interpreter."""
     if request.param == "kernels":

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracle import norm_of
+from samples import sampled
 from torch import nn
 
 from sfumato.clipping import arithmetic, grams, lookups
@@ -27,13 +28,10 @@ def added(model, loss_fn, inputs, examples, bound, mode="ghost"):
     clipped = GradientClipper(model, mode, clipping=Clipping(max_norm=bound)).clip(
         loss_fn, inputs, examples
     )
-    squares = sum(total.double().square().sum() for total in clipped.total.values())
-    return float(squares.sqrt()) / bound
+    return norm_of(clipped.total) / bound
 
 
-@pytest.mark.parametrize("mode", ["ghost_mixed", "ghost"])
-@pytest.mark.parametrize("bound", [0.1, 1.0])
-@pytest.mark.parametrize("side", [16, 32, 96, 224])
+@sampled(side=[16, 32, 96, 224], bound=[0.1, 1.0], mode=["ghost_mixed", "ghost"])
 def test_a_person_with_two_blank_scans_of_two_labels(side, bound, mode):
     model = nn.Sequential(nn.Flatten(), nn.Linear(side * side * 3, 2))
     for parameter in model.parameters():
@@ -59,9 +57,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("left", [1e-3, 1e-2])
-@pytest.mark.parametrize("positions", [2, 4])
+@sampled(kind=LAYERS, left=[1e-3, 1e-2], positions=[2, 4])
 def test_positions_that_nearly_cancel_stay_within_the_bound(kind, left, positions):
     """Each position has its own grey; together their gradients leave little of one of them."""
     layer = LAYERS[kind]()

@@ -6,7 +6,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import norm_of
 from torch import nn
@@ -48,6 +48,7 @@ NO_FACTORS = {
 """What is no factor for each example."""
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(0, 1e30), min_size=1, max_size=9),
     st.floats(1e-6, 1e6),
@@ -121,6 +122,7 @@ def test_no_clip_function_of_a_user_can_lengthen_a_gradient_beyond_the_bound(
     assert float(found.factors.min()) >= 0.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e30), min_size=1, max_size=9), st.floats(1e-6, 1e6))
 def test_a_clip_function_is_obeyed_where_it_keeps_the_bound(norms, max_norm):
     norms = torch.tensor(norms)

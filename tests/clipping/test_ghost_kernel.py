@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from samples import sampled
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
@@ -10,6 +11,7 @@ from sfumato.clipping.geometry import LINEAR
 from sfumato.clipping.kernels.ghost import ghost_norm, scaled
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.bfloat16, torch.float32]
 SHAPES = [
     (1, 5, 7),
     (5, 20, 33),
@@ -43,8 +45,7 @@ def truth(x, g):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", SHAPES)
+@sampled(shape=SHAPES, dtype=DTYPES)
 def test_the_kernel_finds_norms_and_lengths(shape, dtype):
     positions, inputs, outputs = shape
     x, g = draw(3, positions, inputs, outputs, dtype=dtype)
@@ -70,7 +71,7 @@ def test_positions_may_lie_further_apart_than_32_bits_can_tell():
     torch.testing.assert_close(ghost_norm(x, g), ghost_norm(x.contiguous(), g))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_that_cancel_are_never_measured_too_short(dtype):
     """Tokens one per cent apart, output gradients of mean zero: almost nothing is left."""
     generator = torch.Generator().manual_seed(0)
@@ -102,8 +103,7 @@ def test_what_is_summed_after_rounding_stays_below_the_second_norm(cancels, monk
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # of the interpreter's numpy
-@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("whose", [0, 1])
+@sampled(odd=[torch.nan, torch.inf, -torch.inf], whose=[0, 1])
 def test_an_example_that_is_not_finite_has_no_finite_norm_and_others_keep_theirs(odd, whose):
     pair = draw(3, 70, 12, 9)
     wanted, _ = ghost_norm(*pair)
@@ -113,8 +113,7 @@ def test_an_example_that_is_not_finite_has_no_finite_norm_and_others_keep_theirs
     assert torch.equal(squares[::2], wanted[::2])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("each", [1, 37, 128, 4099, 9000])
+@sampled(each=[1, 37, 128, 4099, 9000], dtype=DTYPES)
 def test_numbers_are_scaled_by_the_factor_of_their_example(each, dtype):
     factors = torch.tensor([1.0, 0.0, 0.3, 1e-20], device=DEVICE)
     (rows,) = draw(4, 2, each, dtype=dtype)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from oracle import norm_of
+from samples import sampled
 from torch import nn
 
 pytest.importorskip("triton", reason="Triton is for Linux")
@@ -51,6 +52,7 @@ GHOSTLY = [
     "few channels, views", "a line of taps", "a line of taps, strided and dilated", "askew",
     "groups", "one pixel", "depthwise, twice as many outputs",
 ]  # fmt: skip
+DTYPES = [torch.bfloat16, torch.float32]
 TYPED = [(case, torch.bfloat16) for case in CASES]
 TYPED += [(case, torch.float32) for case in ("few channels", "a line of taps", "depthwise")]
 
@@ -67,6 +69,12 @@ SMALL = {
     "sides that differ": (9, 2, 16, 8, (4, 11), (2, 3), (1, 2), (1, 0), (2, 1)),
 }
 """Examples, views, channels, outputs, then pairs: sides, kernel, stride, padding, dilation."""
+
+SHARED = [
+    ((1, 1), 1, 1, 1), ((1, 1), 1, 2, 1), ((1, 3), 2, 1, 1), ((4, 3), 1, 1, 2), ((2, 2), 2, 2, 1),
+    ((3, 3), 1, 1, 1),
+]  # fmt: skip
+"""Sides, groups, views, stride."""
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EXAMPLES = 3
@@ -103,12 +111,14 @@ def assert_near(found, wanted, relative):
     assert float((found - wanted).norm()) <= relative * float(wanted.norm())
 
 
-@pytest.mark.parametrize(("case", "dtype"), TYPED)
-def test_gradients_of_a_convolution(case, dtype):
-    x, g, weight, geometry = layer(case, dtype)
-    found = conv_gradients(x, g, *on_gpu.settings(weight, geometry), EXAMPLES)
-    loose = LOOSE and dtype == torch.float32
-    assert_near(found, true_gradients(x, g, weight, geometry), 1e-3 if loose else 1e-6)
+@sampled(typed=TYPED, summed=[False, True])
+def test_gradients_of_a_convolution_and_their_total(typed, summed, monkeypatch):
+    monkeypatch.setattr(convolution, "SHARE", 40)
+    x, g, weight, geometry = layer(*typed)
+    settings, wanted = on_gpu.settings(weight, geometry), true_gradients(x, g, weight, geometry)
+    found = conv_total(x, g, *settings) if summed else conv_gradients(x, g, *settings, EXAMPLES)
+    loose = LOOSE and typed[1] == torch.float32
+    assert_near(found, wanted.sum(dim=0) if summed else wanted, 1e-3 if loose else 1e-6)
 
 
 @pytest.mark.parametrize("case", ["few channels", "a line of taps", "depthwise"])
@@ -116,16 +126,6 @@ def test_channels_that_do_not_come_last_are_no_matter(case):
     x, g, weight, geometry = layer(case, torch.float32, torch.contiguous_format)
     found = conv_gradients(x, g, *on_gpu.settings(weight, geometry), EXAMPLES)
     assert_near(found, true_gradients(x, g, weight, geometry), 1e-3 if LOOSE else 1e-6)
-
-
-@pytest.mark.parametrize(("case", "dtype"), TYPED)
-def test_the_total_is_the_sum_of_the_gradients(case, dtype, monkeypatch):
-    monkeypatch.setattr(convolution, "SHARE", 40)
-    x, g, weight, geometry = layer(case, dtype)
-    found = conv_total(x, g, *on_gpu.settings(weight, geometry))
-    loose = LOOSE and dtype == torch.float32
-    wanted = true_gradients(x, g, weight, geometry).sum(dim=0)
-    assert_near(found, wanted, 1e-3 if loose else 1e-6)
 
 
 @pytest.mark.parametrize("over", ["strides beyond the taps", "pixels left over"])
@@ -149,8 +149,7 @@ def test_an_empty_batch_has_no_depthwise_gradients_and_a_sum_of_zero():
     assert not conv_total(x, g, *settings).any()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("case", SMALL)
+@sampled(case=SMALL, dtype=DTYPES)
 def test_the_positions_of_small_images_follow_each_other(case, dtype, monkeypatch):
     monkeypatch.setattr(convolution, "SHARE", 150)  # two shares, of several steps
     examples, views, channels, outputs, sides, kernel, stride, padding, dilation = SMALL[case]
@@ -183,19 +182,9 @@ def test_ghost_norms_of_a_convolution(case, dtype, monkeypatch):
     assert loose or (found >= wanted * (1 - 1e-6)).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(
-    ("sides", "groups", "views", "stride"),
-    [
-        ((1, 1), 1, 1, 1),
-        ((1, 1), 1, 2, 1),
-        ((1, 3), 2, 1, 1),
-        ((4, 3), 1, 1, 2),
-        ((2, 2), 2, 2, 1),
-        ((3, 3), 1, 1, 1),
-    ],
-)
-def test_examples_that_share_a_tile_have_norms_of_their_own(sides, groups, views, stride, dtype):
+@sampled(shape=SHARED, dtype=DTYPES)
+def test_examples_that_share_a_tile_have_norms_of_their_own(shape, dtype):
+    sides, groups, views, stride = shape
     examples, generator = 19, torch.Generator().manual_seed(0)
     geometry = Geometry((stride, stride), (1, 1), (1, 1), False, (0, 0), groups)
     weight = torch.empty(24, 48 // groups, 3, 3)

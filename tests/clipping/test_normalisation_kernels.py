@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracle import compare, norms_of
+from samples import sampled
 from torch import nn
 
 pytest.importorskip("triton", reason="Triton is for Linux")
@@ -19,11 +20,9 @@ from sfumato.clipping.kernels.group_norm_backward import channel_sums, group_nor
 from sfumato.clipping.kernels.layer_norm import layer_norm, layer_norm_backward
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-NARROW = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+DTYPES = [torch.float32, torch.bfloat16]
 # What float32 can know of numbers around 1000 with deviation 1: their mean to 3e-5.
-FAR = pytest.mark.parametrize(
-    ("centre", "error"), [(0.0, 1e-5), (1000.0, 2e-4)], ids=["near zero", "far from zero"]
-)
+FAR = {0.0: 1e-5, 1000.0: 2e-4}
 # Of what is written in bfloat16: the interpreter cuts bits off, where a GPU rounds to the nearest.
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2**-7}
 AFFINES = [(True, True), (True, False), (False, True), (False, False)]
@@ -33,7 +32,7 @@ def cases(table):
     """Every case with scale and shift, and one of them without."""
     some = list(table)[1]
     pairs = [(case, AFFINES[0]) for case in table] + [(some, affine) for affine in AFFINES[1:]]
-    return pytest.mark.parametrize(("case", "affine"), pairs)
+    return sampled(case=pairs, centre=FAR, dtype=DTYPES)
 
 
 @pytest.fixture(autouse=True)
@@ -89,11 +88,10 @@ ROWS = {
 """Examples, rows of each, numbers in a row."""
 
 
-@NARROW
-@FAR
 @cases(ROWS)
-def test_layer_norm_and_its_sums_match_one_example_at_a_time(case, affine, centre, error, dtype):
-    examples, rows, width = ROWS[case]
+def test_layer_norm_and_its_sums_match_one_example_at_a_time(case, centre, dtype):
+    (name, affine), error = case, FAR[centre]
+    examples, rows, width = ROWS[name]
     x = draw(examples, rows, width, dtype=dtype, centre=centre)
     g = torch.randn(examples, rows, width, device=DEVICE)
     weight, bias = parameters(width, affine)
@@ -135,11 +133,10 @@ def maps(case, **options):
     return x, torch.randn(rows, channels, *sizes, device=DEVICE), groups
 
 
-@NARROW
-@FAR
 @cases(MAPS)
-def test_group_norm_and_its_sums_match_one_row_at_a_time(case, affine, centre, error, dtype):
-    x, g, groups = maps(case, dtype=dtype, centre=centre)
+def test_group_norm_and_its_sums_match_one_row_at_a_time(case, centre, dtype):
+    (name, affine), error = case, FAR[centre]
+    x, g, groups = maps(name, dtype=dtype, centre=centre)
     rows, channels = x.shape[:2]
     weight, bias = parameters(channels, affine)
 
@@ -159,8 +156,7 @@ def test_group_norm_and_its_sums_match_one_row_at_a_time(case, affine, centre, e
     close(sums[1], by_bias, 1e-5)
 
 
-@NARROW
-@pytest.mark.parametrize("case", MAPS)
+@sampled(case=MAPS, dtype=DTYPES)
 def test_sums_for_fixed_statistics_match_one_row_at_a_time(case, dtype):
     x, g, _ = maps(case, dtype=dtype, centre=3.0)
     mean, scale = torch.randn(x.shape[1], device=DEVICE), torch.rand(x.shape[1], device=DEVICE)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from loops import attached, dataset, losses, repeatable
 from oracle import compare
+from samples import sampled
 from torch import nn
 
 from sfumato.clipping.layout import MODES
@@ -36,9 +37,7 @@ class Number(nn.Module):
         return self.form(self, self.body(x.flatten(1)).tanh() @ self.weight)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shape", [(), (1,)])
-@pytest.mark.parametrize("form", FORMS)
+@sampled(form=FORMS, mode=MODES, shape=[(), (1,)])
 def test_norms_and_sums_are_those_of_autograd(form, shape, mode):
     compare(Number(FORMS[form], shape).double(), dataset()[:5][0].double(), 5, mode=mode)
 

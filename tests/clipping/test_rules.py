@@ -6,10 +6,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import compare, loss_of, norms_of
+from oracle import compare, loss_of
+from samples import sampled
 from torch import nn
 
-from sfumato.clipping.admit import one_at_a_time
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.layout import MODES
 from sfumato.clipping.rules.registry import RULES
@@ -302,25 +302,20 @@ def batch_for(shape, n, seed=0):
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("case", CASES)
+@sampled(case=CASES, mode=MODES)
 def test_norms_and_sums_match_autograd_one_example_at_a_time(case, mode):
     torch.manual_seed(0)
     build, shape = CASES[case]
     compare(build().double(), batch_for(shape, 4), 4, mode=mode)
 
 
-@pytest.mark.parametrize("n", [1, 2, 7])
-@pytest.mark.parametrize("case", CASES)
+@sampled(case=CASES, n=[1, 2, 7])
 def test_a_layout_serves_batches_of_any_size(case, n):
     torch.manual_seed(0)
     build, shape = CASES[case]
     model = build().double()
-    clipper = GradientClipper(model)
-    clipper.clip(loss_of, (batch_for(shape, 3),), 3)
-    x = batch_for(shape, n, seed=1)
-    norms = norms_of(one_at_a_time(model, loss_of, (x,)))
-    torch.testing.assert_close(clipper.clip(loss_of, (x,), n).norms, norms, rtol=5e-6, atol=1e-9)
+    clipper, _ = compare(model, batch_for(shape, 3), 3)
+    compare(model, batch_for(shape, n, seed=1), n, clipper=clipper)
 
 
 def test_the_matrix_follows_every_rule(monkeypatch):

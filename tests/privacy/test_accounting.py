@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
+from samples import few
 from scipy.stats import norm
 
 from sfumato.errors import ConfigError
@@ -32,7 +33,7 @@ def rdp(rate: float, noise: float, steps: int, delta: float = 1e-5):
 
 
 # specs/dp_training.md 1.5: 50,000 examples in batches of 1,000, delta 1e-5.
-@pytest.mark.parametrize(
+@few(
     ("claimed", "epochs", "gdp_noise", "true_epsilon", "noise", "rdp_noise"),
     [
         (1, 1, 0.811, 2.11, 1.055, 1.216),
@@ -73,7 +74,7 @@ def test_a_part_of_a_shuffled_epoch_costs_what_a_whole_one_does(epochs, releases
 
 
 # specs/synthesis.md A5: rate 1/12, 12 steps an epoch, delta 1e-5.
-@pytest.mark.parametrize(
+@few(
     ("target", "epochs", "rdp_noise", "noise"),
     [
         (1, 30, 6.53, 6.13),
@@ -101,7 +102,7 @@ def test_the_noise_table_of_the_diffusion_warm_up_holds(target, epochs, rdp_nois
 
 
 # specs/synthesis.md B1: what the published teachers cost, by PRV and by RDP.
-@pytest.mark.parametrize(
+@few(
     ("size", "batch", "epochs", "noise", "prv", "renyi"),
     [
         (60_000, 128, 4, 0.8, 0.87, 1.54),
@@ -118,7 +119,7 @@ def test_the_published_teachers_cost_what_the_table_says(size, batch, epochs, no
 
 
 # specs/synthesis.md B7: a teacher and one full-data Gaussian release, composed.
-@pytest.mark.parametrize(
+@few(
     ("batch", "epochs", "noise", "alone", "with_5", "with_10", "with_20"),
     [
         (128, 4, 0.8, 0.855, 1.100, 0.915, 0.869),
@@ -170,7 +171,7 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize(
+@few(
     ("size", "steps", "noise", "expected"),
     [(*key, noise, value) for key, row in HEADS.items() for noise, value in row.items()],
 )

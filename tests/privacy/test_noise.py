@@ -1,10 +1,12 @@
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from interpreted import interpret_kernels
-from noises import PLAN, SEED, SOURCES, both_ways, ledger, release
+from noises import EACH, PLAN, SEED, SOURCES, WAYS, both_ways, ledger, release
+from samples import sampled
 from scipy import stats
 
 from sfumato.errors import ConfigError, PrivacyError
@@ -18,7 +20,7 @@ from sfumato.privacy.session_key import SessionKey
 way = both_ways
 
 
-@pytest.mark.parametrize("noise", SOURCES)
+@EACH
 def test_the_noise_has_the_right_scale_and_two_thirds_of_it_is_rejected(noise):
     # A sound mechanism fails once in 1000 seeds; the seed is fixed.
     drawn = release(torch.zeros(20_000), noise=noise).double().numpy() * PLAN.expected_batch
@@ -35,7 +37,7 @@ def test_the_sum_is_divided_by_the_public_expected_batch(noise):
     assert float(result.mean()) == pytest.approx(300 / 20, abs=allowed)
 
 
-@pytest.mark.parametrize("noise", SOURCES)
+@EACH
 def test_an_empty_batch_is_still_noised_and_charged(noise):
     book = ledger(noise)
     result = release(torch.zeros(1000), book=book)
@@ -65,7 +67,7 @@ def test_two_runs_from_the_operating_system_never_share_noise(noise):
     assert not (first == second).any()
 
 
-@pytest.mark.parametrize("noise", SOURCES)
+@EACH
 def test_every_coordinate_of_every_tensor_gets_its_noise_once(noise):
     # With a fixed seed the noise depends on the place alone: parts get what the whole gets.
     whole = torch.arange(5000.0)
@@ -119,11 +121,8 @@ def test_tensors_of_several_types_share_no_noise(noise):
         assert stats.kstest(drawn, "norm", (0, PLAN.noise_deviation)).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("noise", SOURCES)
-@pytest.mark.parametrize("secret", [SEED, SessionKey.draw()], ids=["fixed", "drawn"])
+@sampled(noise=SOURCES, secret=[SEED, SessionKey.draw()], way=["kernels"], indirect=["way"])
 def test_a_model_of_which_a_part_is_on_a_cpu_is_released_too(noise, secret, way, monkeypatch):
-    if way == "torch":
-        pytest.skip("that part is everything")
     interpret_kernels(monkeypatch, lambda flat: flat.dtype == torch.float32)
     zeros = {"a": torch.zeros(3000), "b": torch.zeros(3000, dtype=torch.float64)}
     book = ledger(noise, secret)
@@ -254,8 +253,7 @@ def test_plan_and_ledger_must_speak_of_the_same_neighbours():
         release(torch.zeros(3), book=ledger(relation="replace"))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("place", [0, 500, 998])
+@sampled(bad=[math.nan, math.inf, -math.inf], place=[0, 500, 998], way=WAYS, indirect=["way"])
 def test_a_sum_that_is_not_finite_is_refused(bad, place, way):
     book, wrong = ledger(), torch.zeros(999)
     wrong[place] = bad

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from normals import assert_normal
+from samples import sampled
 from scipy import stats
 
 triton = pytest.importorskip("triton", reason="Triton is for Linux")
@@ -111,9 +112,9 @@ def test_the_reference_knows_the_published_vectors():
     assert philox(digits, (0xA4093822, 0x299F31D0)) == wanted
 
 
-@pytest.mark.parametrize("first", [0, 75_000_000, 2**32 - 8, 2**40 + 3])
-@pytest.mark.parametrize(("low", "high"), KEYS)
-def test_words_are_those_of_philox(low, high, first):
+@sampled(key=KEYS, first=[0, 75_000_000, 2**32 - 8, 2**40 + 3])
+def test_words_are_those_of_philox(key, first):
+    low, high = key
     found = torch.empty(4, 16, dtype=torch.int32, device=DEVICE)
     given = [torch.tensor([n], dtype=torch.int64, device=DEVICE) for n in (low, high, first)]
     store_blocks[(1,)](*given, found, 16)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from normals import assert_normal
+from samples import sampled
 
 triton = pytest.importorskip("triton", reason="Triton is for Linux")
 tl = pytest.importorskip("triton.language")
@@ -19,6 +20,7 @@ from sfumato.privacy.secure import chacha20, grid_noise, normal_deviates, to_sec
 from sfumato.privacy.session_key import SessionKey
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float64]
 KEY = bytes(range(7, 39))
 PLAN = Plan(noise_multiplier=0.8, max_norm=3.0, expected_batch=20)
 SIZES = [1, 7, 8, 9, 1024, 8 * 8192, 8 * 8192 + 1, 70_001]
@@ -83,8 +85,7 @@ def test_deviates_are_those_of_the_cpu_to_rounding(count):
     torch.testing.assert_close(found, wanted, rtol=0, atol=2.0**-51 + 8 * 1e-15)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("count", SIZES)
+@sampled(count=SIZES, dtype=DTYPES)
 def test_releases_are_those_of_the_cpu(count, dtype):
     total = 100 * torch.randn(count, dtype=dtype, generator=torch.Generator().manual_seed(0))
     found, wanted = release(total), secure_mean(total)
@@ -163,8 +164,7 @@ def test_hashes_are_sums_of_products_with_the_keys():
     assert (np.array(found.tolist(), dtype=object) % 2**64 == wanted).all()
 
 
-@pytest.mark.parametrize("count", [5, FEW + 1, ROWS * COLUMNS + 77])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@sampled(count=[5, FEW + 1, ROWS * COLUMNS + 77], dtype=DTYPES)
 def test_a_digest_changes_with_every_bit(count, dtype):
     flat = torch.randn(count, dtype=dtype, generator=torch.Generator().manual_seed(0))
     first = digest_of(flat)
@@ -198,8 +198,7 @@ def test_a_digest_is_short_and_depends_on_the_secret():
 LARGE = ROWS * COLUMNS + 777
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("count", [1, 5, 3000, LARGE])
+@sampled(count=[1, 5, 3000, LARGE], dtype=DTYPES[::-1])
 def test_a_digest_tells_whether_all_numbers_are_finite(count, dtype):
     flat = torch.randn(count, dtype=dtype, generator=torch.Generator().manual_seed(0))
     flat[count // 2] = torch.finfo(dtype).max
@@ -227,8 +226,7 @@ def sealed_by_hand(words, key, rows):
     return np.frombuffer(b"".join(blocks), "<i4").reshape(rows, 8)
 
 
-@pytest.mark.parametrize("count", [0, 1, 1023, 1024, 4095, 4096])
-@pytest.mark.parametrize("broken", [0, 1])
+@sampled(count=[0, 1, 1023, 1024, 4095, 4096], broken=[0, 1])
 def test_rows_of_a_seal_are_chacha_blocks_under_hashes_of_the_words(count, broken):
     generator = torch.Generator().manual_seed(count)
     words = torch.randint(-(2**31), 2**31, (count,), generator=generator).int()
@@ -247,7 +245,7 @@ def test_a_seal_has_as_many_rows_as_it_can_make_and_no_more():
         seal_words(words, words_of(bytes(64)), broken, 17)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_of_a_sum_that_is_not_finite_nothing_is_shown(dtype):
     total = torch.arange(2000.0, dtype=dtype, device=DEVICE)
     total[7] = torch.nan
