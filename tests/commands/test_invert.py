@@ -46,7 +46,7 @@ def test_a_run_leaves_guesses_of_every_class_and_private_scores(finished):
     assert scores["attack_accuracy"] == scores["majority"]["top1"]["mean"]
     assert set(scores["judges"]) == {"group-cnn-small"}
     assert {path.name for path in (finished / "private").iterdir()} == {
-        "judges", "members.npz", "scores.json", "guesses.png", "stages"
+        "judges", "members.npz", "findings.json", "scores.json", "guesses.png", "stages"
     }  # fmt: skip
 
 

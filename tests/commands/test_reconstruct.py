@@ -31,7 +31,7 @@ def finished(tmp_path_factory):
 
 def test_a_whole_attack_leaves_pictures_and_scores_in_private(finished):
     assert {p.name for p in (finished / "private").iterdir()} == {
-        "gallery.png", "roc.png", "scores.json",
+        "gallery.png", "roc.png", "findings.json", "scores.json",
     }  # fmt: skip
     scores = json.loads((finished / "private" / "scores.json").read_text())
     assert scores["trials"] == 600

@@ -50,6 +50,7 @@ def test_a_run_leaves_a_bundle_pictures_a_ledger_and_private_scores(finished):
     }  # fmt: skip
     assert {path.name for path in (finished / "private").iterdir()} == {
         "data.json",
+        "findings.json",
         "scores.json",
         "nearest.png",
     }

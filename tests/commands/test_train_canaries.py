@@ -75,7 +75,7 @@ def test_canaries_leave_the_promise_and_what_is_shared_alone(sound):
     assert set(load_file(sound / "model.safetensors")) == {"1.weight", "1.bias"}
     left = {path.name for path in (sound / "private").iterdir()}
     names = {"canaries.json", "canary_start.json", "canary_end.json", "canary_steps.bin"}
-    assert left == names | {"data.json", "metrics.jsonl", "scores.json"}
+    assert left == names | {"data.json", "metrics.jsonl", "scores.json", "findings.json"}
     for path in sound.iterdir():
         if path.suffix in (".json", ".jsonl", ".txt"):
             assert "included" not in path.read_text()
