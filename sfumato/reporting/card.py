@@ -27,6 +27,8 @@ from sfumato.settled import DATA, REPORT
 
 PICTURES = ("*.png", "bundle/*.png")
 POINTS = 16
+STATED = ("epsilon", "delta", "unit", "relation", "neighbours")
+"""What a summary says of the guarantee: that is taken from the ledger alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,8 @@ class Card:
     steps: tuple[int, int] | None
     """Steps taken and planned, where there is a plan."""
     stages: dict[str, dict[str, Any] | None]
-    """Stages that were begun, and what each said at its end; None while it goes on."""
+    """Stages that were begun, and what each said at its end, but for its guarantee; None while it
+    goes on."""
     pictures: tuple[str, ...]
     """Pictures of the open part, as paths in the run."""
     from_public: bool
@@ -105,7 +108,7 @@ def read_card(path: Path, *, include_private: bool = False) -> Card:
     plan = plan_of(path)
     coming = [] if finished else _coming(plan, ledger)
     summary = read_json(path / "done.json") if finished else {}
-    stages = _stages(path)
+    stages = _stages(path, verb)
     promise = None if ledger is None else promise_of(ledger, coming)
     problems = damage(path, ledger, promise and promise.epsilon)
     subject, settings = read_subject(
@@ -195,11 +198,17 @@ def _open(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {k: brief(v) for k, v in summary.items() if k not in ("run", "text", "bundle")}
 
 
-def _stages(path: Path) -> dict[str, dict[str, Any] | None]:
+def _stages(path: Path, verb: str) -> dict[str, dict[str, Any] | None]:
     places = [place for place in (path / "stages").glob("*") if place.is_dir()]
     places.sort(key=lambda place: place.stat().st_mtime)
     ends = {place.name: place / "done.json" for place in places}
-    return {name: _open(read_json(end)) if end.exists() else None for name, end in ends.items()}
+    found: dict[str, dict[str, Any] | None] = {}
+    for name, end in ends.items():
+        # Of heads it says how good they are on images that no ledger covers.
+        told = read_json(end) if end.exists() and verb != "reconstruct" else {}
+        told = {key: value for key, value in _open(told).items() if key not in STATED}
+        found[name] = told if end.exists() else None
+    return found
 
 
 def _pictures(path: Path, stages: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, ...]:

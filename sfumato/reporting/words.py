@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sfumato.reporting.card import Card, Spent
+from sfumato.reporting.card import STATED, Card, Spent
 from sfumato.reporting.promise import Promise
 from sfumato.reporting.subject import Subject
 from sfumato.results import Audited, Finding, Findings, Limits
@@ -22,7 +22,6 @@ HIDDEN = (
 )
 DAMAGED = "This run is damaged: what is left of it is no promise. Do not rely on it."
 UNPROVED = "There is no lower bound on epsilon here."
-STATED = ("epsilon", "delta", "unit", "relation", "neighbours")
 COMPARABLE = (
     "model", "data", "image_size", "grey", "batch_size", "physical_batch_size", "precision",
     "compile", "augmult", "train_only", "device",

@@ -55,6 +55,9 @@ def test_ledgers_of_stages_are_added_up(tmp_path):
     place = path / "stages" / "teacher"
     place.mkdir(parents=True)
     (place / "ledger.jsonl").write_text((other / "ledger.jsonl").read_text())
+    write(place / "done.json", {"epsilon": 0.01, "steps": 3})
+    assert read_card(path).stages == {"teacher": {"steps": 3}}, "epsilon is the ledger's"
+    (place / "done.json").unlink()
     two = read_card(path).promise.epsilon
     assert two > 1.3 * one
     (path / "bundle").mkdir()
@@ -179,7 +182,11 @@ def test_a_run_inside_private_needs_to_be_asked_for(tmp_path):
 def test_what_reconstruct_learnt_is_not_said_to_be_for_sharing(tmp_path):
     (tmp_path / "run").mkdir()
     write(tmp_path / "run" / "config.json", {"verb": "reconstruct", "config": {"data": "digits"}})
+    stage = tmp_path / "run" / "stages" / "base"
+    stage.mkdir(parents=True)
+    write(stage / "done.json", {"accuracy_of_heads": 0.5})
     card = read_card(tmp_path / "run")
+    assert card.stages == {"base": {}}, "no ledger covers how good heads are"
     assert not words.may_be_shared(card)
     assert any("share it only if that split is public" in limit for limit in caveats(card))
 
