@@ -139,7 +139,7 @@ def test_a_finished_run_says_so_and_stays_as_it_is(finished, capsys):
     code, out, err = call(capsys, "release", "--out", finished)
     assert code == 0
     assert "finished already" in err
-    assert "epsilon 3.00, delta 1e-05 in all, for each example" in out
+    assert "epsilon 3.00, delta 1e-05, for each example" in out
     assert {path: digest(path) for path in finished.rglob("*") if path.is_file()} == before
 
 
