@@ -6,6 +6,7 @@ import math
 import pytest
 from pages import make_run, write
 
+from sfumato.commands import audit
 from sfumato.errors import SfumatoError
 from sfumato.reporting.scores import findings_of, keep_audit, keep_scores
 from sfumato.results import FINDINGS, Audited, Finding, Findings, read_findings
@@ -71,6 +72,9 @@ def test_a_part_outside_the_run_is_not_read(tmp_path):
         found = findings_of(run)
         assert found.parts == {"x": folder}
         assert found.with_parts(run, findings_of).found == ()
+    said = []
     write(run / FINDINGS, [])
+    audit.copy({"target": "run"}, Run(tmp_path / "other", said.append), run)
+    assert "could not take a copy" in said[0]
     with pytest.raises(SfumatoError, match="damaged"):
         findings_of(run)

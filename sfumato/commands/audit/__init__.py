@@ -11,6 +11,7 @@ from typing import Any
 from sfumato.commands import Recipe, as_label
 from sfumato.commands.audit.record import AuditRecord
 from sfumato.commands.stages import require_one_process
+from sfumato.errors import SfumatoError
 from sfumato.reporting.render import audit_text
 from sfumato.reporting.scores import findings_of, keep_audit
 from sfumato.runs import Run
@@ -52,13 +53,15 @@ def run(config: Audit, run: Run | None) -> dict[str, Any]:
 def copy(record: Mapping[str, Any], run: Run, audited: Path) -> None:
     """Leave what was found with the audited run too, for its report: the proof by the promise.
 
-    An auditor may have no right to write there; the audit is done all the same.
+    An auditor may have no right to write there, or what is there may be damaged; the audit is done
+    all the same.
     """
     try:
         keep_audit(Run(audited), record)
-    except OSError as problem:
+    except (OSError, SfumatoError) as problem:
+        why = getattr(problem, "strerror", None) or problem
         run.log(
-            f"{audited} could not take a copy of the findings ({problem.strerror or problem}), so "
+            f"{audited} could not take a copy of the findings ({why}), so "
             f"its report will lack them. Its owner may copy {run.path}/private/audit.json there."
         )
 
