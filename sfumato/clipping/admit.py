@@ -3,9 +3,10 @@
 Two questions, on a few inputs. Independence: when one example changes, do the losses of the others
 stay as they are? If not, the model mixes examples (BatchNorm in any disguise, attention across the
 batch) and no per-example gradient exists. And is the loss of an example the same among more
-examples, and in another order? If not, one example more changes the gradients of all. Equality: are
-the norms, and the clipped sum, those of autograd asked for one loss at a time? A wrong norm is
-never silent.
+examples, and in another order? If not, one example more changes the gradients of all. The same is
+asked of its gradient, which a straight-through estimator takes from elsewhere than its loss.
+Equality: are the norms, and the clipped sum, those of autograd asked for one loss at a time? A
+wrong norm is never silent.
 """
 
 import random
@@ -19,7 +20,7 @@ from sfumato.clipping.buffers import Buffers
 from sfumato.clipping.checks import check_batch, check_inputs, check_losses, refusing_compiled
 from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.factors import Clipping, check_clip_function
-from sfumato.clipping.mixing import PLACE_MATTERS, place_matters
+from sfumato.clipping.mixing import EXACT, PLACE_MATTERS, place_matters
 from sfumato.clipping.trials import (
     awake,
     examples_at,
@@ -63,6 +64,7 @@ def admit(
     if examples == 1:  # alone, it cannot be taken for another
         inputs, examples = resized(inputs, 1, 2), 2
     refuse_batch_norm(clipper.model)
+    refuse_drop_block(clipper.model)
     # Norms from far below the bound to far beyond it.
     check_clip_function(clipper.clipping.max_norm * torch.logspace(-3, 3, 13), clipper.clipping)
     exact_loss_fn = exact_loss_fn or loss_fn
@@ -72,8 +74,10 @@ def admit(
         model, exact_inputs = awake(clipper.model, exact_loss_fn, inputs)
         _check_independence(model, exact_loss_fn, exact_inputs, examples)
         _check_places(model, exact_loss_fn, exact_inputs, examples)
+        rows = one_at_a_time(model, exact_loss_fn, exact_inputs)
+        _check_company(model, exact_loss_fn, exact_inputs, rows)
         exact = replace(clipper, model=model, layouts={})
-        _check_equality(exact, exact_inputs, exact_loss_fn, examples)
+        _check_equality(exact, exact_inputs, exact_loss_fn, rows)
         _check_bound(clipper, loss_fn, inputs, examples)
 
 
@@ -117,14 +121,28 @@ def refuse_batch_norm(model: nn.Module) -> None:
             )
 
 
+def refuse_drop_block(model: nn.Module) -> None:
+    """Raise for a DropBlock: it divides by how much is left of the whole batch."""
+    for name, module in model.named_modules():
+        if module.training and "dropblock" in type(module).__name__.lower():
+            raise UnsupportedLayer(
+                f'"{name}" is a {type(module).__name__}: it divides by how much it left of the '
+                "whole batch, so what one example adds depends on the others. Use "
+                "torch.nn.Dropout2d, or stochastic depth."
+            )
+
+
 def one_at_a_time(
-    model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    places: Sequence[int] | None = None,
 ) -> list[dict[str, Tensor]]:
     """The oracle: autograd, asked for the gradient of one example's loss after the other."""
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     losses = loss_fn(model, *inputs)
     rows = []
-    for loss in losses:
+    for loss in losses if places is None else losses[list(places)]:
         found = torch.autograd.grad(
             loss, list(named.values()), retain_graph=True, allow_unused=True
         )
@@ -266,14 +284,59 @@ def _check_bound(
             )
 
 
+def _check_company(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    rows: Sequence[dict[str, Tensor]],
+) -> None:
+    """The gradient of an example must be the same beside one other, whatever that is.
+
+    The other is far above all there are, and then far below: a mean over both changes its sign.
+    A model that draws random numbers is not asked.
+    """
+    before = random_state()
+    for i, row in enumerate(rows):
+        for far, place in ((5.0, 0), (-5.0, 1)):
+            pair = _beside_another(inputs, i, len(rows), far, place)
+            set_random_state(before)
+            found = one_at_a_time(model, loss_fn, pair, [place])[0]
+            if not same_state(before, random_state()):
+                set_random_state(before)
+                return
+            floor = EXACT * sum(float(g.square().sum()) for g in row.values()) ** 0.5
+            for name, gradient in row.items():
+                apart = float((found[name] - gradient).norm())
+                if apart > EXACT * max(float(gradient.norm()), floor, 1e-30):
+                    raise UnsupportedLayer(
+                        f'the gradient of an example for "{name}" depends on the other examples, '
+                        "on how many they are, or on its place among them, though its loss does "
+                        "not. Look for a straight-through estimator or a gradient hook that uses "
+                        "the whole batch, or its length."
+                    )
+
+
+def _beside_another(
+    inputs: Sequence[Tensor], example: int, examples: int, far: float, place: int
+) -> list[Tensor]:
+    """The inputs of two examples: this one at `place`, and one that is `far` from all there are."""
+    one = torch.tensor([example])
+    found = []
+    for x in inputs:
+        pair = [examples_at(x, one, examples)]
+        other = _with_example_changed(x, example, examples, far)
+        pair.insert(1 - place, examples_at(other, one, examples))
+        found.append(torch.cat(pair))
+    return found
+
+
 def _check_equality(
     clipper: GradientClipper,
     inputs: Sequence[Tensor],
     loss_fn: Callable[..., Tensor],
-    examples: int,
+    rows: list[dict[str, Tensor]],
 ) -> None:
-    state = random_state()
-    rows = one_at_a_time(clipper.model, loss_fn, inputs)
+    examples, state = len(rows), random_state()
     squares = [sum(g.double().square().sum() for g in row.values()) for row in rows]
     norms = torch.stack([torch.as_tensor(s) for s in squares]).sqrt().to(torch.float32)
     finite = norms[norms.isfinite()]
@@ -347,12 +410,16 @@ def _difference(
     return (where, worst) if wrong_norm or worst > TOLERANCE else None
 
 
-def _with_example_changed(x: Tensor, example: int, examples: int) -> Tensor:
-    """The inputs with one example replaced: by noise, or, for labels, by another's."""
+def _with_example_changed(x: Tensor, example: int, examples: int, far: float = 0.0) -> Tensor:
+    """The inputs with one example replaced: by noise, or, for labels, by another's.
+
+    `far` moves the noise by so many standard deviations.
+    """
     changed = x.clone()
     rows = changed.unflatten(0, (examples, -1))
     if x.is_floating_point():
-        rows[example] = torch.randn_like(rows[example]) * x.std().clamp(min=0.1) + x.mean()
+        rows[example] = torch.randn_like(rows[example]) * x.std().clamp(min=0.1)
+        rows[example] += x.mean() + far * x.std().clamp(min=0.1)
     else:
         rows[example] = rows[(example + 1) % examples].clone()
     return changed

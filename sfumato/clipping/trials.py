@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sfumato.errors import UnsupportedLayer
 
@@ -52,11 +54,33 @@ def set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
         torch.cuda.set_rng_state_all(state[1])
 
 
+DROPOUTS = (
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
+)  # fmt: skip
+
+
+class _NoDropout(TorchFunctionMode):
+    """torch's dropout functions hand back what they are given."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in DROPOUTS:
+            return args[0] if args else (kwargs or {})["input"]
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Dropout and the like are off inside."""
+    """Dropout is off inside: torch's functions, and modules of torch, torchvision and timm.
+
+    Modules of others keep their mode, for it may change more than dropout.
+    """
     kinds = ("drop", "stochasticdepth")
-    with _switched_off([m for m in model.modules() if m.training and _is_one_of(m, kinds)]):
+    with (
+        _switched_off([m for m in model.modules() if m.training and _is_one_of(m, kinds)]),
+        _NoDropout(),
+    ):
         yield
 
 
@@ -80,8 +104,9 @@ def _switched_off(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _is_one_of(module: nn.Module, kinds: tuple[str, ...]) -> bool:
-    name = type(module).__name__.lower()
-    return not list(module.children()) and any(kind in name for kind in kinds)
+    name, origin = type(module).__name__.lower(), type(module).__module__.partition(".")[0]
+    known = origin in ("torch", "torchvision", "timm", "sfumato")
+    return known and not list(module.children()) and any(kind in name for kind in kinds)
 
 
 def awake(
