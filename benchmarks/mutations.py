@@ -277,6 +277,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=int, default=240, help="of CPU, for one mutant")
+    parser.add_argument("--minutes", type=float, default=1e9, help="after which no more begin")
     parser.add_argument("--gigabytes", type=int, default=20, help="of memory")
     parser.add_argument("--only", default="", help="a pattern: mutants at such a path:line alone")
     parser.add_argument("--out", default="results/mutations.md")
@@ -299,6 +300,9 @@ def main() -> None:
                 rows.append((mutant, came, name))
             elif came != "survived":
                 sys.exit(f"the tests fail without any mistake: {name}")
+            if time.perf_counter() - start > 60 * options.minutes:
+                pool.terminate()
+                break
     minutes = (time.perf_counter() - start) / 60
     (ROOT / options.out).write_text(page_of(rows, options, len(everything), minutes))
 
