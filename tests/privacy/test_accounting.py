@@ -230,19 +230,27 @@ def test_a_truncated_batch_costs_more_and_a_loose_limit_almost_nothing():
     assert cost(110) > free
 
 
-def test_calibration_uses_the_budget_and_not_more():
-    for target, size, batch, epochs in ((1, 4_000, 400, 10), (8, 50_000, 4096, 100)):
-        plan = make_plan(
-            Budget(epsilon=target, delta=1e-5), size=size, batch_size=batch, epochs=epochs
-        )
-        assert 0.998 * target < plan.epsilon(1e-5) <= target
+@pytest.mark.parametrize(
+    ("target", "relation", "plan"),
+    [
+        (1, "add-or-remove", {"size": 4_000, "batch_size": 400, "epochs": 10}),
+        (8, "add-or-remove", {"size": 50_000, "batch_size": 4096, "epochs": 100}),
+        (2, "replace", {"size": 4_000, "batch_size": 400, "epochs": 10}),
+    ],
+)
+def test_calibration_uses_the_budget_and_not_more(target, relation, plan):
+    found = make_plan(Budget(epsilon=target, delta=1e-5), relation=relation, **plan)
+    cost = pld(found.rate, found.noise_multiplier, found.steps, relation=relation)
+    assert 0.998 * target < cost <= target
 
 
-def test_the_steps_that_a_budget_allows_fit_and_one_more_does_not():
+@pytest.mark.parametrize("relation", ["add-or-remove", "replace"])
+def test_the_steps_that_a_budget_allows_fit_and_one_more_does_not(relation):
     budget = Budget(epsilon=2, delta=1e-5)
-    kind = Plan(noise_multiplier=1.0, rate=0.02, expected_batch=1000)
+    kind = Plan(noise_multiplier=1.0, rate=0.02, expected_batch=1000, relation=relation)
     steps = steps_within(budget, kind)
-    assert pld(0.02, 1.0, steps) <= 2 < pld(0.02, 1.0, steps + 1)
+    fits, more = (pld(0.02, 1.0, n, relation=relation) for n in (steps, steps + 1))
+    assert fits <= 2 < more
 
 
 def test_a_spent_budget_is_refused_and_not_searched_for_ever():

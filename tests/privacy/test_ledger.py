@@ -24,6 +24,7 @@ def test_epsilon_is_derived_from_the_events():
     plan = Plan(noise_multiplier=1.1, expected_batch=10, rate=0.1, steps=4)
     assert filled(4).epsilon() == plan.epsilon(1e-5)
     assert Ledger(header()).epsilon() == 0
+    assert filled(4, relation="replace").epsilon() > filled(4).epsilon()
 
 
 def test_records_bring_the_same_ledger_back():
