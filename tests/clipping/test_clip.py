@@ -113,6 +113,27 @@ def test_a_broken_example_adds_nothing_and_spoils_nothing(bad):
         torch.testing.assert_close(clipped.total[name], total, rtol=1e-5, atol=1e-6)
 
 
+def test_an_example_that_is_broken_in_one_layer_adds_nothing_to_the_others():
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.one(x[:, :3]) + self.other(x[:, 3:])
+
+    clipper = GradientClipper(Beside(), clipping=Clipping(per_layer=True))
+    x = torch.randn(4, 6)
+    x[0, 0] = 1e30
+    clipped, sound = (
+        clipper.clip(lambda m, x: m(x).sum(dim=1), (some,), len(some)) for some in (x, x[1:])
+    )
+    assert not clipped.norms[0].isfinite()
+    assert not clipped.factors[:, 0].any()
+    for name, total in sound.total.items():
+        torch.testing.assert_close(clipped.total[name], total)
+
+
 @pytest.mark.parametrize("views", [2, 3])
 @pytest.mark.parametrize("mode", ["ghost_mixed", "ghost", "non-ghost"])
 def test_views_of_one_example_count_as_one_example(views, mode):

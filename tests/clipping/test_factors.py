@@ -13,7 +13,7 @@ from torch import nn
 
 from sfumato.clipping.admit import admit, check_contributions
 from sfumato.clipping.clip import GradientClipper
-from sfumato.clipping.factors import CLIP_STYLES, Clipping, clip_factors
+from sfumato.clipping.factors import CLIP_STYLES, Clipping, check_clip_function, clip_factors
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.settings.train import Privacy
 
@@ -142,6 +142,20 @@ def test_a_clip_function_that_looks_at_other_examples_is_not_admitted(
     clipper = GradientClipper(model, clipping=Clipping(style="my own", per_layer=per_layer))
     with pytest.raises(PrivacyError):
         admit(clipper, lambda m, x: m(x).square().sum(dim=1), (x,), 3)
+
+
+def test_a_clip_function_that_looks_at_places_far_behind_is_refused(monkeypatch):
+    # Only the first 64 are asked alone.
+    monkeypatch.setitem(
+        CLIP_STYLES, "my own", lambda norms, *_: (torch.arange(len(norms)) < 80) / (1 + norms)
+    )
+    with pytest.raises(PrivacyError):
+        check_clip_function(torch.rand(100), Clipping(style="my own"))
+
+
+def test_a_factor_that_is_not_finite_is_zero(monkeypatch):
+    monkeypatch.setitem(CLIP_STYLES, "my own", lambda norms, *_: norms.log().sqrt())
+    assert clip_factors(torch.tensor([0.5, math.e]), 9.0, "my own", 0.0).tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("given", NO_FACTORS)
