@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from noises import BOTH, EACH, PLAN, SEED, SOURCES, both_ways, ledger, release
+from samples import sampled
 
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.ledger import Header, Ledger
@@ -97,13 +98,13 @@ def test_what_the_ledger_shows_is_no_part_of_what_noise_is_drawn_from():
         assert not any(key[at : at + 4].hex() in tag for at in range(0, 32, 4))
 
 
-@pytest.mark.parametrize("noise", SOURCES)
-def test_the_same_sums_under_noise_of_another_size_get_other_noise(noise):
+@sampled(noise=SOURCES, change=[{"noise_multiplier": 2.0}, {"noise_decay": 2.0}])
+def test_the_same_sums_under_noise_of_another_size_get_other_noise(noise, change):
     # Twice the first less the second would be the sums, if both were the same deviates.
     secret, total = SessionKey.draw(), torch.randn(500)
     header = ledger(noise, secret).header
-    plans = [replace(PLAN, noise_multiplier=size) for size in (1.0, 2.0)]
-    one, two = (release(total, plan=p, book=Ledger(header), secret=secret) for p in plans)
+    plans = [replace(PLAN, **{"noise_multiplier": 1.0, **more}) for more in ({}, change)]
+    one, two = (release(total, plan=p, book=Ledger(header), secret=secret, step=49) for p in plans)
     left = (2 * one - two) * PLAN.expected_batch - total
     assert float(left.std()) > 2 * PLAN.max_norm
 
