@@ -20,11 +20,17 @@ REPORT = ("report.html", "report.md", "card.json")
 DATA = "data.json"
 """Which images a run began with: in `private/`, by a digest."""
 UNUSED = (
-    "ledger.jsonl", "plan.json", START, "private/secret.key", "private/canaries.json",
-    "private/canary_start.json", "private/canary_steps.bin",
-    f"private/{DATA}", *REPORT,
+    "ledger.jsonl",
+    "plan.json",
+    START,
+    "private/secret.key",
+    "private/canaries.json",
+    "private/canary_start.json",
+    "private/canary_steps.bin",
+    f"private/{DATA}",
+    *REPORT,
     *(f"private/{name}" for name in REPORT),
-)  # fmt: skip
+)
 """What an order that was refused before its first step may leave: a ledger without an event, and
 a report on that."""
 

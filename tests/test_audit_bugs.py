@@ -44,7 +44,7 @@ def quick(monkeypatch):
 @pytest.fixture
 def not_admitted(monkeypatch):
     """Models are not tested before training."""
-    monkeypatch.setattr("sfumato.clipping.admit.admit", lambda *_, **__: None)
+    monkeypatch.setattr("sfumato.commands.train.step.admit", lambda *_, **__: None)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from sfumato.privacy.budget import (
 )
 from sfumato.privacy.ledger import Ledger
 from sfumato.provenance import damage
+from sfumato.reporting.figures import save_epsilon_curve
 from sfumato.runs import Run
 from sfumato.settings.account import PRESETS as PRESETS
 from sfumato.settings.account import Account
@@ -47,8 +48,6 @@ def run(config: Account, run: Run | None) -> dict[str, Any]:
         raise ConfigError(f"--plot {plot}: there is no folder {plot.parent}.")
     summary = _price_plan(plan, delta, plot)
     if plot is not None:
-        from sfumato.reporting.figures import save_epsilon_curve
-
         save_epsilon_curve(plot, plan, delta)
     return summary if run is None else run.finish(summary)
 

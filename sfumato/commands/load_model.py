@@ -2,14 +2,16 @@
 
 from os.path import expanduser, isdir
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sfumato.config import read_finished
 from sfumato.errors import ConfigError, RunError
+from sfumato.files import read_json
+from sfumato.models.zoo import load_exactly
+from sfumato.provenance import require_whole
 from sfumato.runs import Run
+from sfumato.training.setup import pick_device
+from sfumato.training.trained_model import NAME, Description, TrainedModel
 from sfumato.trust import is_own_code, require_trust
-
-if TYPE_CHECKING:
-    from sfumato.training.trained_model import Description, TrainedModel
 
 PLACES = ("", "stages/train", "stages/student")
 """Where a run has its classifier: warmup in its stage train, release in its stage student."""
@@ -18,7 +20,7 @@ VERBS = ("train", "warmup", "release")
 
 def load_model(
     run: Run | str | Path, device: str = "cpu", *, trust_code: bool = False
-) -> "TrainedModel":
+) -> TrainedModel:
     """The classifier that a run has left, with its weights: those averaged, if there are such.
 
     `run` is the directory of a run of `sfumato train`, `warmup` or `release`, one of its stages, or
@@ -29,11 +31,6 @@ def load_model(
     A network of somebody's own is built by code whose name the folder gives. It is imported and run
     with `trust_code` alone: a folder from elsewhere may name anything.
     """
-    from sfumato.models.zoo import load_exactly
-    from sfumato.provenance import require_whole
-    from sfumato.training.setup import pick_device
-    from sfumato.training.trained_model import NAME, TrainedModel
-
     if not isinstance(run, Run | str | Path):
         raise ConfigError(
             f"load_model takes the directory of a run, and got {run!r}. Give its path."
@@ -75,8 +72,6 @@ def find_model(place: Path) -> Path:
 
 def why_none(folder: Path) -> str:
     """What is wrong with a folder that has no classifier."""
-    from sfumato.files import read_json
-
     record = folder / "config.json"
     verb = read_json(record).get("verb") if record.exists() else None
     if verb is None and folder.parent.name == "stages":
@@ -101,12 +96,8 @@ def why_none(folder: Path) -> str:
     return f"{folder} has no model.json: an earlier version of sfumato made it. Train it anew."
 
 
-def read_description(folder: Path) -> "Description":
+def read_description(folder: Path) -> Description:
     """What model.json says."""
-    from sfumato.config import read_finished
-    from sfumato.files import read_json
-    from sfumato.training.trained_model import NAME, Description
-
     try:
         return read_finished(Description, read_json(folder / NAME))
     except ConfigError as problem:

@@ -9,20 +9,20 @@ refused. Data are known by their name or, while the weights lie in their run, by
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sfumato.data.arrays import read_note
+from sfumato.data.images import Images
+from sfumato.data.known import Known, known_data
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.lineage import START, Origin, data_name, ledger_lines, origin_of
+from sfumato.privacy.ledger import Ledger
 from sfumato.provenance import require_whole
 from sfumato.runs import Run
 from sfumato.settings.train import Training
 
-if TYPE_CHECKING:
-    from sfumato.data.images import Images
-    from sfumato.privacy.ledger import Ledger
 
-
-def book_of_weights(config: Training, images: "Images") -> "Ledger | None":
+def book_of_weights(config: Training, images: Images) -> Ledger | None:
     """The ledger of the weights to begin with, if they learnt the same data; or why they cannot.
 
     What is learnt from them costs what they have cost, and more; so does what these began with.
@@ -59,7 +59,7 @@ def note_start(weights: Path | None, run: Run) -> None:
         run.write_json(START, origin)
 
 
-def tell_origin(config: Training, images: "Images", say: Callable[[str], None]) -> None:
+def tell_origin(config: Training, images: Images, say: Callable[[str], None]) -> None:
     """Say what weights count as that did not learn the same data, by all that is known."""
     if config.weights is None or config.mode == "non-private":
         return
@@ -80,7 +80,7 @@ def tell_origin(config: Training, images: "Images", say: Callable[[str], None]) 
         )
 
 
-def require_strange(config: Training, images: "Images") -> None:
+def require_strange(config: Training, images: Images) -> None:
     """Refuse weights that learnt the same data, for a verb that has no ledger to go on with."""
     if book_of_weights(config, images) is not None:
         raise PrivacyError(
@@ -140,8 +140,6 @@ def require_unpaid(source: str | Path, data: str) -> None:
 
 def promise_of_images(source: Path) -> dict[str, Any]:
     """What a note in the file, or the ledger of its bundle, says that they cost; or nothing."""
-    from sfumato.data.arrays import read_note
-
     try:
         note = json.loads((read_note(source) if source.is_file() else None) or "{}")
     except ValueError:
@@ -152,10 +150,8 @@ def promise_of_images(source: Path) -> dict[str, Any]:
     return {} if book is None else {"epsilon": book.epsilon(), "data": book.header.data}
 
 
-def ledger_beside(place: Path) -> "Ledger | None":
+def ledger_beside(place: Path) -> Ledger | None:
     """The ledger of the bundle, stage or run that a file or folder belongs to, if it is there."""
-    from sfumato.privacy.ledger import Ledger
-
     place = place.resolve()
     lines = ledger_lines(place if place.is_dir() else place.parent)
     return Ledger.from_records(lines) if lines else None
@@ -167,10 +163,8 @@ def _origins(weights: Path) -> list[Origin]:
     return [] if origin is None else list(origin.all)
 
 
-def _ledgers(weights: Path, images: "Images | None" = None) -> "list[Ledger]":
+def _ledgers(weights: Path, images: Images | None = None) -> list[Ledger]:
     """What they have cost, and what those have cost that they began with; that of images alone."""
-    from sfumato.privacy.ledger import Ledger
-
     books = [Ledger.from_records(origin.lines) for origin in _origins(weights) if origin.ledger]
     if images is None:
         return books
@@ -180,22 +174,20 @@ def _ledgers(weights: Path, images: "Images | None" = None) -> "list[Ledger]":
     return [book for book in books if any(_same(name, *_names(book)) for name in names)]
 
 
-def _has_learnt(weights: Path, images: "Images") -> bool:
+def _has_learnt(weights: Path, images: Images) -> bool:
     """Whether the run that weights lie in learnt these very images, whatever their name."""
-    from sfumato.data.known import Known, known_data
-
     known = known_data(weights.expanduser().resolve().parent)
     return known is not None and known == Known.of(images)
 
 
-def _joined(books: "list[Ledger]") -> "Ledger | None":
+def _joined(books: list[Ledger]) -> Ledger | None:
     """All their lines in one; None of none."""
     for book in books[1:]:
         books[0].inherit(book)
     return books[0] if books else None
 
 
-def _names(book: "Ledger") -> set[str]:
+def _names(book: Ledger) -> set[str]:
     """The names of the data that a ledger speaks of."""
     return {book.header.data, *(release.data for release in book.releases)}
 

@@ -18,6 +18,10 @@ from sfumato.config import dumps, read_record, to_json
 from sfumato.errors import ConfigError, RunError, SfumatoError
 from sfumato.files import atomic, read_json
 from sfumato.groups import defaults
+from sfumato.reporting.card import read_card
+from sfumato.reporting.render import MADE_BY, render_markdown, render_page
+from sfumato.reporting.subject import brief
+from sfumato.reporting.words import PRIVATE
 from sfumato.runs import REPORT, Run
 from sfumato.settings.report import PRESETS as PRESETS
 from sfumato.settings.report import Report
@@ -49,10 +53,6 @@ def write_report(
     Guarantee: without `include_private` nothing of any `private/` is read. With it, the files go to
     `out/private`, which only their owner can read, and say that they must not be shared.
     """
-    from sfumato.reporting.card import read_card
-    from sfumato.reporting.render import MADE_BY, render_markdown, render_page
-    from sfumato.reporting.words import PRIVATE
-
     cards = [
         replace(read_card(folder, include_private=include_private), command=command_of(folder))
         for folder in folders
@@ -69,11 +69,14 @@ def write_report(
         with atomic(place / name) as file:
             file.write(whole.encode())
     return {
-        "report": str(place / "report.html"), "markdown": str(place / "report.md"),
-        "card": str(place / "card.json"), "runs": [str(folder) for folder in folders],
-        "includes_private": include_private, "hidden": any(c.has_private for c in cards),
+        "report": str(place / "report.html"),
+        "markdown": str(place / "report.md"),
+        "card": str(place / "card.json"),
+        "runs": [str(folder) for folder in folders],
+        "includes_private": include_private,
+        "hidden": any(c.has_private for c in cards),
         "damaged": {str(f): c.damage for f, c in zip(folders, cards, strict=True) if c.damage},
-    }  # fmt: skip
+    }
 
 
 def show(summary: Mapping[str, Any]) -> str:
@@ -101,9 +104,13 @@ def alarm(summary: Mapping[str, Any]) -> str | None:
 
 # It is about runs and none itself: it writes into the directories of other verbs.
 RECIPE = Recipe(
-    run=run, show=show, alarm=alarm, needs_run=lambda _: False,
-    writes_file=lambda _: True, write_file=write_file,
-)  # fmt: skip
+    run=run,
+    show=show,
+    alarm=alarm,
+    needs_run=lambda _: False,
+    writes_file=lambda _: True,
+    write_file=write_file,
+)
 
 
 def newest(root: Path) -> Path:
@@ -119,8 +126,6 @@ def command_of(folder: Path) -> str | None:
 
     A preset that is near, and flags for the rest. Paths are as a page shows them.
     """
-    from sfumato.reporting.subject import brief
-
     record = read_json(folder / "config.json")
     try:
         kind, presets = settings_of(record["verb"])

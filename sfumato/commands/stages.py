@@ -3,17 +3,19 @@
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sfumato.config import read_record
 from sfumato.errors import ConfigError, RunError
+from sfumato.files import read_json
 from sfumato.groups import Settings, defaults, flat, leaves
+from sfumato.lineage import norm_of
+from sfumato.privacy.ledger import Ledger
 from sfumato.processes import num_processes
+from sfumato.provenance import require_whole
 from sfumato.runs import Run
 from sfumato.settings.train import Train, Training
 from sfumato.trust import is_own_code, require_trust
-
-if TYPE_CHECKING:
-    from sfumato.privacy.ledger import Ledger
 
 
 def tell_stage(summary: Mapping[str, Any]) -> str:
@@ -32,16 +34,11 @@ def require_one_process(verb: str, what: str, run: Run | None) -> Run:
     return run
 
 
-def given_run(folder: Path, config: Training) -> "tuple[Train, Path, Ledger | None]":
+def given_run(folder: Path, config: Training) -> tuple[Train, Path, Ledger | None]:
     """Settings, weights and ledger of a finished run of `sfumato train`, on the device of `config`.
 
     A run that is damaged is refused: see `sfumato.provenance`.
     """
-    from sfumato.config import read_record
-    from sfumato.files import read_json
-    from sfumato.lineage import norm_of
-    from sfumato.provenance import require_whole
-
     record = folder / "config.json"
     verb = read_json(record)["verb"] if record.exists() else "train"
     if verb != "train":

@@ -58,9 +58,11 @@ def over_classes(
                 averages[number] = (np.add.reduceat(again, firsts) / sizes).mean()
         limits = np.quantile(averages, [(1 - level) / 2, (1 + level) / 2]).tolist()
     return {
-        "mean": float(means.mean()), "interval": limits,
-        "lowest": float(means.min()), "highest": float(means.max()),
-    }  # fmt: skip
+        "mean": float(means.mean()),
+        "interval": limits,
+        "lowest": float(means.min()),
+        "highest": float(means.max()),
+    }
 
 
 def _grouped(values: Values, labels: Labels) -> tuple[np.ndarray, ...]:

@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sfumato.data.framing import resize
 from sfumato.data.images import Images
 from sfumato.errors import DataError, RunError
+from sfumato.files import read_json
 from sfumato.models.zoo import head_parameters
 from sfumato.runs import Run
 from sfumato.training.plain import inputs_of, train_plainly
@@ -54,10 +56,6 @@ class Features:
     @staticmethod
     def load(folder: Path) -> "Features":
         """Features from a folder; files that do not belong together are refused."""
-        from safetensors.torch import load_file
-
-        from sfumato.files import read_json
-
         path = folder / "features.safetensors"
         if not path.exists():
             raise RunError(f"{path} is not there: run the stage features first.")
@@ -90,9 +88,17 @@ def turned(images: Images) -> Images:
 
 
 def pretrain(
-    model: nn.Module, images: Images, run: Run, *, epochs: float, lr: float, device: torch.device,
-    batch_size: int = 64, shift: int = 2, seed: int = 0,
-) -> nn.Module:  # fmt: skip
+    model: nn.Module,
+    images: Images,
+    run: Run,
+    *,
+    epochs: float,
+    lr: float,
+    device: torch.device,
+    batch_size: int = 64,
+    shift: int = 2,
+    seed: int = 0,
+) -> nn.Module:
     """Train a base on public images, shifted at random; a run that was cut goes on."""
     images.require_public("training a base model")
     model = model.to(device)
@@ -112,9 +118,14 @@ def headless(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def extract(
-    base: nn.Module, images: Images, device: torch.device, *, size: int | None = None,
-    norm: float | None = None, batch_size: int = AT_ONCE,
-) -> Features:  # fmt: skip
+    base: nn.Module,
+    images: Images,
+    device: torch.device,
+    *,
+    size: int | None = None,
+    norm: float | None = None,
+    batch_size: int = AT_ONCE,
+) -> Features:
     """Features of all images, in float32; with `norm`, each scaled to that length."""
     pieces = []
     for start in range(0, len(images), batch_size):

@@ -8,15 +8,18 @@ counts, and none is called FID: that is another network, and one way to resize.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from sfumato.data.images import Images
 from sfumato.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from sfumato.data.images import Images
+from sfumato.files import sha256
+from sfumato.metrics.features import extract, headless
+from sfumato.metrics.quality import compare
+from sfumato.models.scatter import Scattering
+from sfumato.models.zoo import MODELS, build_model, wanted_size
 
 FIXED = "scattering"
 """The features that need no weights: the same on every machine and in every year."""
@@ -32,15 +35,13 @@ FEWEST = 6
 class Extractor:
     """A frozen network that turns images into features, and what it is called."""
 
-    network: "nn.Module"
+    network: nn.Module
     name: str
     size: int | None = None
     """Pixels a side that it is shown, in three channels; None for images as they are."""
 
-    def features(self, images: "Images", device: "torch.device") -> "Tensor":
+    def features(self, images: Images, device: torch.device) -> Tensor:
         """One row an image, on the device."""
-        from sfumato.metrics.features import extract
-
         if self.size is not None and images.shape[0] == 1:
             images = replace(images, pixels=images.pixels.expand(-1, 3, -1, -1))
         found = extract(self.network.to(device), images.to(device), device, size=self.size)
@@ -48,17 +49,19 @@ class Extractor:
 
 
 def compare_sets(
-    extractor: Extractor, real: "Images", sets: "Mapping[str, Images]", device: "torch.device",
+    extractor: Extractor,
+    real: Images,
+    sets: Mapping[str, Images],
+    device: torch.device,
     most: int = MOST,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The name of the features, and for each set how it compares with the real images.
 
     At most `most` images of a set are taken, spread evenly. Distances drift with the number of
     images: whoever wants to compare two sets gives as many of each.
     """
-    from sfumato.metrics.quality import compare
 
-    def table(images: "Images") -> "Tensor":
+    def table(images: Images) -> Tensor:
         rows = extractor.features(thin(images, most), device)
         return rows[spread(len(rows), max(FEWEST, NUMBERS // rows.shape[1]))]
 
@@ -67,15 +70,13 @@ def compare_sets(
     return {"features": extractor.name, **found}
 
 
-def thin(images: "Images", most: int = MOST) -> "Images":
+def thin(images: Images, most: int = MOST) -> Images:
     """At most so many of them, spread evenly."""
     return images if len(images) <= most else images.select(spread(len(images), most))
 
 
-def spread(count: int, most: int) -> "Tensor":
+def spread(count: int, most: int) -> Tensor:
     """At most so many of the numbers below `count`, spread evenly."""
-    import torch
-
     return torch.linspace(0, count - 1, min(count, most)).round().long()
 
 
@@ -93,8 +94,6 @@ def named_extractor(name: str, weights: Path | None, shape: tuple[int, int, int]
                 "network they are for with --extractor."
             )
         return Extractor(_scattering(), f"{FIXED} coefficients, averaged over quarters of an image")
-    from sfumato.metrics.features import headless
-    from sfumato.models.zoo import MODELS, build_model, wanted_size
 
     if name in MODELS and weights is None:
         raise ConfigError(
@@ -119,10 +118,8 @@ def named_extractor(name: str, weights: Path | None, shape: tuple[int, int, int]
     return Extractor(network, f"last layer but one of {name}{_origin(made, weights, size)}", size)
 
 
-def _origin(model: "nn.Module", weights: Path | None, size: int | None) -> str:
+def _origin(model: nn.Module, weights: Path | None, size: int | None) -> str:
     """Which weights a network has and what it is shown: its name would not be enough."""
-    from sfumato.files import sha256
-
     found = ""
     if weights is not None:
         found = f", weights of {weights.name} (sha256 {sha256(weights)[:12]})"
@@ -132,10 +129,6 @@ def _origin(model: "nn.Module", weights: Path | None, size: int | None) -> str:
     return found if size is None else f"{found}, images of {size} pixels"
 
 
-def _scattering() -> "nn.Module":
+def _scattering() -> nn.Module:
     """Fixed wavelets: 81 numbers for each channel and quarter of an image."""
-    from torch import nn
-
-    from sfumato.models.scatter import Scattering
-
     return nn.Sequential(Scattering(), nn.AdaptiveAvgPool2d(2), nn.Flatten()).eval()

@@ -96,9 +96,10 @@ def member_gaps(
         members, others = (
             rows[found == label]
             for rows, found in (
-                (features.members, labels.members), (features.held_out, labels.held_out)
+                (features.members, labels.members),
+                (features.held_out, labels.held_out),
             )
-        )  # fmt: skip
+        )
         size = min(len(members), len(others))
         members, others = (
             rows[torch.randperm(len(rows), generator=generator)[:size].to(rows.device)]
@@ -192,8 +193,9 @@ def _summary(values: Values, *, level: float, resamples: int, seed: int) -> dict
     recovered = int((rates > 0.5).sum())
     limits = binomial_interval(recovered, len(rates), level)
     found["recovered"] = {
-        "mean": recovered / len(rates), "interval": [float(limit) for limit in limits]
-    }  # fmt: skip
+        "mean": recovered / len(rates),
+        "interval": [float(limit) for limit in limits],
+    }
     found["by_class"] = [
         {"class": label, **{name: column.get(label) for name, column in means.items()}}
         for label in classes.tolist()

@@ -129,9 +129,10 @@ def score(
         "threshold": threshold,
         "at_threshold": _at_threshold(trials, true, null, threshold, level),
         "blind_guess": {
-            "best_picture": float(blind.best.mean()), "class_mean": float(blind.class_mean.mean())
+            "best_picture": float(blind.best.mean()),
+            "class_mean": float(blind.class_mean.mean()),
         },
-    }  # fmt: skip
+    }
     if true.shape[1] > 1:
         by_class = [curve(a, b) for a, b in zip(better.T, usual.T, strict=True)]
         scores["by_class"] = dict(zip(own.classes, map(_numbers, by_class), strict=True))
@@ -162,11 +163,12 @@ def _intervals(trials: Trials, true: Tensor, null: Tensor, level: float) -> dict
     for name, statistic in STATISTICS.items():
         limits = [
             clustered_interval(
-                statistic, *(column.flatten().numpy() for column in (true, null, *numbers)),
+                statistic,
+                *(column.flatten().numpy() for column in (true, null, *numbers)),
                 level=level,
             )
             for numbers in (by_image, (heads, heads))
-        ]  # fmt: skip
+        ]
         found[f"{name}_interval"] = [min(low for low, _ in limits), max(up for _, up in limits)]
     return found
 
@@ -190,9 +192,10 @@ def _at_threshold(
         alone = errors[heads, columns][first] <= threshold
         limits = binomial_interval(int(alone.sum()), len(alone), level)
         found[f"{name}_independent"] = {
-            "trials": len(alone), "rate": float(alone.float().mean()),
+            "trials": len(alone),
+            "rate": float(alone.float().mean()),
             "interval": [float(limit) for limit in limits],
-        }  # fmt: skip
+        }
     return found
 
 

@@ -56,9 +56,11 @@ class Audit(Settings):
 
     def __post_init__(self) -> None:
         given = {
-            "--run": self.run is not None, "--trainer": self.trainer is not None,
-            "heads": self.heads, "--practice": self.practice,
-        }  # fmt: skip
+            "--run": self.run is not None,
+            "--trainer": self.trainer is not None,
+            "heads": self.heads,
+            "--practice": self.practice,
+        }
         named = [name for name, there in given.items() if there]
         if len(named) != 1:
             found = f"{' and '.join(named)} cannot go together." if named else "audit what?"
@@ -106,9 +108,7 @@ def digits_cpu() -> Audit:
 
 def heads_cpu() -> Audit:
     """20,000 heads with a lone image, as many without: 3.75 proved of epsilon 4.09, in 20 s."""
-    return Audit(
-        heads=True, image_size=8, head=HeadRecipe(max_norm=4.0, noise_multiplier=6.0)
-    )  # fmt: skip
+    return Audit(heads=True, image_size=8, head=HeadRecipe(max_norm=4.0, noise_multiplier=6.0))
 
 
 PRESETS: dict[str, Callable[[], Audit]] = {"digits-cpu": digits_cpu, "heads-cpu": heads_cpu}

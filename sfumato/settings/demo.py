@@ -40,10 +40,17 @@ class Demo(Settings):
     def private(self) -> Train:
         """How all digits, and some canaries among them, train a network with privacy."""
         return Train(
-            **NETWORK, batch_size=1000, physical_batch_size=1000, steps=STEPS, lr=2.0, ema=0.9,
-            clip="automatic", epsilon=PAID_BY_TRAINING * self.epsilon, secure=self.secure,
+            **NETWORK,
+            batch_size=1000,
+            physical_batch_size=1000,
+            steps=STEPS,
+            lr=2.0,
+            ema=0.9,
+            clip="automatic",
+            epsilon=PAID_BY_TRAINING * self.epsilon,
+            secure=self.secure,
             canaries=CANARIES,
-        )  # fmt: skip
+        )
 
     @property
     def plain(self) -> Train:
@@ -53,9 +60,16 @@ class Demo(Settings):
     def few_private(self, data: Path) -> Train:
         """How a few digits train it with privacy."""
         return Train(
-            **NETWORK, data=str(data), batch_size=FEW // 2, steps=40, lr=1.0, ema=0.9,
-            clip="automatic", epsilon=self.epsilon, secure=self.secure,
-        )  # fmt: skip
+            **NETWORK,
+            data=str(data),
+            batch_size=FEW // 2,
+            steps=40,
+            lr=1.0,
+            ema=0.9,
+            clip="automatic",
+            epsilon=self.epsilon,
+            secure=self.secure,
+        )
 
     def few_plain(self, data: Path) -> Train:
         """How a few digits train it without: for as long as it takes to know them by heart."""
@@ -65,10 +79,16 @@ class Demo(Settings):
         """How the private network makes images that may be shared, with the rest of epsilon."""
         small = PRESETS_OF_RELEASE["digits-cpu"]()
         return replace(
-            small, teacher=teacher, epsilon=self.epsilon, secure=self.secure,
-            batch_size=self.private.batch_size, epochs=None, public_images=1000,
-            student_epochs=10, student_batch=32,
-        )  # fmt: skip
+            small,
+            teacher=teacher,
+            epsilon=self.epsilon,
+            secure=self.secure,
+            batch_size=self.private.batch_size,
+            epochs=None,
+            public_images=1000,
+            student_epochs=10,
+            student_batch=32,
+        )
 
 
 NETWORK: dict[str, Any] = {"model": "scatter-linear", "image_size": 28}

@@ -180,8 +180,9 @@ class Invert(WithTraining):
     MAY_CHANGE: ClassVar = (*leaves(Compute), "stage")
     """Settings that say how, not what: a run may go on with others."""
     FIRST_WORDS: ClassVar = {
-        **{stage: ("--stage", stage) for stage in STAGES}, "sweep": ("--sweep",),
-    }  # fmt: skip
+        **{stage: ("--stage", stage) for stage in STAGES},
+        "sweep": ("--sweep",),
+    }
     PASSING: ClassVar = {"stage": "all"}
     """Settings of one command, which a run does not remember."""
     WITHDRAWN: ClassVar = {
@@ -245,18 +246,36 @@ def _is_positive(text: str) -> bool:
 
 DIGITS = Views(mirror=False, degrees=8.0)
 TINY = GanSettings(
-    iterations=500, gan_batch=32, d_steps=2, alpha=0.3, gan_lr=2e-3, gan_width=8, latent=64,
-    look_every=50, patience=0,
-)  # fmt: skip
+    iterations=500,
+    gan_batch=32,
+    d_steps=2,
+    alpha=0.3,
+    gan_lr=2e-3,
+    gan_width=8,
+    latent=64,
+    look_every=50,
+    patience=0,
+)
 
 
 def digits_cpu() -> Invert:
     """Digits 0 to 4 of 16 pixels, from 5 to 9: 0.64 to 0.94 by both judges; a minute on 2 cores."""
     return Invert(
-        image_size=16, model="group-cnn-small", mode="non-private", batch_size=64, epochs=20,
-        optimizer="adam", lr=3e-3, crop=1, judges=("group-cnn", "vgg-tiny"), judge_epochs=12, n=300,
-        views=DIGITS, gan=TINY, search=Search(restarts=10, z_steps=60),
-    )  # fmt: skip
+        image_size=16,
+        model="group-cnn-small",
+        mode="non-private",
+        batch_size=64,
+        epochs=20,
+        optimizer="adam",
+        lr=3e-3,
+        crop=1,
+        judges=("group-cnn", "vgg-tiny"),
+        judge_epochs=12,
+        n=300,
+        views=DIGITS,
+        gan=TINY,
+        search=Search(restarts=10, z_steps=60),
+    )
 
 
 def small(data: str, public: str, reached: str = "", **others: Any) -> Callable[[], Invert]:
@@ -264,10 +283,19 @@ def small(data: str, public: str, reached: str = "", **others: Any) -> Callable[
 
     def preset() -> Invert:
         base = Invert(
-            data=data, public=public, image_size=32, model="mcnn", mode="non-private",
-            batch_size=256, epochs=5, optimizer="adam", lr=1e-3, views=DIGITS,
-            gan=GanSettings(gan_width=32), search=Search(restarts=100),
-        )  # fmt: skip
+            data=data,
+            public=public,
+            image_size=32,
+            model="mcnn",
+            mode="non-private",
+            batch_size=256,
+            epochs=5,
+            optimizer="adam",
+            lr=1e-3,
+            views=DIGITS,
+            gan=GanSettings(gan_width=32),
+            search=Search(restarts=100),
+        )
         return replace(base, **others)
 
     preset.__doc__ = f"{data}, from {public}{reached}."
@@ -279,12 +307,25 @@ def faces(model: str) -> Callable[[], Invert]:
 
     def preset() -> Invert:
         return Invert(
-            data="private_faces", public="public_faces", centre_crop=108, image_size=64,
-            model=model, norm="keep", mode="non-private", batch_size=64, epochs=50, lr=0.01,
-            momentum=0.9, weight_decay=1e-4, flip=True, judge_epochs=30, n=30,
+            data="private_faces",
+            public="public_faces",
+            centre_crop=108,
+            image_size=64,
+            model=model,
+            norm="keep",
+            mode="non-private",
+            batch_size=64,
+            epochs=50,
+            lr=0.01,
+            momentum=0.9,
+            weight_decay=1e-4,
+            flip=True,
+            judge_epochs=30,
+            n=30,
             judges=("vgg16-face" if model.startswith("ir") else "ir-50", "resnet18-small"),
-            gan=GanSettings(iterations=30_000), search=Search(restarts=5, z_steps=600),
-        )  # fmt: skip
+            gan=GanSettings(iterations=30_000),
+            search=Search(restarts=5, z_steps=600),
+        )
 
     preset.__doc__ = f"Faces at 64 pixels with {model}: folders private_faces and public_faces."
     return preset

@@ -25,8 +25,10 @@ class Reconstruct(Settings):
     PASSING: ClassVar = {"stage": "all", "target": None}
     """Settings of one command, which a run does not remember."""
     WITHDRAWN: ClassVar = {
-        "save": Withdrawn(FRESH, 0), "shards": Withdrawn(FRESH), "shard": Withdrawn(FRESH),
-    }  # fmt: skip
+        "save": Withdrawn(FRESH, 0),
+        "shards": Withdrawn(FRESH),
+        "shard": Withdrawn(FRESH),
+    }
 
     stage: Literal["all", "base", "features", "shadow", "stats", "train", "evaluate"] = "all"
     """One stage alone (also as the first word: sfumato reconstruct features ...)."""
@@ -160,9 +162,16 @@ VARIED = ("class_size", "epochs", "init_std", "optimizer", "noise_multiplier")
 def digits_cpu() -> Reconstruct:
     """Heads of 10 digits each: AUC 0.94, TPR 0.25 at 1 % FPR; half a minute on 2 cores."""
     return Reconstruct(
-        head=HeadRecipe(lr=0.1), feature_norm=10.0, steps=300, batch_heads=32, width=16, ema=0.99,
-        decoder_lr=2e-3, stats_heads=4096, trials=1000,
-    )  # fmt: skip
+        head=HeadRecipe(lr=0.1),
+        feature_norm=10.0,
+        steps=300,
+        batch_heads=32,
+        width=16,
+        ema=0.99,
+        decoder_lr=2e-3,
+        stats_heads=4096,
+        trials=1000,
+    )
 
 
 def digits_private() -> Reconstruct:
@@ -178,10 +187,20 @@ def mnist() -> Reconstruct:
     The base knows turned and mirrored digits, of images that no head is trained on.
     """
     return Reconstruct(
-        data="mnist", image_size=32, base_share=0.5, base_epochs=3, gate=0.5, base_tries=3,
-        head=HeadRecipe(lr=0.1), feature_norm=10.0, width=24, steps=1500, decoder_lr=2e-3,
-        ema=0.998, trials=5000,
-    )  # fmt: skip
+        data="mnist",
+        image_size=32,
+        base_share=0.5,
+        base_epochs=3,
+        gate=0.5,
+        base_tries=3,
+        head=HeadRecipe(lr=0.1),
+        feature_norm=10.0,
+        width=24,
+        steps=1500,
+        decoder_lr=2e-3,
+        ema=0.998,
+        trials=5000,
+    )
 
 
 def cifar10() -> Reconstruct:
@@ -190,13 +209,19 @@ def cifar10() -> Reconstruct:
     The base is EfficientNet-lite0: give --weights or --pretrained.
     """
     return Reconstruct(
-        data="cifar10", base="tf_efficientnet_lite0", feature_size=224,
+        data="cifar10",
+        base="tf_efficientnet_lite0",
+        feature_size=224,
         head=HeadRecipe(
             lr=0.01, weight_decay=1e-4, init_std=2e-4, epochs_base=38, epochs_per_image=10
         ),
-        stats_heads=51_200, width=128, steps=12_000, batch_heads=64, precision="bf16",
+        stats_heads=51_200,
+        width=128,
+        steps=12_000,
+        batch_heads=64,
+        precision="bf16",
         trials=5_000,
-    )  # fmt: skip
+    )
 
 
 PRESETS: dict[str, Callable[[], Reconstruct]] = {

@@ -116,8 +116,9 @@ class ReleaseSettings(WithTraining):
         "repeats": Withdrawn("repeat the command with another --seed and another --out"),
     }
     FIRST_WORDS: ClassVar = {
-        **{stage: ("--stage", stage) for stage in STAGES}, "verify": ("--verify",),
-    }  # fmt: skip
+        **{stage: ("--stage", stage) for stage in STAGES},
+        "verify": ("--verify",),
+    }
     PASSING: ClassVar = {"stage": "all", "verify": None}
     """Settings of one command, which a run does not remember."""
 
@@ -195,21 +196,42 @@ class ReleaseSettings(WithTraining):
 def digits_cpu() -> ReleaseSettings:
     """Epsilon 3 on 4,000 digits, from pieces of two photographs: 0.87, 43 s on 2 cores."""
     return ReleaseSettings(
-        public="patches", grey=True, image_size=28, model="group-cnn-small", epsilon=3.0,
-        batch_size=500, epochs=20, lr=2.0, clip="automatic", physical_batch_size=500,
-        student_epochs=25, student_lr=1e-2, student_batch=64,
+        public="patches",
+        grey=True,
+        image_size=28,
+        model="group-cnn-small",
+        epsilon=3.0,
+        batch_size=500,
+        epochs=20,
+        lr=2.0,
+        clip="automatic",
+        physical_batch_size=500,
+        student_epochs=25,
+        student_lr=1e-2,
+        student_batch=64,
         matching=Matching(k=5),
-    )  # fmt: skip
+    )
 
 
 def small_grey(data: str, public: str, epsilon: float, **others: Any) -> ReleaseSettings:
     """A modern teacher for 60,000 small grey images: a small network, large batches."""
     base = ReleaseSettings(
-        data=data, public=public, grey=True, image_size=28, epsilon=epsilon, delta=1e-5,
-        batch_size=4096, epochs=30, lr=4.0, clip="automatic", physical_batch_size=2048,
-        matching=Matching(match_batch=1000), student="resnet18-small", student_epochs=12,
+        data=data,
+        public=public,
+        grey=True,
+        image_size=28,
+        epsilon=epsilon,
+        delta=1e-5,
+        batch_size=4096,
+        epochs=30,
+        lr=4.0,
+        clip="automatic",
+        physical_batch_size=2048,
+        matching=Matching(match_batch=1000),
+        student="resnet18-small",
+        student_epochs=12,
         student_batch=512,
-    )  # fmt: skip
+    )
     return replace(base, **others)
 
 
@@ -249,10 +271,21 @@ def published(
 
     def preset() -> ReleaseSettings:
         base = ReleaseSettings(
-            data=data, image_size=32, model="resnet18-small", epsilon=epsilon, delta=1e-5,
-            batch_size=batch, epochs=epochs, lr=lr, max_grad_norm=bound, momentum=0.9,
-            weight_decay=5e-4, schedule="stairs", physical_batch_size="auto", student_epochs=200,
-        )  # fmt: skip
+            data=data,
+            image_size=32,
+            model="resnet18-small",
+            epsilon=epsilon,
+            delta=1e-5,
+            batch_size=batch,
+            epochs=epochs,
+            lr=lr,
+            max_grad_norm=bound,
+            momentum=0.9,
+            weight_decay=5e-4,
+            schedule="stairs",
+            physical_batch_size="auto",
+            student_epochs=200,
+        )
         return replace(base, **others)
 
     preset.__doc__ = f"{data}, epsilon {epsilon:g}, with the published settings of the teacher."

@@ -60,9 +60,12 @@ class Data:
     def loading(self) -> dict[str, Any]:
         """What `load_images` and `load_splits` want to know besides the name."""
         return {
-            "image_size": self.image_size, "data_root": self.data_root, "download": self.download,
-            "grey": self.grey, "centre_crop": self.centre_crop,
-        }  # fmt: skip
+            "image_size": self.image_size,
+            "data_root": self.data_root,
+            "download": self.download,
+            "grey": self.grey,
+            "centre_crop": self.centre_crop,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,17 +382,28 @@ def digits_cpu() -> Train:
 def mnist_eps1() -> Train:
     """Epsilon 1 on MNIST: 0.974, 0.975, 0.973 (three seeds), half a minute on a GPU."""
     return Train(
-        data="mnist", epsilon=1.0, batch_size=4096, epochs=40, lr=2.0, clip="automatic",
+        data="mnist",
+        epsilon=1.0,
+        batch_size=4096,
+        epochs=40,
+        lr=2.0,
+        clip="automatic",
         physical_batch_size="auto",
-    )  # fmt: skip
+    )
 
 
 def fashion_eps2() -> Train:
     """Epsilon 2 on Fashion-MNIST: a linear model on scattering coefficients, 0.888."""
     return Train(
-        data="fashion_mnist", model="scatter-linear", epsilon=2.0, batch_size=4096, epochs=30,
-        lr=6.0, ema=0.98, physical_batch_size="auto",
-    )  # fmt: skip
+        data="fashion_mnist",
+        model="scatter-linear",
+        epsilon=2.0,
+        batch_size=4096,
+        epochs=30,
+        lr=6.0,
+        ema=0.98,
+        physical_batch_size="auto",
+    )
 
 
 def cifar10_scratch_eps8() -> Train:
@@ -398,10 +412,21 @@ def cifar10_scratch_eps8() -> Train:
     De et al. 2022 reach 0.795 with 2,500 steps of 16 views: five times the work.
     """
     return Train(
-        data="cifar10", model="wrn-16-4", epsilon=8.0, delta=1e-5, batch_size=4096, steps=1000,
-        lr=3.0, augmult=8, crop=4, flip=True, ema=0.995, physical_batch_size=600,
-        precision="bf16", compile=True,
-    )  # fmt: skip
+        data="cifar10",
+        model="wrn-16-4",
+        epsilon=8.0,
+        delta=1e-5,
+        batch_size=4096,
+        steps=1000,
+        lr=3.0,
+        augmult=8,
+        crop=4,
+        flip=True,
+        ema=0.995,
+        physical_batch_size=600,
+        precision="bf16",
+        compile=True,
+    )
 
 
 def cifar10_finetune_eps1() -> Train:
@@ -410,10 +435,21 @@ def cifar10_finetune_eps1() -> Train:
     Biases and head of EfficientNet-lite0 at 224 pixels: 0.887 (one seed), 75 s on an H200.
     """
     return Train(
-        data="cifar10", model="tf_efficientnet_lite0", image_size=224, train_only="bias",
-        epsilon=1.0, delta=1e-5, batch_size=5000, epochs=12, optimizer="adam", lr=2e-3,
-        schedule="cosine", clip="automatic", physical_batch_size="auto", precision="bf16",
-    )  # fmt: skip
+        data="cifar10",
+        model="tf_efficientnet_lite0",
+        image_size=224,
+        train_only="bias",
+        epsilon=1.0,
+        delta=1e-5,
+        batch_size=5000,
+        epochs=12,
+        optimizer="adam",
+        lr=2e-3,
+        schedule="cosine",
+        clip="automatic",
+        physical_batch_size="auto",
+        precision="bf16",
+    )
 
 
 PRESETS: dict[str, Callable[[], Train]] = {

@@ -47,9 +47,10 @@ class Split:
 
     def __post_init__(self) -> None:
         ways = {
-            "--public-share": self.public_share is not None, "--private": self.private,
+            "--public-share": self.public_share is not None,
+            "--private": self.private,
             "--public-images": self.public_images is not None,
-        }  # fmt: skip
+        }
         given = [flag for flag, found in ways.items() if found]
         if len(given) > 1:
             raise ConfigError(
@@ -171,10 +172,16 @@ class Warmup(WithTraining):
         "guide": tuple(leaves(Guide)),
         "sample": tuple(leaves(Sample)),
         "warmup": (
-            "model", "pretrained", "weights", "norm", "crop", "flip", *leaves(WarmUp),
+            "model",
+            "pretrained",
+            "weights",
+            "norm",
+            "crop",
+            "flip",
+            *leaves(WarmUp),
         ),
         "train": (),
-    }  # fmt: skip
+    }
     """Stages, and the settings that each is the first to read; those of training besides."""
     FIRST_WORDS: ClassVar = {stage: ("--stage", stage) for stage in STAGES}
     INSTEAD_OF_PRESET: ClassVar = "run"
@@ -285,13 +292,15 @@ class Warmup(WithTraining):
         """Refuse what is about drawing images, where none are drawn."""
         brought = self.sample.samples is not None
         asked = {
-            "--private": self.split.private, "--guide-weight": self.guide.guide_weight,
-            "--denoiser": self.denoiser, "--vary": self.sample.vary,
+            "--private": self.split.private,
+            "--guide-weight": self.guide.guide_weight,
+            "--denoiser": self.denoiser,
+            "--vary": self.sample.vary,
             f"the stage {self.stage}": self.stage not in ("all", *self.stages),
             "--number 0": brought and not self.sample.number,
             "--extender": not brought and self.train.extension.extender != "none",
             "--warm-repeats": not brought and self.warm.warm_repeats > 1,
-        }  # fmt: skip
+        }
         found = [name for name, given in asked.items() if given]
         if found and brought:
             raise ConfigError(
@@ -308,26 +317,68 @@ class Warmup(WithTraining):
 def digits_cpu() -> Warmup:
     """A miniature on digits of 8 pixels: 0.86 after the warm-up, 0.90 at epsilon 3; 2 minutes."""
     return Warmup(
-        image_size=8, model="group-cnn-small", public_share=0.1, epsilon=3.0, batch_size=500,
-        epochs=20, lr=0.5, physical_batch_size=500, number=4000, solver="dpm", sample_steps=10,
-        warm_epochs=6.67, warm_repeats=5, warm_batch=64, warm_lr=0.05, warm_rho=0.05, warm_cutout=0,
+        image_size=8,
+        model="group-cnn-small",
+        public_share=0.1,
+        epsilon=3.0,
+        batch_size=500,
+        epochs=20,
+        lr=0.5,
+        physical_batch_size=500,
+        number=4000,
+        solver="dpm",
+        sample_steps=10,
+        warm_epochs=6.67,
+        warm_repeats=5,
+        warm_batch=64,
+        warm_lr=0.05,
+        warm_rho=0.05,
+        warm_cutout=0,
         diffusion=Diffusion(
-            gen_width=8, gen_multipliers=(2,), gen_blocks=1, gen_dropout=0.05, gen_images=50_000,
-            gen_batch=32, gen_lr=4e-3, gen_ramp=2000, gen_half_life=3000, gen_moves=0.05,
-            gen_mirror=False, gen_looks=2, gen_patience=0,
+            gen_width=8,
+            gen_multipliers=(2,),
+            gen_blocks=1,
+            gen_dropout=0.05,
+            gen_images=50_000,
+            gen_batch=32,
+            gen_lr=4e-3,
+            gen_ramp=2000,
+            gen_half_life=3000,
+            gen_moves=0.05,
+            gen_mirror=False,
+            gen_looks=2,
+            gen_patience=0,
         ),
-    )  # fmt: skip
+    )
 
 
 def digits_private() -> Warmup:
     """No image is public: a private generator of digits of 8 pixels, epsilon 10: 0.82; a minute."""
     return Warmup(
-        image_size=8, model="group-cnn-small", private=True, epsilon=10.0, delta=1e-5,
-        denoiser="sfumato.models.shallow:grey_of_8_pixels", batch_size=1000, steps=400, augmult=16,
-        optimizer="adam", lr=0.01, schedule="cosine", ema=0.98, max_grad_norm=0.3, number=4000,
-        solver="dpm", sample_steps=12, warm_epochs=10.0, warm_batch=64, warm_lr=0.05, warm_rho=0.05,
-        warm_cutout=0, diffusion=Diffusion(gen_looks=2),
-    )  # fmt: skip
+        image_size=8,
+        model="group-cnn-small",
+        private=True,
+        epsilon=10.0,
+        delta=1e-5,
+        denoiser="sfumato.models.shallow:grey_of_8_pixels",
+        batch_size=1000,
+        steps=400,
+        augmult=16,
+        optimizer="adam",
+        lr=0.01,
+        schedule="cosine",
+        ema=0.98,
+        max_grad_norm=0.3,
+        number=4000,
+        solver="dpm",
+        sample_steps=12,
+        warm_epochs=10.0,
+        warm_batch=64,
+        warm_lr=0.05,
+        warm_rho=0.05,
+        warm_cutout=0,
+        diffusion=Diffusion(gen_looks=2),
+    )
 
 
 def cifar10_eps2() -> Warmup:
@@ -336,28 +387,58 @@ def cifar10_eps2() -> Warmup:
     With a generator of 4 minutes and 8 views: 67.7 -> 73.4 (one seed, results/warmup.md).
     """
     return Warmup(
-        data="cifar10", model="wrn-16-4", public_share=0.04, epsilon=2.0, delta=1e-5,
-        batch_size=4000, epochs=30, lr=0.5, augmult=16, crop=4, flip=True, ema=0.99,
-        physical_batch_size="auto", precision="bf16", compile=True,
-    )  # fmt: skip
+        data="cifar10",
+        model="wrn-16-4",
+        public_share=0.04,
+        epsilon=2.0,
+        delta=1e-5,
+        batch_size=4000,
+        epochs=30,
+        lr=0.5,
+        augmult=16,
+        crop=4,
+        flip=True,
+        ema=0.99,
+        physical_batch_size="auto",
+        precision="bf16",
+        compile=True,
+    )
 
 
 def cifar10_eps2_public() -> Warmup:
     """The same without a generator, in as many steps, its images changed more: 75.8 -> 82.4."""
     return replace(
-        cifar10_eps2(), number=0, warm_epochs=1040.0, augmult=8, lr=1.0, warm_colour=0.5,
+        cifar10_eps2(),
+        number=0,
+        warm_epochs=1040.0,
+        augmult=8,
+        lr=1.0,
+        warm_colour=0.5,
         warm_affine=0.2,
-    )  # fmt: skip
+    )
 
 
 def fashion_eps2() -> Warmup:
     """Fashion-MNIST at epsilon 2 with 2,400 public images: 86.2 after a short warm-up."""
     return Warmup(
-        data="fashion_mnist", model="wrn-16-4", public_share=0.04, epsilon=2.0, delta=1e-5,
-        batch_size=4000, epochs=20, lr=0.5, augmult=8, crop=3, flip=True, ema=0.99,
-        physical_batch_size="auto", precision="bf16", compile=True, warm_cutout=8,
+        data="fashion_mnist",
+        model="wrn-16-4",
+        public_share=0.04,
+        epsilon=2.0,
+        delta=1e-5,
+        batch_size=4000,
+        epochs=20,
+        lr=0.5,
+        augmult=8,
+        crop=3,
+        flip=True,
+        ema=0.99,
+        physical_batch_size="auto",
+        precision="bf16",
+        compile=True,
+        warm_cutout=8,
         diffusion=Diffusion(gen_multipliers=(1, 2, 2), gen_blocks=2),
-    )  # fmt: skip
+    )
 
 
 PRESETS: dict[str, Callable[[], Warmup]] = {

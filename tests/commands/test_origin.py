@@ -401,7 +401,7 @@ def test_a_note_that_is_damaged_is_said_in_words(first, tmp_path):
 def test_weights_that_are_not_there_are_refused_before_anything_is_said_of_them(
     settings, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("sfumato.data.load.load_splits", None)  # and before images are read
+    monkeypatch.setattr("sfumato.commands.train.load_splits", None)  # and before images are read
     for mode in (settings.mode, "non-private"):
         plain = {"epsilon": None} if mode == "non-private" else {}
         config = replace(settings, weights=tmp_path / "nofile.pt", mode=mode, **plain)

@@ -342,8 +342,10 @@ def test_public_images_are_shown_as_often_and_changed_as_much_as_asked(
     monkeypatch.setattr(
         warmup_classifier, "drawn_images", lambda context: context.public.select([3])
     )
-    monkeypatch.setattr("sfumato.training.sharpness.sharp_step", look)
-    monkeypatch.setattr("sfumato.training.plain.train_plainly", lambda model, *_, **__: model)
+    monkeypatch.setattr("sfumato.commands.warmup.classifier.sharp_step", look)
+    monkeypatch.setattr(
+        "sfumato.commands.warmup.classifier.train_plainly", lambda model, *_, **__: model
+    )
     changes = {"warm_repeats": 3, "warm_colour": 0.2, "warm_affine": 0.1}
     run = Run(tmp_path, print)
     context = make_context(replace(settings, **changes), run)

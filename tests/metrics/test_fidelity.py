@@ -32,7 +32,7 @@ def weights_in_a_file(tmp_path_factory):
 @pytest.fixture(name="small")
 def published_for_32_pixels(monkeypatch):
     """As if the network had been trained on small images: this is about names, not about time."""
-    monkeypatch.setattr("sfumato.models.zoo.wanted_size", lambda name: 32)
+    monkeypatch.setattr("sfumato.metrics.fidelity.wanted_size", lambda name: 32)
 
 
 def test_fixed_features_tell_the_same_source_from_noise():

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.commands import Recipe, as_label
+from sfumato.commands.audit.calls import audit_calls
+from sfumato.commands.audit.finished import audit_run
+from sfumato.commands.audit.heads import audit_heads
 from sfumato.commands.audit.record import AuditRecord
 from sfumato.commands.stages import require_one_process
 from sfumato.errors import SfumatoError
+from sfumato.reporting.figures import save_roc
 from sfumato.reporting.render import audit_text
 from sfumato.reporting.scores import findings_of, keep_audit
 from sfumato.runs import Run
@@ -23,10 +27,6 @@ Config = Audit
 
 def run(config: Audit, run: Run | None) -> dict[str, Any]:
     """Attack, bound, draw, and keep all of it private."""
-    from sfumato.commands.audit.calls import audit_calls
-    from sfumato.commands.audit.finished import audit_run
-    from sfumato.commands.audit.heads import audit_heads
-
     run = require_one_process("audit", "a model", run)
     if config.heads:
         found = audit_heads(config, run)
@@ -41,13 +41,15 @@ def run(config: Audit, run: Run | None) -> dict[str, Any]:
         copy(record, run, config.run)
     return run.finish(
         {
-            "target": found.target, "promise": found.promise, "run": str(run.path),
+            "target": found.target,
+            "promise": found.promise,
+            "run": str(run.path),
             "bounds": [bound.name for bound in found.bounds],
             "attacks": [attack["name"] for attack in found.attacks],
             "checks": [check["name"] for check in found.checks],
             "findings": "private/audit.json",
         }
-    )  # fmt: skip
+    )
 
 
 def copy(record: Mapping[str, Any], run: Run, audited: Path) -> None:
@@ -68,8 +70,6 @@ def copy(record: Mapping[str, Any], run: Run, audited: Path) -> None:
 
 def draw(found: AuditRecord, path: Path) -> None:
     """The curves of all attacks, and what the ledger allows."""
-    from sfumato.reporting.figures import save_roc
-
     curves, bands, allowed = {}, {}, None
     for attack in found.attacks:
         name, points = f"{attack['name']}: AUC {attack['auc'][0]:.3f}", attack["roc"]
@@ -107,6 +107,8 @@ def alarm(summary: Mapping[str, Any]) -> str | None:
 
 
 RECIPE = Recipe(
-    run=run, show=show, alarm=alarm,
+    run=run,
+    show=show,
+    alarm=alarm,
     label=lambda config: as_label(config.run or config.trainer or config.data),
-)  # fmt: skip
+)

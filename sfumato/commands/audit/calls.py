@@ -3,26 +3,31 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from sfumato.attacks.retrain import (
+    Trainer,
+    bound_of_trials,
+    check_runs,
+    check_trials,
+    set_canary_aside,
+    sides,
+    trial,
+)
 from sfumato.commands.audit.record import AuditRecord, describe_attack, promised
+from sfumato.data.load import load_images
 from sfumato.errors import ConfigError, DataError
+from sfumato.files import append_line, read_lines, sha256
+from sfumato.models.zoo import files_beside_you, find_function
+from sfumato.privacy.budget import check_delta
 from sfumato.runs import Run
 from sfumato.settings.audit import Audit
-
-if TYPE_CHECKING:
-    from sfumato.attacks.retrain import Trainer
 
 TRIALS = "trials.jsonl"
 
 
 def audit_calls(config: Audit, run: Run) -> AuditRecord:
     """Call the trainer, keep each trial as it comes, and bound epsilon from below."""
-    from sfumato.attacks.retrain import bound_of_trials, check_runs, set_canary_aside, sides, trial
-    from sfumato.data.load import load_images
-    from sfumato.models.zoo import files_beside_you
-    from sfumato.privacy.budget import check_delta
-
     check_runs(config.runs)
     train = find_trainer(config.trainer or "")
     images = load_images(config.data, "train", **config.source.loading)
@@ -38,16 +43,15 @@ def audit_calls(config: Audit, run: Run) -> AuditRecord:
         (run.private / TRIALS).unlink(missing_ok=True)
         raise
     return AuditRecord(
-        target=f"{config.trainer} on {images.name}", bounds=[bound], promise=_promise(config),
+        target=f"{config.trainer} on {images.name}",
+        bounds=[bound],
+        promise=_promise(config),
         attacks=[describe_attack("log-odds of the canary", *sides(scores), config.confidence)],
-    )  # fmt: skip
+    )
 
 
 def _trials(config: Audit, run: Run, call: Callable[[int], float]) -> dict[int, float]:
     """The score of every call, by its number: those made before, by the same code, and new ones."""
-    from sfumato.attacks.retrain import check_trials
-    from sfumato.files import append_line, read_lines
-
     kept, code = run.private / TRIALS, code_of(config.trainer or "")
     lines = read_lines(kept, mend=True)
     if any(line.get("code") != code for line in lines):
@@ -70,8 +74,6 @@ def _trials(config: Audit, run: Run, call: Callable[[int], float]) -> dict[int, 
 
 def code_of(name: str) -> str:
     """A hash of the file that a trainer is in; what that file imports may change unseen."""
-    from sfumato.files import sha256
-
     file = getattr(sys.modules[name.partition(":")[0]], "__file__", None)
     return "" if file is None else sha256(Path(file))
 
@@ -82,10 +84,8 @@ def _promise(config: Audit) -> dict[str, Any] | None:
     return {**promised(config.epsilon, config.delta), "claimed": True}  # there is no ledger
 
 
-def find_trainer(name: str) -> "Trainer":
+def find_trainer(name: str) -> Trainer:
     """The function that module:function names."""
-    from sfumato.models.zoo import find_function
-
     module, colon, function = name.partition(":")
     if not (module and colon and function):
         raise ConfigError(f'--trainer "{name}": give it as module:function.')

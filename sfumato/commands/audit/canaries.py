@@ -3,31 +3,32 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file
 
 from sfumato.commands.audit.record import hold_together, share_error
 from sfumato.commands.train.canaries import read_canaries, tensor_hash
 from sfumato.config import read_finished
 from sfumato.errors import RunError
 from sfumato.files import read_json, read_lines
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from sfumato.privacy.audit.checks import Check, Seen
-    from sfumato.privacy.audit.lower import Bound
-    from sfumato.privacy.budget import Plan
-    from sfumato.training.canaries import Canaries
+from sfumato.privacy.audit.checks import Check, Seen, check_buffers, check_mechanism
+from sfumato.privacy.audit.lower import Bound, many_run_bound, one_run_bound
+from sfumato.privacy.audit.lower_noise import curve_bound, likelihood_scores, noise_bound
+from sfumato.privacy.budget import Plan
+from sfumato.privacy.ledger import Ledger
+from sfumato.training.canaries import Canaries, Observations
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """Bounds, the scores that they rest on, and checks of the mechanism."""
 
-    bounds: "list[Bound]"
-    attacks: "dict[str, tuple[np.ndarray, np.ndarray]]" = field(repr=False)
+    bounds: list[Bound]
+    attacks: dict[str, tuple[np.ndarray, np.ndarray]] = field(repr=False)
     """By name of the attack, scores of canaries that were in and of those that were not."""
-    checks: "list[Check]"
+    checks: list[Check]
 
 
 def has_canaries(path: Path) -> bool:
@@ -52,22 +53,16 @@ def examine(path: Path, *, confidence: float) -> Found:
     )
 
 
-def check_run(path: Path, *, confidence: float) -> "list[Check]":
+def check_run(path: Path, *, confidence: float) -> list[Check]:
     """Whether a finished run did what its plan says, as far as its canaries can tell."""
-    from sfumato.privacy.audit.checks import check_mechanism
-
     canaries, found = _finished(path), []
     if canaries.kind == "gradient":
         found = check_mechanism(read_seen(path, canaries), confidence=confidence)
     return [*found, _buffers(path)]
 
 
-def score_canaries(path: Path, canaries: "Canaries") -> "np.ndarray":
+def score_canaries(path: Path, canaries: Canaries) -> np.ndarray:
     """How much each canary looks as if it was in: how likely its steps are, or its loss's fall."""
-    import numpy as np
-
-    from sfumato.privacy.audit.lower_noise import likelihood_scores
-
     if canaries.kind == "gradient":
         return likelihood_scores(read_seen(path, canaries))
     start, end = (
@@ -77,15 +72,8 @@ def score_canaries(path: Path, canaries: "Canaries") -> "np.ndarray":
     return np.nan_to_num(start - end, nan=-math.inf)
 
 
-def _bounds(
-    path: Path, canaries: "Canaries", scores: "np.ndarray", confidence: float
-) -> "list[Bound]":
+def _bounds(path: Path, canaries: Canaries, scores: np.ndarray, confidence: float) -> list[Bound]:
     """Every bound gets its share of the error, so that all of them hold together."""
-    import numpy as np
-
-    from sfumato.privacy.audit.lower import many_run_bound, one_run_bound
-    from sfumato.privacy.audit.lower_noise import curve_bound, noise_bound
-
     coins, gradient = np.array(canaries.included), canaries.kind == "gradient"
     plan = _plan(path)
     curved = gradient and plan.noise_decay == 1
@@ -103,7 +91,7 @@ def _bounds(
     return hold_together(found, confidence)
 
 
-def _finished(path: Path) -> "Canaries":
+def _finished(path: Path) -> Canaries:
     if not has_canaries(path):
         raise RunError(f"{path} has no canaries. Train with sfumato train --canaries N.")
     if not (path / "done.json").exists():
@@ -111,20 +99,13 @@ def _finished(path: Path) -> "Canaries":
     return read_canaries(path)
 
 
-def _apart(scores: "np.ndarray", canaries: "Canaries") -> "tuple[np.ndarray, np.ndarray]":
-    import numpy as np
-
+def _apart(scores: np.ndarray, canaries: Canaries) -> tuple[np.ndarray, np.ndarray]:
     included = np.array(canaries.included)
     return scores[included], scores[~included]
 
 
-def read_seen(path: Path, canaries: "Canaries") -> "Seen":
+def read_seen(path: Path, canaries: Canaries) -> Seen:
     """What every step of a run let be seen of its gradient canaries."""
-    import numpy as np
-
-    from sfumato.privacy.audit.checks import Seen
-    from sfumato.training.canaries import Observations
-
     plan = _plan(path)
     rows = Observations.read(path / "private" / "canary_steps.bin", len(canaries))
     if len(rows) != plan.steps:
@@ -135,30 +116,25 @@ def read_seen(path: Path, canaries: "Canaries") -> "Seen":
     # A step whose effect was lost was not seen, and says nothing of its batch either.
     kept = np.flatnonzero(rows_seen)
     return Seen(
-        seen=rows["seen"][kept].astype(np.float64), present=rows["present"][kept],
-        sizes=rows["size"][kept], included=np.array(canaries.included),
-        noise=np.array([plan.at(int(step)).noise_multiplier for step in kept]), rate=plan.rate,
+        seen=rows["seen"][kept].astype(np.float64),
+        present=rows["present"][kept],
+        sizes=rows["size"][kept],
+        included=np.array(canaries.included),
+        noise=np.array([plan.at(int(step)).noise_multiplier for step in kept]),
+        rate=plan.rate,
         others=(plan.size or 0) - len(canaries),
-    )  # fmt: skip
+    )
 
 
-def _plan(path: Path) -> "Plan":
-    from sfumato.privacy.budget import Plan
-
+def _plan(path: Path) -> Plan:
     return read_finished(Plan, read_json(path / "plan.json"))
 
 
 def _delta(path: Path) -> float:
-    from sfumato.privacy.ledger import Ledger
-
     return Ledger.from_records(read_lines(path / "ledger.jsonl")).header.delta
 
 
-def _buffers(path: Path) -> "Check":
-    from safetensors.torch import load_file
-
-    from sfumato.privacy.audit.checks import check_buffers
-
+def _buffers(path: Path) -> Check:
     before = read_json(path / "private" / "canary_start.json")["buffers"]
     artefact = load_file(path / "model.safetensors")
     after = {name: tensor_hash(artefact[name]) for name in before if name in artefact}

@@ -6,9 +6,15 @@ The second takes it to be so many steps of this rate, with Gaussian noise of unk
 how much noise there can be at most for an attack to succeed as often as this one did.
 """
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-from sfumato.attacks.heads import labels_of
+import numpy as np
+import torch
+from torch import Tensor
+
+from sfumato.attacks.heads import HeadRecipe, labels_of
+from sfumato.attacks.lone import add_lone_image, lone_trials
 from sfumato.commands.audit.record import (
     AuditRecord,
     allowed_curve,
@@ -17,26 +23,19 @@ from sfumato.commands.audit.record import (
     promised,
     share_error,
 )
+from sfumato.data.load import load_images
+from sfumato.errors import DataError
+from sfumato.privacy.accounting import LEAST_NOISE, price
+from sfumato.privacy.audit.lower import Bound, many_run_bound
+from sfumato.privacy.audit.lower_noise import curve_bound
+from sfumato.privacy.budget import Plan, check_delta
 from sfumato.runs import Run
 from sfumato.settings.audit import Audit
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from sfumato.attacks.heads import HeadRecipe
-    from sfumato.privacy.audit.lower import Bound
+from sfumato.training.setup import pick_device
 
 
 def audit_heads(config: Audit, run: Run) -> AuditRecord:
     """Train heads on both of two neighbouring data sets, and bound epsilon from below."""
-    from dataclasses import replace
-
-    from sfumato.attacks.lone import add_lone_image
-    from sfumato.data.load import load_images
-    from sfumato.privacy.budget import check_delta
-    from sfumato.training.setup import pick_device
-
     images = load_images(config.data, "train", **config.source.loading)
     recipe = replace(config.head, classes=len(images.classes))
     check_delta(config.delta, recipe.images)
@@ -55,12 +54,8 @@ def audit_heads(config: Audit, run: Run) -> AuditRecord:
     return found
 
 
-def _first_of_each(labels: "Tensor", recipe: "HeadRecipe") -> "Tensor":
+def _first_of_each(labels: Tensor, recipe: HeadRecipe) -> Tensor:
     """Where the images of one head are, class by class."""
-    import torch
-
-    from sfumato.errors import DataError
-
     places = [(labels == k).nonzero()[: recipe.class_size, 0] for k in range(recipe.classes)]
     if min(map(len, places)) < recipe.class_size:
         raise DataError(f"not every class has {recipe.class_size} images: lower --class-size.")
@@ -68,12 +63,8 @@ def _first_of_each(labels: "Tensor", recipe: "HeadRecipe") -> "Tensor":
 
 
 def _scores(
-    config: Audit, recipe: "HeadRecipe", features: "Tensor", run: Run
-) -> "tuple[np.ndarray, np.ndarray]":
-    import torch
-
-    from sfumato.attacks.lone import lone_trials
-
+    config: Audit, recipe: HeadRecipe, features: Tensor, run: Run
+) -> tuple[np.ndarray, np.ndarray]:
     found = []
     for present in (True, False):
         run.log(f"{config.trials} heads {'with' if present else 'without'} the image")
@@ -89,46 +80,48 @@ def _scores(
     return found[0], found[1]
 
 
-def _promise(config: Audit, recipe: "HeadRecipe") -> dict[str, Any] | None:
-    from sfumato.privacy.accounting import LEAST_NOISE, price
-
+def _promise(config: Audit, recipe: HeadRecipe) -> dict[str, Any] | None:
     if recipe.noise_multiplier < LEAST_NOISE or recipe.max_norm is None:
         return None
     return promised(price(recipe.mechanisms(), config.delta, "add-or-remove"), config.delta)
 
 
 def _bounds(
-    config: Audit, recipe: "HeadRecipe", inside: "np.ndarray", outside: "np.ndarray"
-) -> "list[Bound]":
+    config: Audit, recipe: HeadRecipe, inside: np.ndarray, outside: np.ndarray
+) -> list[Bound]:
     """What the scores prove: of any mechanism, and of Gaussian noise of unknown size."""
-    from dataclasses import replace
-
-    import numpy as np
-
-    from sfumato.privacy.audit.lower import many_run_bound
-    from sfumato.privacy.audit.lower_noise import curve_bound
-    from sfumato.privacy.budget import Plan
-
     each = share_error(config.confidence, 2 if recipe.noise_multiplier else 1)
     plain = many_run_bound(
-        inside, outside, delta=config.delta, confidence=each, name="many heads",
+        inside,
+        outside,
+        delta=config.delta,
+        confidence=each,
+        name="many heads",
         assumes="nothing about the mechanism: heads are independent",
-    )  # fmt: skip
+    )
     if not recipe.noise_multiplier:
         return [plain]
     plan = Plan(
-        noise_multiplier=recipe.noise_multiplier, expected_batch=recipe.divisor, rate=recipe.rate,
-        steps=recipe.steps, max_norm=recipe.max_norm or 1.0,
-    )  # fmt: skip
+        noise_multiplier=recipe.noise_multiplier,
+        expected_batch=recipe.divisor,
+        rate=recipe.rate,
+        steps=recipe.steps,
+        max_norm=recipe.max_norm or 1.0,
+    )
     # Heads that choose the threshold are not counted.
     some = max(1, len(inside) // 10)
     threshold = (np.median(inside[:some]) + np.median(outside[:some])) / 2
     gaussian = curve_bound(
-        inside[some:] - threshold, outside[some:] - threshold, plan, delta=config.delta,
-        confidence=each, name="many heads, Gaussian noise",
-    )  # fmt: skip
+        inside[some:] - threshold,
+        outside[some:] - threshold,
+        plan,
+        delta=config.delta,
+        confidence=each,
+        name="many heads, Gaussian noise",
+    )
     gaussian = replace(
-        gaussian, thresholds="chosen on a tenth of the heads, counted on the others",
+        gaussian,
+        thresholds="chosen on a tenth of the heads, counted on the others",
         assumes=f"{recipe.steps} steps of rate {recipe.rate:g} with Gaussian noise of any size",
-    )  # fmt: skip
+    )
     return hold_together([plain, gaussian], config.confidence)

@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from sfumato.metrics.leakage import Roc, clustered_interval, roc
+from sfumato.privacy.audit.lower import Bound, Scores, binomial_interval
+from sfumato.privacy.audit.tradeoff import largest_tpr
 from sfumato.reporting.scores import is_kept
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from sfumato.metrics.leakage import Roc
-    from sfumato.privacy.audit.lower import Bound, Scores
 
 FEW = (0.01, 0.001)
 """False-positive rates at which an attack is judged: few, for who is accused must be right."""
@@ -25,7 +24,7 @@ class AuditRecord:
     target: str
     promise: dict[str, Any] | None
     """Epsilon, delta, relation and unit; None: nothing was promised."""
-    bounds: "list[Bound]" = field(default_factory=list)
+    bounds: list[Bound] = field(default_factory=list)
     attacks: list[dict[str, Any]] = field(default_factory=list)
     checks: list[dict[str, Any]] = field(default_factory=list)
     curve: dict[str, list[float]] | None = None
@@ -36,9 +35,13 @@ class AuditRecord:
         rows = [asdict(bound) for bound in self.bounds]
         bounds = [{**row, "kept": is_kept(row, self.promise or {})} for row in rows]
         return {
-            "target": self.target, "promise": self.promise, "bounds": bounds,
-            "attacks": self.attacks, "checks": self.checks, "curve": self.curve,
-        }  # fmt: skip
+            "target": self.target,
+            "promise": self.promise,
+            "bounds": bounds,
+            "attacks": self.attacks,
+            "checks": self.checks,
+            "curve": self.curve,
+        }
 
 
 def promised(
@@ -53,20 +56,16 @@ def share_error(confidence: float, bounds: int) -> float:
     return 1 - (1 - confidence) / max(1, bounds)
 
 
-def hold_together(bounds: "Sequence[Bound]", confidence: float) -> "list[Bound]":
+def hold_together(bounds: Sequence[Bound], confidence: float) -> list[Bound]:
     """Bounds that were made by `share_error`, with the confidence that they have together."""
     note = "" if len(bounds) == 1 else "; the error is shared among all bounds"
     return [replace(b, confidence=confidence, thresholds=b.thresholds + note) for b in bounds]
 
 
 def describe_attack(
-    name: str, inside: "Scores", outside: "Scores", confidence: float
+    name: str, inside: Scores, outside: Scores, confidence: float
 ) -> dict[str, Any]:
     """An attack by its scores of members and of others: rates with intervals, and the ROC."""
-    import numpy as np
-
-    from sfumato.metrics.leakage import clustered_interval, roc
-
     # A score that is large speaks for membership, and an error that is small does.
     errors = -np.asarray(inside, dtype=np.float64), -np.asarray(outside, dtype=np.float64)
     images = np.arange(len(errors[0])), len(errors[0]) + np.arange(len(errors[1]))
@@ -75,7 +74,7 @@ def describe_attack(
     trials = len(errors[0]), len(errors[1])
     rates = [*FEW, *points["fpr"]]
 
-    def numbers(curve: "Roc") -> np.ndarray:
+    def numbers(curve: Roc) -> np.ndarray:
         return np.array([curve.auc, *map(curve.tpr_at, rates)])
 
     limits = clustered_interval(numbers, *errors, *images, level=confidence, resamples=200)
@@ -85,15 +84,22 @@ def describe_attack(
         for rate, limits in zip(FEW, zip(low[1:3], high[1:3], strict=True), strict=True)
     ]
     return {
-        "name": name, "auc": [whole.auc, low[0], high[0]], "tpr_at_1_percent_fpr": found[0],
-        "tpr_at_0.1_percent_fpr": found[1], "roc": {**points, "low": low[3:], "high": high[3:]},
-    }  # fmt: skip
+        "name": name,
+        "auc": [whole.auc, low[0], high[0]],
+        "tpr_at_1_percent_fpr": found[0],
+        "tpr_at_0.1_percent_fpr": found[1],
+        "roc": {**points, "low": low[3:], "high": high[3:]},
+    }
 
 
 def tpr_at_few(
-    curve: "Roc", rate: float, limits: tuple[float, float], *, trials: tuple[int, int],
+    curve: Roc,
+    rate: float,
+    limits: tuple[float, float],
+    *,
+    trials: tuple[int, int],
     confidence: float,
-) -> list[float] | None:  # fmt: skip
+) -> list[float] | None:
     """The TPR at so small an FPR with its interval; None where the scores allow no estimate.
 
     `trials` are how many members and others there are. Fewer than one false positive among all
@@ -102,8 +108,6 @@ def tpr_at_few(
     of a bootstrap; one that never varied says nothing, and makes way for the exact interval of a
     share.
     """
-    from sfumato.privacy.audit.lower import binomial_interval
-
     value, (members, others) = curve.tpr_at(rate), trials
     if others * rate < 1:
         return None
@@ -115,10 +119,8 @@ def tpr_at_few(
     return [value, low, high]
 
 
-def thin(fpr: "np.ndarray", tpr: "np.ndarray") -> dict[str, list[float]]:
+def thin(fpr: np.ndarray, tpr: np.ndarray) -> dict[str, list[float]]:
     """A curve by some of its points, dense where false positives are few."""
-    import numpy as np
-
     wanted = np.concatenate([[0.0], np.geomspace(1e-4, 1, POINTS)])
     places = np.unique(np.append(np.searchsorted(fpr, wanted, side="right") - 1, len(fpr) - 1))
     return {"fpr": fpr[places].tolist(), "tpr": tpr[places].tolist()}
@@ -126,10 +128,6 @@ def thin(fpr: "np.ndarray", tpr: "np.ndarray") -> dict[str, list[float]]:
 
 def allowed_curve(*, rate: float, noise_multiplier: float, steps: int) -> dict[str, list[float]]:
     """The largest TPR that such a mechanism leaves to any attack, one image added or removed."""
-    import numpy as np
-
-    from sfumato.privacy.audit.tradeoff import largest_tpr
-
     fpr = np.concatenate([[0.0], np.geomspace(1e-4, 1, 100)])
     tpr = largest_tpr(
         fpr, rate=rate, noise_multiplier=noise_multiplier, steps=steps, relation="add-or-remove"

@@ -6,20 +6,21 @@ plainly, without noise or augmentation, each a random half of the members and th
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sfumato.attacks.membership import log_odds
+from sfumato.attacks.shadows import Copies, Optimize, draw_batches, draw_halves, train_copies
 from sfumato.commands import train
-from sfumato.commands.audit.finished import Target
+from sfumato.commands.audit.target import Target
 from sfumato.commands.train.train_state import number_of_steps
+from sfumato.data.images import Images
 from sfumato.runs import Run
 from sfumato.settings.audit import Audit
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from sfumato.attacks.shadows import Copies, Optimize
-    from sfumato.data.images import Images
-    from sfumato.training.inputs import Inputs
+from sfumato.training.inputs import Inputs
+from sfumato.training.setup import OPTIMIZERS, make_schedule
 
 GROUP = 8
 """Shadow models that are trained side by side, and kept together."""
@@ -27,13 +28,8 @@ IN_MEMORY = 512
 """Images in memory at once, of all of them together."""
 
 
-def shadow_odds(config: Audit, target: Target, run: Run) -> "tuple[Tensor, Tensor, Tensor]":
+def shadow_odds(config: Audit, target: Target, run: Run) -> tuple[Tensor, Tensor, Tensor]:
     """Who learnt which image, and the log-odds of the pool and of the population, by model."""
-    import torch
-    from safetensors.torch import load_file
-
-    from sfumato.attacks.shadows import draw_halves
-
     stage = Run(run.private, run.say).stage("shadows")
     inside = draw_halves(config.shadows, len(target.pool), config.seed)
     found = []
@@ -51,13 +47,9 @@ def shadow_odds(config: Audit, target: Target, run: Run) -> "tuple[Tensor, Tenso
 
 
 def _group(
-    config: Audit, target: Target, inside: "Tensor", numbers: Sequence[int], run: Run
-) -> "dict[str, Tensor]":
+    config: Audit, target: Target, inside: Tensor, numbers: Sequence[int], run: Run
+) -> dict[str, Tensor]:
     """Train these models; fewer at a time where a GPU has no room for all."""
-    import torch
-
-    from sfumato.attacks.membership import log_odds
-
     try:
         copies, inputs = _train(config, target, inside, numbers, run)
         return {
@@ -74,12 +66,8 @@ def _group(
 
 
 def _train(
-    config: Audit, target: Target, inside: "Tensor", numbers: Sequence[int], run: Run
-) -> "tuple[Copies, Inputs]":
-    import torch
-
-    from sfumato.attacks.shadows import draw_batches, train_copies
-
+    config: Audit, target: Target, inside: Tensor, numbers: Sequence[int], run: Run
+) -> tuple[Copies, Inputs]:
     half = int(inside.sum(1).min())
     size = max(1, min(round(target.settings.batch_size), half))
     settings = replace(target.alone, batch_size=size)
@@ -94,23 +82,25 @@ def _train(
     ]
     torch.manual_seed(config.seed)  # for dropout
     copies = train_copies(
-        [train_state.model for train_state, _ in made], inputs, torch.stack(batches),
-        optimizer_of(settings, steps), at_once=max(1, IN_MEMORY // len(numbers)),
+        [train_state.model for train_state, _ in made],
+        inputs,
+        torch.stack(batches),
+        optimizer_of(settings, steps),
+        at_once=max(1, IN_MEMORY // len(numbers)),
         say=run.say,
-    )  # fmt: skip
+    )
     return copies, inputs
 
 
-def _inputs_of(inputs: "Inputs", images: "Images") -> "Inputs":
+def _inputs_of(inputs: Inputs, images: Images) -> Inputs:
     """The same reading, of other images."""
     return replace(inputs, images=images.to(inputs.device))
 
 
-def optimizer_of(settings: train.Config, steps: int) -> "Optimize":
+def optimizer_of(settings: train.Config, steps: int) -> Optimize:
     """The target's optimizer and schedule, for whatever is to learn."""
-    from sfumato.training.setup import OPTIMIZERS, make_schedule
 
-    def optimize(tensors: "Sequence[Tensor]"):  # noqa: ANN202
+    def optimize(tensors: Sequence[Tensor]):  # noqa: ANN202
         options = {"lr": settings.lr, "weight_decay": settings.weight_decay}
         if settings.optimizer == "sgd":
             options["momentum"] = settings.momentum

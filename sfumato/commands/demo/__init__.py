@@ -13,15 +13,19 @@ without noise in `private/`, the page among it.
 
 import os
 import sys
+import webbrowser
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sfumato.commands import Recipe, as_label, audit, invert, recipe_of, reconstruct
+from sfumato.commands.demo.page import Parts, write_page
 from sfumato.commands.stages import require_one_process
 from sfumato.data.load import load_images
 from sfumato.files import read_json
@@ -40,38 +44,63 @@ AUDIT = partial(audit.Config, shadows=0, confidence=0.999)
 
 def run(config: Demo, run: Run | None) -> dict[str, Any]:
     """Train twice, attack, audit, share, and write the page."""
-    from sfumato.commands.demo.page import Parts, write_page
-
     run = require_one_process("demo", "a model", run)
     private, shared = (run.path / "stages" / verb for verb in ("train", "release"))
     secret = {
         name: run.private / name
         for name in (
-            "stolen", "few_plain", "few_private", "members_plain", "members_private",
-            "plain", "audited", "inverted",
+            "stolen",
+            "few_plain",
+            "few_private",
+            "members_plain",
+            "members_private",
+            "plain",
+            "audited",
+            "inverted",
         )
-    }  # fmt: skip
+    }
     few = few_digits(run.private / "few.npz")
     attacks = [
-        Chapter(secret["stolen"], "reconstruct", reconstruct.PRESETS["digits-private"](),
-                "an attacker learns to see training digits in the weights of a head"),
-        Chapter(secret["inverted"], "invert", invert.PRESETS["digits-cpu"](),
-                "another asks a network what its classes look like"),
-    ]  # fmt: skip
+        Chapter(
+            secret["stolen"],
+            "reconstruct",
+            reconstruct.PRESETS["digits-private"](),
+            "an attacker learns to see training digits in the weights of a head",
+        ),
+        Chapter(
+            secret["inverted"],
+            "invert",
+            invert.PRESETS["digits-cpu"](),
+            "another asks a network what its classes look like",
+        ),
+    ]
     others = [
-        Chapter(secret["few_plain"], "train", config.few_plain(few),
-                f"a network learns {FEW} digits without privacy"),
+        Chapter(
+            secret["few_plain"],
+            "train",
+            config.few_plain(few),
+            f"a network learns {FEW} digits without privacy",
+        ),
         Chapter(secret["few_private"], "train", config.few_private(few), "the same with privacy"),
-        Chapter(secret["members_plain"], "audit", AUDIT(run=secret["few_plain"]),
-                "an attacker tells who was among them, without privacy"),
-        Chapter(secret["members_private"], "audit", AUDIT(run=secret["few_private"]),
-                "and with it"),
+        Chapter(
+            secret["members_plain"],
+            "audit",
+            AUDIT(run=secret["few_plain"]),
+            "an attacker tells who was among them, without privacy",
+        ),
+        Chapter(
+            secret["members_private"], "audit", AUDIT(run=secret["few_private"]), "and with it"
+        ),
         Chapter(private, "train", config.private, "a network learns all digits with privacy"),
         Chapter(secret["plain"], "train", config.plain, "the same network without"),
-        Chapter(secret["audited"], "audit", AUDIT(run=private),
-                "an auditor looks at the private network"),
+        Chapter(
+            secret["audited"],
+            "audit",
+            AUDIT(run=private),
+            "an auditor looks at the private network",
+        ),
         Chapter(shared, "release", config.sharing(private), "images that may be shared"),
-    ]  # fmt: skip
+    ]
     side_by_side(others, attacks, run)
     keep_findings(run, "demo")
     page = write_page(Parts(private=private, shared=shared, **secret), run)
@@ -80,11 +109,15 @@ def run(config: Demo, run: Run | None) -> dict[str, Any]:
     promised = read_json(shared / "done.json")
     return run.finish(
         {
-            "epsilon": promised["epsilon"], "delta": promised["delta"], "page": str(page),
-            "weights": str(private / "model.safetensors"), "images": str(shared / "bundle"),
-            "run": str(run.path), "not_for_release": promised["not_for_release"],
+            "epsilon": promised["epsilon"],
+            "delta": promised["delta"],
+            "page": str(page),
+            "weights": str(private / "model.safetensors"),
+            "images": str(shared / "bundle"),
+            "run": str(run.path),
+            "not_for_release": promised["not_for_release"],
         }
-    )  # fmt: skip
+    )
 
 
 def few_digits(file: Path) -> Path:
@@ -117,9 +150,6 @@ def side_by_side(here: Sequence[Chapter], there: Sequence[Chapter], run: Run) ->
 
     Small networks do not know what to do with a second core: two of them do.
     """
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
     threads = torch.get_num_threads()
     half = max(1, threads // 2)
     context = get_context("spawn")
@@ -142,8 +172,6 @@ def side_by_side(here: Sequence[Chapter], there: Sequence[Chapter], run: Run) ->
 
 def show_page(page: Path) -> None:
     """Open the page in a browser, where somebody sits in front of a screen."""
-    import webbrowser
-
     has_screen = sys.platform in ("darwin", "win32") or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
     )
@@ -164,6 +192,7 @@ def show(summary: Mapping[str, Any]) -> str:
 
 
 RECIPE = Recipe(
-    run=run, show=show,
+    run=run,
+    show=show,
     label=lambda config: as_label(epsilon=config.epsilon),
-)  # fmt: skip
+)

@@ -11,24 +11,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from sfumato.commands import Recipe, as_label
-from sfumato.commands.invert.context import Context, make_context
+from sfumato.commands.invert.attack import attack
+from sfumato.commands.invert.checks import check_context
+from sfumato.commands.invert.context import make_context
+from sfumato.commands.invert.sweep import sweep
 from sfumato.commands.stages import require_one_process, tell_stage
 from sfumato.runs import Run
 from sfumato.settings.invert import PRESETS as PRESETS
-from sfumato.settings.invert import STAGES, Invert
-from sfumato.stages import Stage, run_stages
+from sfumato.settings.invert import Invert
 
 Config = Invert
 
 
 def run(config: Invert, run: Run | None) -> dict[str, Any]:
     """Target, judge, select, prior, latent, score; or a sweep of targets."""
-    from sfumato.commands.invert.checks import check_context
-
     run = require_one_process("invert", "trains a target: give it with --target RUN", run)
     if config.sweep:
-        from sfumato.commands.invert.sweep import sweep
-
         return sweep(config, run)
     context = make_context(config, run)
     check_context(context)
@@ -38,22 +36,13 @@ def run(config: Invert, run: Run | None) -> dict[str, Any]:
     return run.finish({**summary, "run": str(run.path)})
 
 
-def attack(context: Context, asked: str = "all") -> dict[str, Any]:
-    """Run the stages up to this one."""
-    from sfumato.commands.invert.score import score
-    from sfumato.commands.invert.stages import judge, latent, prior, select, target
-
-    made = (target, judge, select, prior, latent, score)
-    stages = [Stage(name=name, run=run) for name, run in zip(STAGES, made, strict=True)]
-    return run_stages(context, stages, asked, context.stage, say=context.run.log)
-
-
 def show(summary: Mapping[str, Any]) -> str:
     """What was found, and where the pictures are."""
     return summary["text"] if "text" in summary else tell_stage(summary)
 
 
 RECIPE = Recipe(
-    run=run, show=show,
+    run=run,
+    show=show,
     label=lambda config: as_label(config.target or config.data, epsilon=config.epsilon),
-)  # fmt: skip
+)

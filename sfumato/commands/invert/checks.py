@@ -2,23 +2,23 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from sfumato.commands import train
 from sfumato.commands.invert.context import Context, open_access
 from sfumato.commands.invert.score import accuracy_of, as_judge, given_judge
 from sfumato.commands.invert.stages import new_judge
 from sfumato.commands.train.promise import plan_for
+from sfumato.data.alike import overlap
+from sfumato.data.images import Images
 from sfumato.errors import DataError
-
-if TYPE_CHECKING:
-    from sfumato.data.images import Images
+from sfumato.models.gan import Generator
+from sfumato.training.plain import inputs_of
 
 
 def check_context(context: Context) -> None:
     """Refuse what could not be attacked, drawn or judged."""
-    from sfumato.training.plain import inputs_of
-
     check_public(context)
     check_parts(context)
     check_drawing(context)
@@ -32,8 +32,6 @@ def check_context(context: Context) -> None:
 
 def check_public(context: Context) -> None:
     """Public images must fit the target, be enough, and show other classes and images."""
-    from sfumato.data.alike import overlap
-
     config, public = context.config, context.public
     if config.n > len(public):
         raise DataError(
@@ -60,8 +58,10 @@ def check_public(context: Context) -> None:
 def check_parts(context: Context) -> None:
     """Target, judges and score each need images of every class."""
     parts: dict[str, Images] = {
-        "the target": context.members, "judges": context.others, "the score": context.held_out
-    }  # fmt: skip
+        "the target": context.members,
+        "judges": context.others,
+        "the score": context.held_out,
+    }
     for whose, images in parts.items():
         present = set(images.labels.tolist())
         for label, name in enumerate(images.classes):
@@ -75,8 +75,6 @@ def check_parts(context: Context) -> None:
 
 def check_drawing(context: Context) -> None:
     """A generator draws squares, of some sizes."""
-    from sfumato.models.gan import Generator
-
     if context.config.method == "pixels":
         return
     _, height, width = context.members.shape
@@ -90,8 +88,6 @@ def check_drawing(context: Context) -> None:
 
 def check_target(context: Context) -> None:
     """A target that is there must answer; one that is to be trained must be able to."""
-    import torch
-
     if context.config.target is not None:
         access = open_access(context)
         if not Path(context.config.target).is_dir():

@@ -5,21 +5,22 @@ The attack itself gets an `Access` to the target and the public images. All else
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from sfumato.attacks.access import Access, access_to
 from sfumato.commands import train
 from sfumato.commands.stages import given_run, require_heeded, say_unheeded
+from sfumato.data.images import Images
+from sfumato.data.load import load_images, load_splits
 from sfumato.errors import ConfigError
 from sfumato.groups import defaults
+from sfumato.models.zoo import head_parameters, load_weights
 from sfumato.runs import Run
 from sfumato.settings.invert import Invert
 from sfumato.settings.train import Training
-
-if TYPE_CHECKING:
-    import torch
-
-    from sfumato.attacks.access import Access
-    from sfumato.data.images import Images
+from sfumato.training.setup import pick_device, quick_precision
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,14 @@ class Context:
     run: Run
     shared: Run
     """The run that has the judges: targets of a sweep have the same."""
-    device: "torch.device"
-    members: "Images"
+    device: torch.device
+    members: Images
     """What the target learnt."""
-    others: "Images"
+    others: Images
     """Of the same classes, for judges."""
-    held_out: "Images"
+    held_out: Images
     """Of the same classes, seen by nobody."""
-    public: "Images"
+    public: Images
     target: train.Config
     weights: Path
     """Where the target's weights are, or will be."""
@@ -47,17 +48,15 @@ class Context:
         return Run(self.run.private, self.run.say).stage(name)
 
     @property
-    def unseen(self) -> "Images":
+    def unseen(self) -> Images:
         """All test images that there are: of a target that was brought, judges learn a part."""
         if self.config.target is None:
             return self.held_out
         return self.others.joined(self.held_out)
 
     @property
-    def precision(self) -> "torch.dtype":
+    def precision(self) -> torch.dtype:
         """What generators are trained in."""
-        from sfumato.training.setup import quick_precision
-
         return quick_precision(self.device)
 
     @property
@@ -68,9 +67,6 @@ class Context:
 
 def make_context(config: Invert, run: Run) -> Context:
     """Load images, and part them."""
-    from sfumato.data.load import load_images, load_splits
-    from sfumato.training.setup import pick_device
-
     given = given_target(config, run) if config.target else None
     settings, weights = given or to_train(config, run)
     source = settings if given else config.train
@@ -87,12 +83,20 @@ def make_context(config: Invert, run: Run) -> Context:
         others, members = part(train_images, config.judge_share)
         held_out = test
     return Context(
-        config, run, run, pick_device(config.device), members, others, held_out, public, settings,
+        config,
+        run,
+        run,
+        pick_device(config.device),
+        members,
+        others,
+        held_out,
+        public,
+        settings,
         weights,
-    )  # fmt: skip
+    )
 
 
-def framed_as(images: "Images", source: Training, config: Invert) -> dict[str, Any]:
+def framed_as(images: Images, source: Training, config: Invert) -> dict[str, Any]:
     """How public images are loaded: to the size and the colours that the target takes."""
     channels, height, width = images.shape
     crop = config.public_centre_crop
@@ -108,9 +112,13 @@ def to_train(config: Invert, run: Run) -> tuple[train.Config, Path]:
     """Settings of a target that is trained here, and where its weights will be."""
     # Its images are framed already: a second cut would go through the faces.
     settings = replace(
-        config.train.alone, data=str(run.path / "private" / "members.npz"), people=None,
-        centre_crop=None, image_size=None, grey=False,
-    )  # fmt: skip
+        config.train.alone,
+        data=str(run.path / "private" / "members.npz"),
+        people=None,
+        centre_crop=None,
+        image_size=None,
+        grey=False,
+    )
     return settings, run.path / "private/stages/target/model.safetensors"
 
 
@@ -120,7 +128,7 @@ def same_images(context: Context, config: Invert, run: Run) -> Context:
     return replace(context, config=config, run=run, target=settings, weights=weights)
 
 
-def part(images: "Images", share: float) -> "tuple[Images, Images]":
+def part(images: Images, share: float) -> tuple[Images, Images]:
     """A share of every class, and the rest: of other people, unless a class is a person."""
     people = images.people
     alone = people is not None and all(
@@ -154,13 +162,8 @@ def given_target(config: Invert, run: Run) -> tuple[train.Config, Path]:
     return settings, weights
 
 
-def open_access(context: Context, precision: "torch.dtype | None" = None) -> "Access":
+def open_access(context: Context, precision: torch.dtype | None = None) -> Access:
     """The target, as the attacker has it; in float32 if no other precision is asked for."""
-    import torch
-
-    from sfumato.attacks.access import access_to
-    from sfumato.models.zoo import head_parameters, load_weights
-
     train_state, inputs = train.prepare(context.target, context.members, context.device)
     missing = load_weights(train_state.model, context.weights)
     if not head_parameters(train_state.model).isdisjoint(missing):

@@ -5,8 +5,13 @@ goes to `private/`.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfumato.attacks.access import Access
 from sfumato.commands import train
 from sfumato.commands.invert.context import Context, open_access
 from sfumato.commands.invert.stages import (
@@ -17,17 +22,18 @@ from sfumato.commands.invert.stages import (
     selection_of,
 )
 from sfumato.commands.stages import given_run
+from sfumato.data.alike import overlap
+from sfumato.data.images import Images
+from sfumato.data.load import load_images
 from sfumato.errors import ConfigError, DataError
+from sfumato.metrics.inversion import score as count
+from sfumato.metrics.judges import Judge, Judged, Sets, look
+from sfumato.models.zoo import head_parameters, load_weights, read_state
+from sfumato.reporting.inversion_figures import contact_sheet
 from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from sfumato.attacks.access import Access
-    from sfumato.data.images import Images
-    from sfumato.metrics.judges import Judge, Judged, Sets
-    from sfumato.training.inputs import Inputs
+from sfumato.training.inputs import Inputs
+from sfumato.training.plain import inputs_of
 
 EACH = 500
 """Images of a class that guesses are compared with, at most."""
@@ -35,9 +41,6 @@ EACH = 500
 
 def score(context: Context, stage: Run) -> None:
     """Let judges look at guesses, at members, at images nobody saw, and at the public ones."""
-    from sfumato.metrics.inversion import score as count
-    from sfumato.reporting.inversion_figures import contact_sheet
-
     pixels, labels = four_sets(context)
     judged_by = judgements(context, pixels)
     found = count(labels, judged_by)
@@ -53,9 +56,13 @@ def score(context: Context, stage: Run) -> None:
         )
     keep_scores(context.run, "invert", found)
     contact_sheet(
-        context.run.private / "guesses.png", pixels.members, pixels.guesses, labels, judged_by,
+        context.run.private / "guesses.png",
+        pixels.members,
+        pixels.guesses,
+        labels,
+        judged_by,
         context.members.classes,
-    )  # fmt: skip
+    )
     context.run.say(headline(found))
     if found["warning"]:
         context.run.say(f"  mind: {found['warning'].strip()}")
@@ -64,18 +71,14 @@ def score(context: Context, stage: Run) -> None:
     )
 
 
-def accuracy_of(access: "Access", images: "Images") -> float:
+def accuracy_of(access: Access, images: Images) -> float:
     """How often the target names images rightly."""
     answers = access.answers(images.pixels).argmax(dim=1).cpu()
     return float((answers == images.labels).float().mean())
 
 
-def four_sets(context: Context) -> "tuple[Sets[Tensor], Sets[Tensor]]":
+def four_sets(context: Context) -> tuple[Sets[Tensor], Sets[Tensor]]:
     """Pixels between 0 and 1, and labels, of guesses, members, held-out and public images."""
-    import torch
-
-    from sfumato.metrics.judges import Sets
-
     guesses, chosen = guesses_of(context), selection_of(context)
     members, held_out = (thin(some, EACH) for some in (context.members, context.held_out))
     # Images that judges learnt would make the floor too low.
@@ -87,34 +90,30 @@ def four_sets(context: Context) -> "tuple[Sets[Tensor], Sets[Tensor]]":
     ]
     public = [context.public.pixels[places] for places in each]
 
-    def real(pixels: "Tensor") -> "Tensor":
+    def real(pixels: Tensor) -> Tensor:
         return (pixels.float() / 255).to(context.device)
 
     pixels = Sets(
-        guesses.images.clamp(0, 1).to(context.device), real(members.pixels), real(held_out.pixels),
+        guesses.images.clamp(0, 1).to(context.device),
+        real(members.pixels),
+        real(held_out.pixels),
         real(torch.cat(public)),
-    )  # fmt: skip
+    )
     counts = torch.tensor([len(places) for places in each])
     pseudo = torch.arange(len(each)).repeat_interleave(counts)
     return pixels, Sets(guesses.labels, members.labels, held_out.labels, pseudo)
 
 
-def thin(images: "Images", each: int) -> "Images":
+def thin(images: Images, each: int) -> Images:
     """At most so many of each class, at random: files are often ordered, by writer for example."""
-    import torch
-
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     labels = images.labels[order]
     places = [order[labels == label][:each] for label in range(len(images.classes))]
     return images.select(torch.cat(places))
 
 
-def judgements(context: Context, pixels: "Sets[Tensor]") -> "dict[str, Judged]":
+def judgements(context: Context, pixels: Sets[Tensor]) -> dict[str, Judged]:
     """What every judge says of every set."""
-    from sfumato.metrics.judges import look
-    from sfumato.models.zoo import load_weights
-    from sfumato.training.plain import inputs_of
-
     found: dict[str, Judged] = {}
     for name in context.config.judges:
         model = new_judge(context, name)
@@ -127,16 +126,12 @@ def judgements(context: Context, pixels: "Sets[Tensor]") -> "dict[str, Judged]":
     return found
 
 
-def given_judge(context: Context, path: Path) -> "tuple[nn.Module, Inputs]":
+def given_judge(context: Context, path: Path) -> tuple[nn.Module, Inputs]:
     """A judge that is there already, or the reason why it must not judge.
 
     One that learnt what the target learnt would know more of it than the class, and one whose
     classes have another order would name others than it means.
     """
-    from sfumato.data.alike import overlap
-    from sfumato.data.load import load_images
-    from sfumato.models.zoo import load_weights
-
     settings, weights, _ = given_run(path, context.config.train)
     lessons = load_images(settings.data, "train", people=settings.people, **settings.loading)
     if lessons.shape[0] != context.members.shape[0]:
@@ -179,9 +174,8 @@ def equal_tensors(one: Path, other: Path) -> list[str]:
 
     Vectors and constants do not count: those of untrained layers are alike everywhere.
     """
-    from sfumato.models.zoo import read_state
 
-    def telling(path: Path) -> "dict[str, Tensor]":
+    def telling(path: Path) -> dict[str, Tensor]:
         state = read_state(path)
         return {k: v for k, v in state.items() if v.dim() > 1 and v.min() < v.max()}
 
@@ -189,12 +183,8 @@ def equal_tensors(one: Path, other: Path) -> list[str]:
     return [k for k, v in telling(one).items() if any(v.equal(another) for another in known)]
 
 
-def as_judge(model: "nn.Module", inputs: "Inputs") -> "Judge":
+def as_judge(model: nn.Module, inputs: Inputs) -> Judge:
     """The model's answers, and what goes into its last layer."""
-    import torch.nn.functional as F
-
-    from sfumato.models.zoo import head_parameters
-
     paths = {name.rpartition(".")[0] for name in head_parameters(model)}
     if len(paths) != 1:
         raise ConfigError(
@@ -207,7 +197,7 @@ def as_judge(model: "nn.Module", inputs: "Inputs") -> "Judge":
     )
     side = inputs.images.shape[1:]
 
-    def ask(pixels: "Tensor") -> "tuple[Tensor, Tensor]":
+    def ask(pixels: Tensor) -> tuple[Tensor, Tensor]:
         seen.clear()
         if pixels.shape[2:] != side:  # a judge looks at images of the size that it learnt
             pixels = F.interpolate(pixels, side, mode="bilinear", antialias=True)

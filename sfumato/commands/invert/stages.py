@@ -1,22 +1,28 @@
 """The stages of `sfumato invert` before the score: target, judge, select, prior, latent."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from sfumato.attacks.inversion import Wish
+from sfumato.attacks.latent import Draw, Extra, Guesses, search_codes
+from sfumato.attacks.prior import train_gan
+from sfumato.attacks.pupils import Lesson, new_gan
+from sfumato.attacks.select import Selection
+from sfumato.attacks.select import select as choose
 from sfumato.commands import train
 from sfumato.commands.invert.context import Context, open_access
+from sfumato.data.images import Images
+from sfumato.files import read_json
+from sfumato.models.zoo import build_model, load_weights
 from sfumato.runs import Run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-    from torch import nn
-
-    from sfumato.attacks.inversion import Wish
-    from sfumato.attacks.latent import Draw, Extra, Guesses
-    from sfumato.attacks.select import Selection
-    from sfumato.data.images import Images
+from sfumato.sharing.match import roughness
+from sfumato.training.plain import inputs_of, train_plainly
+from sfumato.training.plain_step import plain_step
 
 
 def target(context: Context, stage: Run) -> None:
@@ -30,9 +36,6 @@ def target(context: Context, stage: Run) -> None:
 
 def judge(context: Context, stage: Run) -> None:
     """Train judges on private images that the target never had, and on the public classes."""
-    from sfumato.training.plain import inputs_of, train_plainly
-    from sfumato.training.plain_step import plain_step
-
     lessons = judging_images(context)
     for name in context.config.judges:
         place = Run(context.shared.private / "judges" / name, context.run.say)
@@ -43,18 +46,22 @@ def judge(context: Context, stage: Run) -> None:
         model = new_judge(context, name)
         inputs = inputs_of(model, lessons, context.device, shift=2, precision=context.precision)
         train_plainly(
-            model, len(lessons), plain_step(model, inputs), place, lr=2e-3,
-            epochs=context.config.judge_epochs, batch_size=128, warmup=20,
-        )  # fmt: skip
+            model,
+            len(lessons),
+            plain_step(model, inputs),
+            place,
+            lr=2e-3,
+            epochs=context.config.judge_epochs,
+            batch_size=128,
+            warmup=20,
+        )
         place.save_tensors("model.safetensors", model.state_dict())
         place.finish({"judge": name})
     stage.finish({"judges": list(context.config.judges)})
 
 
-def judging_images(context: Context) -> "Images":
+def judging_images(context: Context) -> Images:
     """What judges learn: private images of their own and half of the public ones, all classes."""
-    import torch
-
     classes = judged_classes(context)
     places = torch.tensor([classes.index(name) for name in context.public.classes])
     some = context.public.select(learnt_by_judges(context).nonzero().flatten())
@@ -62,10 +69,8 @@ def judging_images(context: Context) -> "Images":
     return replace(context.others, classes=classes).joined(public, "judges'")
 
 
-def learnt_by_judges(context: Context) -> "torch.Tensor":
+def learnt_by_judges(context: Context) -> torch.Tensor:
     """Which public images judges learn: half of them, so that the others can be shown to them."""
-    import torch
-
     return torch.rand(len(context.public), generator=torch.Generator().manual_seed(0)) < 0.5
 
 
@@ -74,12 +79,8 @@ def judged_classes(context: Context) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*context.members.classes, *context.public.classes)))
 
 
-def new_judge(context: Context, name: str) -> "nn.Module":
+def new_judge(context: Context, name: str) -> nn.Module:
     """A judge at its start."""
-    import torch
-
-    from sfumato.models.zoo import build_model
-
     torch.manual_seed(1)
     classes = len(judged_classes(context))
     model = build_model(name, classes=classes, shape=context.members.shape)
@@ -88,8 +89,6 @@ def new_judge(context: Context, name: str) -> "nn.Module":
 
 def select(context: Context, stage: Run) -> None:
     """The public images that the target takes for each class."""
-    from sfumato.attacks.select import select as choose
-
     found = choose(open_access(context), context.public, context.config.n)
     tensors = {"places": found.places, "confidence": found.confidence}
     stage.save_tensors("selection.safetensors", tensors)
@@ -97,32 +96,22 @@ def select(context: Context, stage: Run) -> None:
     stage.finish(found.words())
 
 
-def selection_of(context: Context) -> "Selection":
+def selection_of(context: Context) -> Selection:
     """What the stage select found."""
-    from safetensors.torch import load_file
-
-    from sfumato.attacks.select import Selection
-    from sfumato.files import read_json
-
     folder = context.stage("select").path
     kept = load_file(folder / "selection.safetensors")
     scale = read_json(folder / "selection.json")["margin_scale"]
     return Selection(kept["places"], kept["confidence"], scale)
 
 
-def wish_of(context: Context) -> "Wish":
+def wish_of(context: Context) -> Wish:
     """The inversion loss, in the target's unit."""
-    from sfumato.attacks.inversion import Wish
-
     scale = selection_of(context).scale if context.config.own_unit else 1.0
     return Wish(context.config.loss, scale)
 
 
 def prior(context: Context, stage: Run) -> None:
     """A generator of images that the target takes for its classes."""
-    from sfumato.attacks.prior import train_gan
-    from sfumato.attacks.pupils import Lesson, new_gan
-
     config = context.config
     if config.method == "pixels":
         stage.finish({"generator": "none"})
@@ -150,14 +139,19 @@ def prior(context: Context, stage: Run) -> None:
 
 def latent(context: Context, stage: Run) -> None:
     """Images of every class, from random codes that are moved until the target is convinced."""
-    from sfumato.attacks.latent import search_codes
-
     config, access = context.config, open_access(context)
     drawing = of_pixels(context) if config.method == "pixels" else of_generator(context)
     found = search_codes(
-        drawing.draw, drawing.begin, access, wish_of(context), config.views, config.search,
-        extra=drawing.extra, seed=config.seed, say=stage.say,
-    )  # fmt: skip
+        drawing.draw,
+        drawing.begin,
+        access,
+        wish_of(context),
+        config.views,
+        config.search,
+        extra=drawing.extra,
+        seed=config.seed,
+        say=stage.say,
+    )
     stage.save_tensors(
         "guesses.safetensors",
         {"images": found.images, "labels": found.labels, "margins": found.margins},
@@ -169,29 +163,24 @@ def latent(context: Context, stage: Run) -> None:
 class Drawing(NamedTuple):
     """How codes begin, how they become images, and what else is asked of them."""
 
-    draw: "Draw"
-    begin: "Callable[[int, torch.Generator], torch.Tensor]"
-    extra: "Extra | None" = None
+    draw: Draw
+    begin: Callable[[int, torch.Generator], torch.Tensor]
+    extra: Extra | None = None
 
 
 def of_generator(context: Context) -> Drawing:
     """Codes of the trained generator."""
-    import torch
-
-    from sfumato.attacks.pupils import new_gan
-    from sfumato.models.zoo import load_weights
-
     config = context.config
     net = new_gan(config.method, open_access(context), config.gan, config.seed).generator
     load_weights(net, context.stage("prior").path / "model.safetensors")
     net.eval().requires_grad_(False)
 
-    def draw(codes: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
+    def draw(codes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         lower = context.precision != torch.float32
         with torch.autocast(context.device.type, context.precision, enabled=lower):
             return net(codes, labels).float()
 
-    def begin(count: int, generator: "torch.Generator") -> "torch.Tensor":
+    def begin(count: int, generator: torch.Generator) -> torch.Tensor:
         return torch.randn(count, config.gan.latent, generator=generator, device=generator.device)
 
     return Drawing(draw, begin)
@@ -199,25 +188,18 @@ def of_generator(context: Context) -> Drawing:
 
 def of_pixels(context: Context) -> Drawing:
     """Pixels themselves, as in DeepInversion: smooth ones, from a grey start."""
-    import torch
 
-    from sfumato.sharing.match import roughness
-
-    def begin(count: int, generator: "torch.Generator") -> "torch.Tensor":
+    def begin(count: int, generator: torch.Generator) -> torch.Tensor:
         shape = (count, *context.members.shape)
         return 0.1 * torch.randn(shape, generator=generator, device=generator.device)
 
-    def extra(_: "torch.Tensor", images: "torch.Tensor") -> "torch.Tensor":
+    def extra(_: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         return roughness(images)
 
     return Drawing(lambda codes, _: codes.sigmoid(), begin, extra)
 
 
-def guesses_of(context: Context) -> "Guesses":
+def guesses_of(context: Context) -> Guesses:
     """What the stage latent found."""
-    from safetensors.torch import load_file
-
-    from sfumato.attacks.latent import Guesses
-
     kept = load_file(context.stage("latent").path / "guesses.safetensors")
     return Guesses(kept["images"], kept["labels"], kept["margins"])

@@ -9,17 +9,18 @@ images of a class have in common: person-level privacy does, where a class is a 
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import Any
 
 from sfumato.commands import train
+from sfumato.commands.invert.attack import attack as take_stages
+from sfumato.commands.invert.checks import check_context, check_target
 from sfumato.commands.invert.context import Context, make_context, same_images
+from sfumato.files import read_json
+from sfumato.reporting.inversion_figures import SweepRow, sweep_plots, sweep_table
 from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 from sfumato.settings.invert import Invert
-
-if TYPE_CHECKING:
-    from sfumato.reporting.inversion_figures import SweepRow
 
 LADDER = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Steps at which a control may be stopped."""
@@ -32,8 +33,6 @@ CAUTION = (
 
 def sweep(config: Invert, run: Run) -> dict[str, Any]:
     """Attack every target, then one table and two plots."""
-    from sfumato.reporting.inversion_figures import sweep_plots, sweep_table
-
     base = make_context(config, run)
     check_sweep(base)
     rows: list[SweepRow] = []
@@ -57,8 +56,6 @@ def sweep(config: Invert, run: Run) -> dict[str, Any]:
 
 def check_sweep(base: Context) -> None:
     """Refuse at once what any of the targets would be refused for."""
-    from sfumato.commands.invert.checks import check_context, check_target
-
     first = True
     for _, _, settings in targets(base.config):
         context = same_images(base, settings, base.run)
@@ -76,9 +73,13 @@ def targets(config: Invert) -> Iterator[tuple[str, str, Invert]]:
         for epsilon in config.epsilons:
             for seed in range(config.seeds):
                 base = replace(
-                    config, sweep=False, seed=config.seed + seed, unit=unit,
-                    people=config.people if unit == "person" else None, **promise(config, epsilon),
-                )  # fmt: skip
+                    config,
+                    sweep=False,
+                    seed=config.seed + seed,
+                    unit=unit,
+                    people=config.people if unit == "person" else None,
+                    **promise(config, epsilon),
+                )
                 name = f"{epsilon}-{seed}" if unit == "example" else f"{epsilon}-person-{seed}"
                 yield name, without.get(epsilon, f"{unit}-level"), base
 
@@ -89,8 +90,11 @@ def promise(config: Invert, epsilon: str) -> dict[str, Any]:
         return {"mode": "non-private"}
     private = {
         "mode": "ghost_mixed" if config.mode == "non-private" else config.mode,
-        "optimizer": "sgd", "lr": config.private_lr, "momentum": 0.0, "clip": "automatic",
-    }  # fmt: skip
+        "optimizer": "sgd",
+        "lr": config.private_lr,
+        "momentum": 0.0,
+        "clip": "automatic",
+    }
     if epsilon == "clip":
         return {**private, "noise_multiplier": 0.0}
     return {**private, "epsilon": float(epsilon)}
@@ -98,12 +102,8 @@ def promise(config: Invert, epsilon: str) -> dict[str, Any]:
 
 def attack(
     name: str, kind: str, config: Invert, base: Context, twin: float | None = None
-) -> "SweepRow":
+) -> SweepRow:
     """The whole attack on one target; all of it stays in `private/`, and is done once."""
-    from sfumato.commands.invert import attack as take_stages
-    from sfumato.files import read_json
-    from sfumato.reporting.inversion_figures import SweepRow
-
     place = Run(base.run.private / "sweep" / name, base.run.say)
     place.path.mkdir(parents=True, exist_ok=True)
     context = same_images(base, config, place)
@@ -114,17 +114,19 @@ def attack(
     judge = next(iter(found["judges"].values()))
     spent = float(read_json(context.stage("target").path / "done.json")["epsilon"])
     return SweepRow(
-        target=kind, epsilon=spent if twin is None else twin, control=twin is not None,
-        seed=config.seed, test_accuracy=found["target_test_accuracy"],
-        attack=found["majority"]["top1"], floor=found["majority"]["floor_top1"],
+        target=kind,
+        epsilon=spent if twin is None else twin,
+        control=twin is not None,
+        seed=config.seed,
+        test_accuracy=found["target_test_accuracy"],
+        attack=found["majority"]["top1"],
+        floor=found["majority"]["floor_top1"],
         gap=judge["member_gap"],
-    )  # fmt: skip
+    )
 
 
 def matched(config: Invert, wanted: float, base: Context) -> Invert:
     """These settings without privacy, stopped early: about as accurate as `wanted`."""
-    from sfumato.files import read_json
-
     tried: dict[int, float] = {}
 
     def reached(steps: int) -> bool:
@@ -145,7 +147,7 @@ def plainly(config: Invert, steps: int) -> Invert:
     """The settings for so many steps, with batches that repeat."""
     return replace(
         config, steps=steps, epochs=None, noise_seed=config.seed, unit="example", people=None
-    )  # fmt: skip
+    )
 
 
 def ladder(config: Invert, steps: int, base: Context) -> Run:
@@ -159,8 +161,6 @@ def ladder(config: Invert, steps: int, base: Context) -> Run:
     return place
 
 
-def row_numbers(row: "SweepRow") -> dict[str, Any]:
+def row_numbers(row: SweepRow) -> dict[str, Any]:
     """A row for a file of JSON."""
-    from dataclasses import asdict
-
     return asdict(row)

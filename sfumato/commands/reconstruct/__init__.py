@@ -8,9 +8,13 @@ the images in the weights. Then come heads that were trained on images it has ne
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from sfumato.commands import Recipe, as_label
 from sfumato.commands.reconstruct.context import Context, make_context
+from sfumato.commands.reconstruct.decoder import new_decoder
 from sfumato.commands.reconstruct.stages import take
+from sfumato.commands.reconstruct.study import look_at, study, tensors_in
 from sfumato.commands.stages import require_one_process, tell_stage
 from sfumato.runs import Run
 from sfumato.settings.reconstruct import PRESETS as PRESETS
@@ -30,8 +34,6 @@ def asks_more(config: Reconstruct) -> bool:
 
 def run(config: Reconstruct, run: Run | None) -> dict[str, Any]:
     """The stages in order, up to the one that was asked for; finished ones are skipped."""
-    from sfumato.commands.reconstruct.study import look_at, study
-
     context = make_context(config, require_one_process("reconstruct", WITH_TORCHRUN, run))
     check_early(context)
     if config.vary is not None:
@@ -55,11 +57,6 @@ def show(summary: Mapping[str, Any]) -> str:
 
 def check_early(context: Context) -> None:
     """Refuse at once what a later stage could not draw or read."""
-    import torch
-
-    from sfumato.commands.reconstruct.decoder import new_decoder
-    from sfumato.commands.reconstruct.study import tensors_in
-
     with torch.device("meta"):
         new_decoder(context, 2 * context.recipe.classes)
     if context.config.target is not None:
@@ -67,6 +64,8 @@ def check_early(context: Context) -> None:
 
 
 RECIPE = Recipe(
-    run=run, show=show, asks_more=asks_more,
+    run=run,
+    show=show,
+    asks_more=asks_more,
     label=lambda config: as_label(config.data, config.base),
-)  # fmt: skip
+)

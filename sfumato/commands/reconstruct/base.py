@@ -1,22 +1,23 @@
 """The public part of `sfumato reconstruct`: a base that heads stand on, and its features."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import nn
+
+from sfumato.attacks.fleet import Fleet
+from sfumato.attacks.heads import accuracy_of_heads
 from sfumato.commands.reconstruct.context import Context
+from sfumato.data.room import require_room
 from sfumato.errors import ConfigError
+from sfumato.metrics.features import AT_ONCE, extract, headless, pretrain
+from sfumato.models.zoo import build_model, load_weights, pixel_statistics
 from sfumato.runs import Run
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def base(context: Context, stage: Run) -> None:
     """A public network that heads learn well on: given, or trained and tried."""
-    from sfumato.attacks.fleet import Fleet
-    from sfumato.attacks.heads import accuracy_of_heads
-    from sfumato.metrics.features import extract, headless, pretrain
-
     config, best = context.config, 0.0
     shot = replace(context.recipe, class_size=1, noise_multiplier=0.0, max_norm=None, rate=1.0)
     made = config.pretrained or config.weights is not None
@@ -25,16 +26,24 @@ def base(context: Context, stage: Run) -> None:
         if not made:
             attempt = stage.stage(str(number))
             model = pretrain(
-                model, context.base, attempt, epochs=config.base_epochs, lr=config.base_lr,
-                device=context.device, seed=config.seed + number,
-            )  # fmt: skip
+                model,
+                context.base,
+                attempt,
+                epochs=config.base_epochs,
+                lr=config.base_lr,
+                device=context.device,
+                seed=config.seed + number,
+            )
             attempt.finish({"steps": "all"})
         state = {name: value.clone() for name, value in model.state_dict().items()}
         model = headless(model.to(context.device))
         found = extract(
-            model, context.own.select(range(0, len(context.own), max(1, len(context.own) // 2000))),
-            context.device, size=config.feature_size, norm=config.feature_norm,
-        )  # fmt: skip
+            model,
+            context.own.select(range(0, len(context.own), max(1, len(context.own) // 2000))),
+            context.device,
+            size=config.feature_size,
+            norm=config.feature_norm,
+        )
         heads = Fleet(found.values, found.labels, shot, config.seed).heads(0, 256)
         score = float(accuracy_of_heads(heads.weights, shot, found.values, found.labels).mean())
         stage.log(
@@ -52,14 +61,8 @@ def base(context: Context, stage: Run) -> None:
     )
 
 
-def build_base(context: Context, number: int = 0) -> "nn.Module":
+def build_base(context: Context, number: int = 0) -> nn.Module:
     """The base's network, with its public weights if it has any."""
-    import torch
-
-    from sfumato.data.room import require_room
-    from sfumato.metrics.features import AT_ONCE
-    from sfumato.models.zoo import build_model
-
     config = context.config
     channels, height, width = context.base.shape
     if config.feature_size is not None:
@@ -71,16 +74,16 @@ def build_base(context: Context, number: int = 0) -> "nn.Module":
         )
     torch.manual_seed(config.seed + number)
     return build_model(
-        config.base, classes=len(context.base.classes), shape=(channels, height, width),
-        pretrained=config.pretrained, weights=config.weights,
-    )  # fmt: skip
+        config.base,
+        classes=len(context.base.classes),
+        shape=(channels, height, width),
+        pretrained=config.pretrained,
+        weights=config.weights,
+    )
 
 
 def features(context: Context, stage: Run) -> None:
     """Features of the attacker's images and, in `private/`, of those it is after."""
-    from sfumato.metrics.features import extract, headless
-    from sfumato.models.zoo import load_weights, pixel_statistics
-
     config = context.config
     model = build_base(context)
     load_weights(model, context.public.stage("base").path / "model.safetensors")
@@ -92,9 +95,12 @@ def features(context: Context, stage: Run) -> None:
     stage.write_json(
         "normalisation.json",
         {
-            "base": config.base, "image_size": config.feature_size or context.own.shape[1],
-            "pixel_mean": mean, "pixel_deviation": deviation, "feature_norm": config.feature_norm,
+            "base": config.base,
+            "image_size": config.feature_size or context.own.shape[1],
+            "pixel_mean": mean,
+            "pixel_deviation": deviation,
+            "feature_norm": config.feature_norm,
         },
-    )  # fmt: skip
+    )
     extract(model, context.targets, context.device, **options).save(stage.private)
     stage.finish({"features": own.values.shape[1], "images": len(own), "norm": config.feature_norm})

@@ -2,19 +2,20 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+import torch
+
+from sfumato.attacks.fleet import Fleet
+from sfumato.attacks.heads import HeadRecipe, class_size_for
+from sfumato.data.alike import overlap
+from sfumato.data.images import Images
+from sfumato.data.load import load_images
 from sfumato.errors import ConfigError, DataError
+from sfumato.metrics.features import Features, turned
+from sfumato.privacy.audit.tradeoff import noise_for_tpr
 from sfumato.runs import Run
 from sfumato.settings.reconstruct import Reconstruct
-
-if TYPE_CHECKING:
-    import torch
-
-    from sfumato.attacks.fleet import Fleet
-    from sfumato.attacks.heads import HeadRecipe
-    from sfumato.data.images import Images
-    from sfumato.metrics.features import Features
+from sfumato.training.setup import pick_device
 
 LEARNT = (
     "features and networks, learnt without privacy from train images: share it only if these are "
@@ -31,17 +32,14 @@ class Context:
     run: Run
     public: Run
     """The run that has the base and its features: several attacks may share them."""
-    device: "torch.device"
-    base: "Images"
-    own: "Images"
-    targets: "Images"
+    device: torch.device
+    base: Images
+    own: Images
+    targets: Images
 
     @cached_property
-    def recipe(self) -> "HeadRecipe":
+    def recipe(self) -> HeadRecipe:
         """The heads' recipe, with the noise that a bound asks for."""
-        from sfumato.attacks.heads import class_size_for
-        from sfumato.privacy.audit.tradeoff import noise_for_tpr
-
         config, classes = self.config, len(self.own.classes)
         if config.head.classes not in (classes, type(config.head).classes):
             raise ConfigError(
@@ -60,9 +58,6 @@ class Context:
 
 def make_context(config: Reconstruct, run: Run) -> Context:
     """Load images, and part what is public from what is not."""
-    from sfumato.data.load import load_images
-    from sfumato.training.setup import pick_device
-
     own = load_images(config.data, "train", private=False, **config.source.loading)
     targets = load_images(config.data, "test", private=True, **config.source.loading)
     targets = never_had(targets, own, run)
@@ -74,20 +69,16 @@ def make_context(config: Reconstruct, run: Run) -> Context:
         if base.shape == targets.shape:
             targets = never_had(targets, base, run)
     else:
-        from sfumato.metrics.features import turned
-
         part, own = own.split(config.base_share, seed=config.seed)
         base = turned(part)
     return Context(config, run, run, pick_device(config.device), base, own, targets)
 
 
-def never_had(targets: "Images", known: "Images", run: Run) -> "Images":
+def never_had(targets: Images, known: Images, run: Run) -> Images:
     """The images under attack without those that the attacker has, pixel for pixel.
 
     Well-known sets have a few images in both splits: these are left out. Many are a mistake.
     """
-    from sfumato.data.alike import overlap
-
     places = overlap(targets, known)
     if len(places) > MOST_KNOWN * len(targets):
         raise DataError(
@@ -107,18 +98,14 @@ MOST_KNOWN = 0.01
 """The share of test images that may be among the attacker's own, and are left out."""
 
 
-def own_features(context: Context, *, private: bool = False) -> "Features":
+def own_features(context: Context, *, private: bool = False) -> Features:
     """The attacker's features, or with `private` those of the images it is after."""
-    from sfumato.metrics.features import Features
-
     stage = context.public.stage("features")
     return Features.load(stage.private if private else stage.path).to(context.device)
 
 
-def fleet_of(context: Context, *, private: bool = False) -> "Fleet":
+def fleet_of(context: Context, *, private: bool = False) -> Fleet:
     """Heads on the attacker's images, or on those it is after."""
-    from sfumato.attacks.fleet import Fleet
-
     found = own_features(context, private=private)
     seed = context.config.seed + (1 if private else 0)
     source = own_features(context).digest

@@ -1,18 +1,23 @@
 """The attacker's network in `sfumato reconstruct`: built, trained, and loaded again."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from sfumato.attacks.decode import Game, decoder_step
+from sfumato.attacks.fleet import Fleet, Heads
 from sfumato.commands.reconstruct.context import Context, fleet_of
 from sfumato.commands.reconstruct.heads import statistics_of
+from sfumato.data.images import Images
+from sfumato.models.average import new_average
+from sfumato.models.decoder import PublishedDecoder, RowDecoder
+from sfumato.privacy.sampling import Batch
 from sfumato.runs import Run
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from sfumato.attacks.decode import Game
-    from sfumato.attacks.fleet import Fleet, Heads
-    from sfumato.data.images import Images
+from sfumato.training.fit import TrainState, fit
+from sfumato.training.progress import progress
+from sfumato.training.setup import make_optimizer, make_schedule
 
 POOL = 2048
 """Heads that are made at once while the network learns."""
@@ -20,15 +25,6 @@ POOL = 2048
 
 def train(context: Context, stage: Run) -> None:
     """The attacker's network learns to see images in weights."""
-    import torch
-
-    from sfumato.attacks.decode import decoder_step
-    from sfumato.models.average import new_average
-    from sfumato.privacy.sampling import Batch
-    from sfumato.training.fit import TrainState, fit
-    from sfumato.training.progress import progress
-    from sfumato.training.setup import make_optimizer, make_schedule
-
     config, fleet, statistics = context.config, fleet_of(context), statistics_of(context)
     decoder = build_decoder(context, fleet)
     optimizer = make_optimizer(
@@ -53,47 +49,37 @@ def train(context: Context, stage: Run) -> None:
     stage.finish({"decoder": config.decoder, "parameters": size, "steps": config.steps})
 
 
-def game_of(context: Context, images: "Images") -> "Game":
+def game_of(context: Context, images: Images) -> Game:
     """What the decoder is asked for, on one set of images."""
-    from sfumato.attacks.decode import Game
-
     recipe = context.recipe
     pixels = images.pixels.to(context.device)
     return Game(pixels, recipe.classes, recipe.class_size, context.config.conditional)
 
 
-def build_decoder(context: Context, fleet: "Fleet") -> "nn.Module":
+def build_decoder(context: Context, fleet: Fleet) -> nn.Module:
     """The attacker's network for heads of this fleet."""
-    import torch
-
     torch.manual_seed(context.config.seed)
     weights = context.recipe.num_parameters(fleet.dimension)
     return new_decoder(context, weights).to(context.device)
 
 
-def new_decoder(context: Context, weights: int) -> "nn.Module":
+def new_decoder(context: Context, weights: int) -> nn.Module:
     """A network for heads of so many weights; sizes that cannot be drawn are refused."""
-    from sfumato.models.decoder import PublishedDecoder, RowDecoder
-
     config, recipe = context.config, context.recipe
     kind = RowDecoder if config.decoder == "rows" else PublishedDecoder
     classes = recipe.classes if config.conditional else 0
     return kind(weights, context.own.shape, classes, config.width)
 
 
-def trained_decoder(context: Context, fleet: "Fleet") -> "nn.Module":
+def trained_decoder(context: Context, fleet: Fleet) -> nn.Module:
     """The network as the stage train left it."""
-    from safetensors.torch import load_file
-
     decoder = build_decoder(context, fleet)
     decoder.load_state_dict(load_file(context.run.stage("train").path / "model.safetensors"))
     return decoder.eval()
 
 
-def heads_by_step(context: Context, fleet: "Fleet") -> "Callable[[int], Heads]":
+def heads_by_step(context: Context, fleet: Fleet) -> Callable[[int], Heads]:
     """The heads of each step, made for many steps at once."""
-    from sfumato.attacks.fleet import Heads
-
     size = context.config.batch_heads
     pool = max(1, POOL // size) * size
     last: tuple[int, Heads] | None = None

@@ -5,19 +5,23 @@ the attacker's, and everything it writes goes to `private/`.
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from sfumato.attacks.decode import nearest_images, reconstruct
+from sfumato.attacks.heads import HeadRecipe, accuracy_of_heads
 from sfumato.commands.reconstruct.context import LEARNT, Context, fleet_of, own_features
 from sfumato.commands.reconstruct.decoder import game_of, trained_decoder
 from sfumato.commands.reconstruct.heads import statistics_of
+from sfumato.metrics.trials import Trials, partners, pick, score, usual_errors
+from sfumato.privacy.accounting import LEAST_NOISE, price
+from sfumato.privacy.audit.lower import many_run_bound
+from sfumato.privacy.audit.tradeoff import largest_tpr
+from sfumato.reporting.figures import save_gallery, save_roc
 from sfumato.reporting.scores import keep_scores
+from sfumato.reporting.words import up
 from sfumato.runs import Run
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from sfumato.attacks.heads import HeadRecipe
-    from sfumato.metrics.trials import Trials
 
 DELTA = 1e-5
 """Of all that is promised and proved here."""
@@ -27,9 +31,6 @@ REFERENCES = 256
 
 def evaluate(context: Context, stage: Run) -> None:
     """Attack heads that were trained on images the attacker never had; count, bound and draw."""
-    from sfumato.metrics.trials import pick, score
-    from sfumato.reporting.figures import save_gallery, save_roc
-
     trials = attack(context)
     scores, curves = score(trials, context.targets, context.own, level=context.config.level)
     kappa = scores["blind_guess"]["best_picture"]
@@ -46,9 +47,12 @@ def evaluate(context: Context, stage: Run) -> None:
         for name, curve in curves.items()
     }
     save_roc(
-        folder / "roc.png", named, others="images of other heads taken for this one's", title=title,
+        folder / "roc.png",
+        named,
+        others="images of other heads taken for this one's",
+        title=title,
         bound=bound and ("no attack can exceed (replace one)", bound),
-    )  # fmt: skip
+    )
     blocks = pick(trials)
     shown = len(blocks[0][1])
     names = context.own.classes[:shown] if context.config.conditional else [""] * shown
@@ -57,12 +61,8 @@ def evaluate(context: Context, stage: Run) -> None:
     stage.finish({"text": tell(context, scores), **public_numbers(context)})
 
 
-def attack(context: Context) -> "Trials":
+def attack(context: Context) -> Trials:
     """Train heads on the target images, and let the attacker's network look at their weights."""
-    from sfumato.attacks.decode import nearest_images, reconstruct
-    from sfumato.attacks.heads import accuracy_of_heads
-    from sfumato.metrics.trials import Trials, partners, usual_errors
-
     config, fleet, statistics = (
         context.config,
         fleet_of(context, private=True),
@@ -88,21 +88,23 @@ def attack(context: Context) -> "Trials":
     ).mean()
     size = context.recipe.class_size if config.conditional else heads.members.shape[1]
     return Trials(
-        guesses, game.truths(heads.members).cpu(), heads.members[:, ::size].cpu(),
-        partner, usual_errors(context.targets, references),
-        float(accuracy), fake, simple,
-    )  # fmt: skip
+        guesses,
+        game.truths(heads.members).cpu(),
+        heads.members[:, ::size].cpu(),
+        partner,
+        usual_errors(context.targets, references),
+        float(accuracy),
+        fake,
+        simple,
+    )
 
 
-def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) -> dict[str, Any]:
+def promise(recipe: HeadRecipe, trials: Trials, level: float, kappa: float) -> dict[str, Any]:
     """Epsilon as accounted, and the epsilon that the attack proves, for one image replaced.
 
     `kappa` is how often a blind guess comes as close as the threshold: the bound there is the one
     on reconstruction (ReRo).
     """
-    from sfumato.privacy.accounting import LEAST_NOISE, price
-    from sfumato.privacy.audit.lower import many_run_bound
-
     # One trial a head, and no head in both lists: trials of one head are not independent.
     half = len(trials.guesses) // 2
     pair = -trials.records()[:half].numpy(), -trials.records(null=True)[half:].numpy()
@@ -127,27 +129,26 @@ def promise(recipe: "HeadRecipe", trials: "Trials", level: float, kappa: float) 
     return found
 
 
-def bound_at(recipe: "HeadRecipe", fpr: Any) -> "np.ndarray":
+def bound_at(recipe: HeadRecipe, fpr: Any) -> np.ndarray:
     """What no attack can exceed, when one image was replaced by another."""
-    from sfumato.privacy.audit.tradeoff import largest_tpr
-
     return largest_tpr(
-        fpr, rate=recipe.rate, noise_multiplier=recipe.noise_multiplier, steps=recipe.steps,
+        fpr,
+        rate=recipe.rate,
+        noise_multiplier=recipe.noise_multiplier,
+        steps=recipe.steps,
         relation="replace",
-    )  # fmt: skip
+    )
 
 
-def bound_curve(recipe: "HeadRecipe") -> "tuple[np.ndarray, np.ndarray] | None":
+def bound_curve(recipe: HeadRecipe) -> tuple[np.ndarray, np.ndarray] | None:
     """The bound as a curve, or None where nothing is promised."""
-    import numpy as np
-
     if not recipe.noise_multiplier:
         return None
     fpr = np.concatenate([[0.0], np.geomspace(1e-4, 1, 200)])
     return fpr, bound_at(recipe, fpr)
 
 
-def describe(recipe: "HeadRecipe") -> str:
+def describe(recipe: HeadRecipe) -> str:
     """The recipe's promise in a few words."""
     if not recipe.noise_multiplier:
         return "no noise" if recipe.max_norm is None else "clipped, no noise"
@@ -158,9 +159,13 @@ def public_numbers(context: Context) -> dict[str, Any]:
     """What may stand in the summary: settings, and nothing that was measured on secret images."""
     recipe = context.recipe
     return {
-        "data": context.targets.name, "base": context.config.base, "images": recipe.images,
-        "noise_multiplier": recipe.noise_multiplier, "steps": recipe.steps, "rate": recipe.rate,
-    }  # fmt: skip
+        "data": context.targets.name,
+        "base": context.config.base,
+        "images": recipe.images,
+        "noise_multiplier": recipe.noise_multiplier,
+        "steps": recipe.steps,
+        "rate": recipe.rate,
+    }
 
 
 def headline(scores: dict[str, Any]) -> str:
@@ -174,8 +179,6 @@ def headline(scores: dict[str, Any]) -> str:
 
 def tell(context: Context, scores: dict[str, Any]) -> str:
     """For people: what was attacked, and where to look."""
-    from sfumato.reporting.words import up
-
     recipe, folder = context.recipe, context.run.private
     privacy = scores["privacy"]
     lines = [

@@ -1,20 +1,16 @@
 """The heads in `sfumato reconstruct`: how fast they are made, and their statistics."""
 
 import time
-from typing import TYPE_CHECKING
 
+from sfumato.attacks.heads import accuracy_of_heads
+from sfumato.attacks.statistics import WeightStatistics, weight_statistics
 from sfumato.commands.reconstruct.context import Context, fleet_of, own_features
 from sfumato.errors import RunError
 from sfumato.runs import Run
 
-if TYPE_CHECKING:
-    from sfumato.attacks.statistics import WeightStatistics
-
 
 def shadow(context: Context, stage: Run) -> None:
     """See how fast heads can be made and how good they are; nothing is kept."""
-    from sfumato.attacks.heads import accuracy_of_heads
-
     fleet = fleet_of(context)
     began = time.perf_counter()
     heads = fleet.heads(0, 256)
@@ -35,8 +31,6 @@ def shadow(context: Context, stage: Run) -> None:
 
 def stats(context: Context, stage: Run) -> None:
     """Mean and deviation of every weight over many heads."""
-    from sfumato.attacks.statistics import weight_statistics
-
     config, fleet = context.config, fleet_of(context)
     starts = range(0, config.stats_heads, 4096)
     batches = (fleet.heads(i, min(4096, config.stats_heads - i)) for i in starts)
@@ -49,10 +43,8 @@ def stats(context: Context, stage: Run) -> None:
     stage.finish({"heads": found.count, "constant_weights": len(constant)})
 
 
-def statistics_of(context: Context) -> "WeightStatistics":
+def statistics_of(context: Context) -> WeightStatistics:
     """What the stage stats found."""
-    from sfumato.attacks.statistics import WeightStatistics
-
     path = context.run.stage("stats").path / "statistics.safetensors"
     if not path.exists():
         raise RunError(f"{path} is not there: run the stage stats first.")

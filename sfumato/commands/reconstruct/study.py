@@ -2,31 +2,31 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from sfumato.attacks.decode import reconstruct
+from sfumato.attacks.fleet import Heads
+from sfumato.attacks.heads import HeadRecipe
 from sfumato.commands.reconstruct.context import LEARNT, Context, fleet_of
 from sfumato.commands.reconstruct.decoder import game_of, trained_decoder
 from sfumato.commands.reconstruct.evaluate import DELTA, at_most
 from sfumato.commands.reconstruct.heads import statistics_of
 from sfumato.commands.reconstruct.stages import take
 from sfumato.errors import ConfigError
-from sfumato.files import read_json
+from sfumato.files import atomic, read_json
+from sfumato.models.zoo import read_state
+from sfumato.reporting.figures import save_image_rows, save_study
 from sfumato.reporting.scores import keep_findings
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from sfumato.attacks.heads import HeadRecipe
+from sfumato.reporting.words import down, up
 
 
 def study(context: Context) -> dict[str, Any]:
     """The attack for each value of one setting, on one base: a table and a plot in `private/`."""
-    import torch
-
-    from sfumato.files import atomic
-    from sfumato.reporting.figures import save_image_rows, save_study
-
     name, _ = context.config.varied
     take(context, "features")
     rows: dict[str, dict[str, Any]] = {}
@@ -62,10 +62,8 @@ def study(context: Context) -> dict[str, Any]:
     return context.run.finish({"text": "\n".join(lines), "run": str(context.run.path)})
 
 
-def first_head(context: Context) -> "tuple[Tensor, Tensor]":
+def first_head(context: Context) -> tuple[Tensor, Tensor]:
     """The images that one head under attack was trained on, and what is seen in its weights."""
-    from sfumato.attacks.decode import reconstruct
-
     fleet = fleet_of(context, private=True)
     game, heads = game_of(context, context.targets), fleet.heads(0, 1)
     z = statistics_of(context).standardise(heads)
@@ -75,13 +73,16 @@ def first_head(context: Context) -> "tuple[Tensor, Tensor]":
 
 def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
     """The study for people."""
-    from sfumato.reporting.words import down, up
-
     at = f"at delta {DELTA:.2g}"
     titles = (
-        name, "accuracy of heads", f"epsilon {at}, one image replaced", "AUC", "TPR at 1 % FPR",
-        "bound", f"epsilon proved {at}",
-    )  # fmt: skip
+        name,
+        "accuracy of heads",
+        f"epsilon {at}, one image replaced",
+        "AUC",
+        "TPR at 1 % FPR",
+        "bound",
+        f"epsilon proved {at}",
+    )
     lines = [" | ".join(titles), " | ".join(["---"] * len(titles))]
     for value, scores in rows.items():
         privacy = scores["privacy"]
@@ -101,10 +102,6 @@ def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
 
 def look_at(context: Context, path: Path) -> dict[str, Any]:
     """What the attacker sees in a head that somebody brings, made by the same recipe."""
-    from sfumato.attacks.decode import reconstruct
-    from sfumato.attacks.fleet import Heads
-    from sfumato.reporting.figures import save_image_rows
-
     fleet = fleet_of(context)
     weights = head_in(path, context.recipe, fleet.dimension)
     heads = Heads(weights[None].to(context.device), fleet.members(0, 1), fleet.kind)
@@ -132,10 +129,8 @@ def look_at(context: Context, path: Path) -> dict[str, Any]:
     return {"text": "\n".join(lines), "run": str(context.run.path), "distance": far}
 
 
-def digest_of(weights: "Tensor") -> str:
+def digest_of(weights: Tensor) -> str:
     """A short name for these very weights."""
-    from hashlib import sha256
-
     return sha256(weights.numpy().tobytes()).hexdigest()[:8]
 
 
@@ -151,13 +146,11 @@ UNLIKE = 2.0
 """Heads of the recipe itself are at a distance of 1 from the mean, in deviations."""
 
 
-def head_in(path: Path, recipe: "HeadRecipe", d: int) -> "Tensor":
+def head_in(path: Path, recipe: HeadRecipe, d: int) -> Tensor:
     """The weights of a head from a file or a run, flat: matrices and biases, layer by layer.
 
     A model's head is known by its shape: the last weight of that shape that has a bias.
     """
-    import torch
-
     found = tensors_in(path)
     flat: list[Tensor] = []
     for rows, columns in recipe.layers(d):
@@ -181,10 +174,8 @@ def head_in(path: Path, recipe: "HeadRecipe", d: int) -> "Tensor":
     return whole
 
 
-def tensors_in(path: Path) -> "Mapping[str, Tensor]":
+def tensors_in(path: Path) -> Mapping[str, Tensor]:
     """The tensors of a run's model, or of a file."""
-    from sfumato.models.zoo import read_state
-
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.exists():
         raise ConfigError(f"there is no head in {path}: give a run of sfumato train, or a file.")

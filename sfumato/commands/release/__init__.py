@@ -10,12 +10,17 @@ from typing import Any
 
 from sfumato.commands import Recipe, as_label
 from sfumato.commands.release.context import Context, make_context, promise_of
+from sfumato.commands.release.evaluate import evaluate
+from sfumato.commands.release.stages import match, moments, teach
+from sfumato.commands.release.student import new_student, student
 from sfumato.commands.stages import require_one_process, tell_stage
 from sfumato.errors import DataError, SfumatoError
 from sfumato.reporting.render import summary_text
+from sfumato.reporting.words import up
 from sfumato.runs import Run
 from sfumato.settings.release import PRESETS as PRESETS
 from sfumato.settings.release import ReleaseSettings
+from sfumato.sharing.bundle import verify_bundle
 from sfumato.stages import Stage, check_stages, run_stages
 
 Config = ReleaseSettings
@@ -52,8 +57,6 @@ def run(config: ReleaseSettings, run: Run | None) -> dict[str, Any]:
 
 def check_early(context: Context) -> None:
     """Refuse now what would otherwise fail when the budget is spent."""
-    from sfumato.commands.release.student import new_student
-
     fewest = max(6, len(context.private.classes))
     for images in (context.public, context.private, context.test):
         if len(images) < fewest:
@@ -65,12 +68,8 @@ def check_early(context: Context) -> None:
     context.run.log(f"noise multipliers: {context.shares.words}")
 
 
-def stages_of_release() -> "list[Stage[Context]]":
+def stages_of_release() -> list[Stage[Context]]:
     """The stages in their order."""
-    from sfumato.commands.release.evaluate import evaluate
-    from sfumato.commands.release.stages import match, moments, teach
-    from sfumato.commands.release.student import student
-
     return [
         Stage(name="teacher", run=teach, checks=(check_early,)),
         Stage(name="moments", run=moments),
@@ -102,9 +101,6 @@ def show(summary: Mapping[str, Any]) -> str:
 
 def check(config: ReleaseSettings) -> dict[str, Any]:
     """What there is to say against a bundle; an error if there is anything."""
-    from sfumato.reporting.words import up
-    from sfumato.sharing.bundle import verify_bundle
-
     assert config.verify is not None
     verdict = verify_bundle(config.verify)
     if not verdict.ok:
@@ -126,7 +122,10 @@ def check(config: ReleaseSettings) -> dict[str, Any]:
 
 
 RECIPE = Recipe(
-    run=run, show=show, needs_run=needs_run, asks_more=asks_more,
+    run=run,
+    show=show,
+    needs_run=needs_run,
+    asks_more=asks_more,
     again=AGAIN,
     label=lambda config: as_label(config.teacher or config.data, epsilon=config.epsilon),
-)  # fmt: skip
+)

@@ -9,15 +9,16 @@ accountant.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from scipy.optimize import minimize_scalar
+
+from sfumato.commands.train.train_state import number_of_steps
 from sfumato.errors import ConfigError, PrivacyError
+from sfumato.privacy.accounting import epsilon
+from sfumato.privacy.budget import Budget, Plan, check_delta, make_plan
+from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.releases import Release
 from sfumato.settings.release import ReleaseSettings
-
-if TYPE_CHECKING:
-    from sfumato.privacy.budget import Budget, Plan
-    from sfumato.privacy.ledger import Ledger
-    from sfumato.privacy.releases import Release
 
 CARD_SHARE = 0.002
 """What the count of near copies gets of the budget. Of 60,000 images its error is a thousandth, of
@@ -43,17 +44,19 @@ class Shares:
 
 
 def share_budget(
-    config: ReleaseSettings, *, size: int, delta: float, length: int, classes: int,
-    spent: "Sequence[Release] | None" = None,
-) -> Shares:  # fmt: skip
+    config: ReleaseSettings,
+    *,
+    size: int,
+    delta: float,
+    length: int,
+    classes: int,
+    spent: Sequence[Release] | None = None,
+) -> Shares:
     """How the budget is shared, for `size` images (or people) and statistics of `length` numbers.
 
     Guarantee: with --epsilon, all three together cost at most that, `spent` included: the events of
     a teacher that is there already. A budget that cannot be kept is refused here.
     """
-    from sfumato.privacy.accounting import epsilon
-    from sfumato.privacy.budget import Budget, check_delta
-
     check_delta(delta, size)
     if config.mode == "non-private" or config.epsilon == math.inf:
         return Shares(None if config.k == 0 else 0.0, 0.0, None if spent is not None else 0.0)
@@ -85,11 +88,9 @@ def share_budget(
 
 
 def require_room(
-    config: ReleaseSettings, releases: "Sequence[Release]", delta: float, what: str
+    config: ReleaseSettings, releases: Sequence[Release], delta: float, what: str
 ) -> None:
     """Refuse a budget that is spent before all have their share."""
-    from sfumato.privacy.accounting import epsilon
-
     cost = epsilon(releases, delta, config.relation)
     if config.epsilon is not None and cost >= config.epsilon:
         raise ConfigError(
@@ -98,12 +99,8 @@ def require_room(
         )
 
 
-def require_within(
-    config: ReleaseSettings, releases: "Sequence[Release]", ledger: "Ledger"
-) -> None:
+def require_within(config: ReleaseSettings, releases: Sequence[Release], ledger: Ledger) -> None:
     """Refuse to release what would not keep the promise."""
-    from sfumato.privacy.accounting import epsilon
-
     spent = epsilon(releases, ledger.header.delta, ledger.header.relation)
     if config.epsilon is not None and spent > config.epsilon * (1 + 1e-6):
         raise PrivacyError(
@@ -113,19 +110,15 @@ def require_within(
         )
 
 
-def one_release(config: ReleaseSettings, size: int, noise: float, max_norm: float = 1.0) -> "Plan":
+def one_release(config: ReleaseSettings, size: int, noise: float, max_norm: float = 1.0) -> Plan:
     """The plan of a single release of a sum over all of the data."""
-    from sfumato.privacy.budget import make_plan
-
     return make_plan(size=size, noise_multiplier=noise, max_norm=max_norm, relation=config.relation)
 
 
 def least_noise_of(
-    budget: "Budget", size: int, config: ReleaseSettings, spent: "Sequence[Release]" = ()
+    budget: Budget, size: int, config: ReleaseSettings, spent: Sequence[Release] = ()
 ) -> float:
     """The noise of a single release that spends all that is left."""
-    from sfumato.privacy.budget import make_plan
-
     return make_plan(budget, size=size, relation=config.relation, spent=spent).noise_multiplier
 
 
@@ -146,7 +139,6 @@ def best_share(error: float) -> float:
     be wrong by `error` (the norm of their noise over their own), and with a share of it by
     error / sqrt(x).
     """
-    from scipy.optimize import minimize_scalar
 
     def loss(log_share: float) -> float:
         share = math.exp(log_share)
@@ -157,17 +149,20 @@ def best_share(error: float) -> float:
 
 
 def teacher_noise(
-    config: ReleaseSettings, size: int, budget: "Budget", spent: "Sequence[Release]"
+    config: ReleaseSettings, size: int, budget: Budget, spent: Sequence[Release]
 ) -> float:
     """The least noise that training needs when the other releases are paid for."""
-    from sfumato.commands.train.train_state import number_of_steps
-    from sfumato.privacy.budget import make_plan
-
     plan = make_plan(
-        budget, size=size, batch_size=config.batch_size, steps=number_of_steps(config.train, size),
-        max_norm=config.max_grad_norm, relation=config.relation, spent=spent,
-        noise_decay=config.noise_decay, clip_decay=config.clip_decay,
-    )  # fmt: skip
+        budget,
+        size=size,
+        batch_size=config.batch_size,
+        steps=number_of_steps(config.train, size),
+        max_norm=config.max_grad_norm,
+        relation=config.relation,
+        spent=spent,
+        noise_decay=config.noise_decay,
+        clip_decay=config.clip_decay,
+    )
     return plan.noise_multiplier
 
 

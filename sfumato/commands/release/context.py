@@ -2,25 +2,33 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from sfumato.commands import train
+from sfumato.commands.origin import note_start, require_covered, require_strange, require_unpaid
 from sfumato.commands.release.budget import Shares, share_budget
 from sfumato.commands.stages import given_run, require_heeded, say_unheeded
 from sfumato.commands.train.promise import draw_secret, header_of
 from sfumato.commands.train.train_state import group_by_person
+from sfumato.data.alike import require_alike
+from sfumato.data.images import Images
+from sfumato.data.known import require_same_data
+from sfumato.data.load import load_images, load_splits
 from sfumato.errors import ConfigError, PrivacyError
+from sfumato.files import read_lines
+from sfumato.models.observe import observed
+from sfumato.models.zoo import load_weights
+from sfumato.privacy.budget import default_delta
+from sfumato.privacy.ledger import Ledger
+from sfumato.privacy.session_key import SessionKey
 from sfumato.runs import Run
 from sfumato.settings.release import ReleaseSettings
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from sfumato.data.images import Images
-    from sfumato.privacy.ledger import Ledger
-    from sfumato.privacy.session_key import SessionKey
-    from sfumato.training.inputs import Inputs
+from sfumato.training.inputs import Inputs
+from sfumato.training.process_group import ProcessGroup
+from sfumato.training.setup import pick_device, quick_precision
 
 
 @dataclass(frozen=True)
@@ -29,13 +37,13 @@ class Context:
 
     config: ReleaseSettings
     run: Run
-    device: "torch.device"
-    private: "Images"
-    test: "Images"
-    public: "Images"
+    device: torch.device
+    private: Images
+    test: Images
+    public: Images
     teacher: train.Config
     """The settings of the teacher that is there already, or of the one to train."""
-    book: "Ledger | None"
+    book: Ledger | None
     """The ledger of the teacher that is there already."""
 
     @cached_property
@@ -50,17 +58,13 @@ class Context:
         return self.config.student or self.teacher.model
 
     @property
-    def precision(self) -> "torch.dtype":
+    def precision(self) -> torch.dtype:
         """What public images are moved and learnt in."""
-        from sfumato.training.setup import quick_precision
-
         return quick_precision(self.device)
 
     @property
     def delta(self) -> float:
         """The chance that the promise fails."""
-        from sfumato.privacy.budget import default_delta
-
         given = self.config.delta
         if given is None and self.book is not None:
             given = self.book.header.delta
@@ -72,30 +76,26 @@ class Context:
         spent = None if self.book is None else self.book.releases
         length = len_of_moments(self) if self.config.k else 0
         return share_budget(
-            self.config, size=self.units, delta=self.delta, length=length,
-            classes=len(self.private.classes), spent=spent,
-        )  # fmt: skip
+            self.config,
+            size=self.units,
+            delta=self.delta,
+            length=length,
+            classes=len(self.private.classes),
+            spent=spent,
+        )
 
 
 def make_context(config: ReleaseSettings, run: Run) -> Context:
     """Load images, and refuse at once what cannot be released from."""
-    from sfumato.commands.origin import (
-        note_start,
-        require_covered,
-        require_strange,
-        require_unpaid,
-    )
-    from sfumato.data.alike import require_alike
-    from sfumato.data.known import require_same_data
-    from sfumato.data.load import load_images, load_splits
-    from sfumato.training.setup import pick_device
-
     settings, book = given_teacher(config, run) if config.teacher else (config.train.alone, None)
     if book is not None:  # one promise: the one that the teacher was trained under
         config = replace(
-            config, relation=book.header.relation, unit=settings.unit, people=settings.people,
+            config,
+            relation=book.header.relation,
+            unit=settings.unit,
+            people=settings.people,
             images_per_person=settings.images_per_person,
-        )  # fmt: skip
+        )
     if book is None:
         require_covered(config.train)
     private, test = load_splits(settings.data, people=settings.people, **settings.loading)
@@ -124,7 +124,7 @@ def make_context(config: ReleaseSettings, run: Run) -> Context:
     return context
 
 
-def given_teacher(config: ReleaseSettings, run: Run) -> "tuple[train.Config, Ledger]":
+def given_teacher(config: ReleaseSettings, run: Run) -> tuple[train.Config, Ledger]:
     """Settings and ledger of a finished run of `sfumato train`."""
     assert config.teacher is not None
     settings, _, ledger = given_run(config.teacher, config.train)
@@ -145,10 +145,8 @@ def given_teacher(config: ReleaseSettings, run: Run) -> "tuple[train.Config, Led
     return settings, ledger
 
 
-def teacher_of(context: Context) -> "tuple[nn.Module, Inputs]":
+def teacher_of(context: Context) -> tuple[nn.Module, Inputs]:
     """The teacher, and how it reads private images."""
-    from sfumato.models.zoo import load_weights
-
     train_state, inputs = train.prepare(context.teacher, context.private, context.device)
     folder = context.config.teacher or context.run.stage("teacher").path
     load_weights(train_state.model, folder / "model.safetensors")
@@ -157,10 +155,6 @@ def teacher_of(context: Context) -> "tuple[nn.Module, Inputs]":
 
 def len_of_moments(context: Context) -> int:
     """How many numbers the teacher's statistics have, counted on noise."""
-    import torch
-
-    from sfumato.models.observe import observed
-
     train_state, inputs = train.prepare(
         context.teacher, context.private.select([0]), torch.device("cpu")
     )
@@ -169,12 +163,8 @@ def len_of_moments(context: Context) -> int:
     return sum(2 * pair.shape[2] for pair in found)
 
 
-def open_book(context: Context) -> "tuple[Ledger, SessionKey]":
+def open_book(context: Context) -> tuple[Ledger, SessionKey]:
     """The ledger of everything, with the teacher's lines in it."""
-    from sfumato.files import read_lines
-    from sfumato.privacy.ledger import Ledger
-    from sfumato.training.process_group import ProcessGroup
-
     secret = draw_secret(context.config.train, context.run, ProcessGroup())
     header = header_of(context.config.train, context.private, context.delta, secret)
     ledger = Ledger.resume(context.run.ledger_records(), header, context.run.write_ledger)
@@ -183,16 +173,17 @@ def open_book(context: Context) -> "tuple[Ledger, SessionKey]":
     return ledger, secret
 
 
-def finished_book(context: Context) -> "Ledger":
+def finished_book(context: Context) -> Ledger:
     """The ledger when all is charged. It needs no secret, which a finished run has thrown away."""
-    from sfumato.privacy.ledger import Ledger
-
     return Ledger.from_records(context.run.ledger_records())
 
 
 def promise_of(context: Context) -> dict[str, Any]:
     """What the ledger says in the end."""
     return {
-        **finished_book(context).promise(), "public": context.public.name, "k": context.config.k,
-        "images": len(context.public), "model": context.teacher.model,
-    }  # fmt: skip
+        **finished_book(context).promise(),
+        "public": context.public.name,
+        "k": context.config.k,
+        "images": len(context.public),
+        "model": context.teacher.model,
+    }

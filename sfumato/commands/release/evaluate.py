@@ -5,26 +5,32 @@ everything but the pictures of public and released images goes to `private/`.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from sfumato.commands.release.context import Context, teacher_of
-from sfumato.commands.release.stages import pixel_rows
+from sfumato.commands.release.stages import pixel_rows, released
 from sfumato.commands.release.student import distil, new_student, trained_student
+from sfumato.data.images import Images
+from sfumato.metrics.features import headless
 from sfumato.metrics.fidelity import Extractor, compare_sets, thin
+from sfumato.metrics.leakage import roc
+from sfumato.metrics.quality import nearest_distances
+from sfumato.models.zoo import load_weights
+from sfumato.reporting.figures import save_image_rows
 from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from sfumato.data.images import Images
+from sfumato.sharing.bundle import read_bundle
+from sfumato.sharing.match import deal_classes
+from sfumato.training.distil import cached
+from sfumato.training.evaluate import accuracy
 
 
 def evaluate(context: Context, stage: Run) -> None:
     """Score the student, its teacher and controls; compare images; look for near copies."""
-    from sfumato.sharing.bundle import read_bundle
-    from sfumato.training.evaluate import accuracy
-
     images, logits, _, _ = read_bundle(context.run.path / "bundle")
     model, inputs = teacher_of(context)
     scores: dict[str, Any] = {
@@ -51,24 +57,18 @@ def evaluate(context: Context, stage: Run) -> None:
     stage.finish({"bundle": str(context.run.path / "bundle"), "student": context.student})
 
 
-def agreement(logits: "Tensor", classes: int) -> float:
+def agreement(logits: Tensor, classes: int) -> float:
     """How many images the teacher sees as the class they were moved towards."""
-    from sfumato.sharing.match import deal_classes
-
     return float((logits.argmax(dim=1) == deal_classes(len(logits), classes)).float().mean())
 
 
-def controls(context: Context, teacher: "nn.Module") -> dict[str, float]:
+def controls(context: Context, teacher: nn.Module) -> dict[str, float]:
     """Accuracy of students of other material: what did matching, and the teacher, bring?
 
     k=0 are the public images, unmoved, with the teacher's answers. public has no teacher: its own
     labels if it has the same classes, else classes dealt out. real are the private images with
     their labels, without privacy.
     """
-    from sfumato.commands.release.stages import released
-    from sfumato.sharing.match import deal_classes
-    from sfumato.training.distil import cached
-
     _, inputs = teacher_of(context)
     untouched, logits = released(context, teacher, inputs, context.public.pixels)
     same = context.public.classes == context.private.classes
@@ -81,11 +81,8 @@ def controls(context: Context, teacher: "nn.Module") -> dict[str, float]:
     }
 
 
-def score_student(context: Context, name: str, images: "Images", answers: Any = None) -> float:
+def score_student(context: Context, name: str, images: Images, answers: Any = None) -> float:
     """Test accuracy of a student of these images, trained once and kept in `private/`."""
-    from sfumato.models.zoo import load_weights
-    from sfumato.training.evaluate import accuracy
-
     place = Run(context.run.private / "students" / name, context.run.say)
     place.path.mkdir(parents=True, exist_ok=True)
     model, inputs = new_student(context, images)
@@ -99,31 +96,25 @@ def score_student(context: Context, name: str, images: "Images", answers: Any = 
     return accuracy(model.eval(), replace(inputs, images=context.test.to(context.device)))
 
 
-def compare_images(context: Context, images: "Images", teacher: "nn.Module") -> dict[str, Any]:
+def compare_images(context: Context, images: Images, teacher: nn.Module) -> dict[str, Any]:
     """Released images beside private ones, in the teacher's features.
 
     For scale, public and test images stand beside them.
     """
-    from sfumato.metrics.features import headless
-
     extractor = Extractor(headless(teacher), f"last layer of the teacher, {context.teacher.model}")
     sets = {"released": images, "public": context.public, "test": context.test}
     return compare_sets(extractor, context.private, sets, context.device)
 
 
-def membership(context: Context, images: "Images") -> dict[str, float]:
+def membership(context: Context, images: Images) -> dict[str, float]:
     """Are released images nearer to the private images than to test images, which they never met?
 
     In pixels, of 0 to 255. An AUC of a half: no; but train and test sets may differ of themselves,
     so beside it stands the AUC of public images, which know nothing. (That is also why no epsilon
     is derived from it: images that were never in are not those that might have been.)
     """
-    import numpy as np
 
-    from sfumato.metrics.leakage import roc
-    from sfumato.metrics.quality import nearest_distances
-
-    def distances(some: "Images", made: "Images") -> "np.ndarray":
+    def distances(some: Images, made: Images) -> np.ndarray:
         rows = pixel_rows(thin(some), context.device), pixel_rows(made, context.device)
         return nearest_distances(*rows).cpu().numpy()
 
@@ -139,13 +130,8 @@ def membership(context: Context, images: "Images") -> dict[str, float]:
     }
 
 
-def draw(context: Context, images: "Images") -> None:
+def draw(context: Context, images: Images) -> None:
     """Public before and released after, a class a column; and, privately, the nearest images."""
-    import torch
-
-    from sfumato.reporting.figures import save_image_rows
-    from sfumato.sharing.match import deal_classes
-
     classes = context.private.classes[:10]
     dealt = deal_classes(len(images), len(context.private.classes))
     rows = []

@@ -6,22 +6,29 @@ of statistics, and the count of near copies for the data card.
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from sfumato.commands import train
 from sfumato.commands.release.budget import one_release, require_within, teacher_settings
 from sfumato.commands.release.context import Context, finished_book, open_book, teacher_of
 from sfumato.commands.train.train_state import group_by_person
+from sfumato.data.arrays import load_npz
+from sfumato.data.images import Images
+from sfumato.files import read_json
+from sfumato.metrics.quality import nearest_distances
+from sfumato.privacy.moments import weighted_means
+from sfumato.privacy.noise import privatize
 from sfumato.runs import Run
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from sfumato.data.images import Images
-    from sfumato.sharing.card import Card
-    from sfumato.sharing.match import Goal
-    from sfumato.training.inputs import Inputs
+from sfumato.sharing.bundle import write_bundle
+from sfumato.sharing.card import Card
+from sfumato.sharing.match import Goal, deal_classes
+from sfumato.sharing.match import match as move_all
+from sfumato.sharing.moments import Gauge, make_gauge, sum_moments
+from sfumato.training.evaluate import logits_of
+from sfumato.training.inputs import Inputs
 
 
 def teach(context: Context, stage: Run) -> None:
@@ -36,13 +43,6 @@ def teach(context: Context, stage: Run) -> None:
 
 def moments(context: Context, stage: Run) -> None:
     """What the teacher sees in private images, released with noise."""
-    import torch
-    from safetensors.torch import load_file
-
-    from sfumato.privacy.moments import weighted_means
-    from sfumato.privacy.noise import privatize
-    from sfumato.sharing.moments import make_gauge, sum_moments
-
     noise = context.shares.moments
     if noise is None:
         stage.finish({"statistics": "none: no image is moved"})
@@ -74,13 +74,8 @@ def moments(context: Context, stage: Run) -> None:
     stage.finish({"numbers": means.numel(), "noise_multiplier": noise, "epsilon": ledger.epsilon()})
 
 
-def goal_of(context: Context) -> "Goal | None":
+def goal_of(context: Context) -> Goal | None:
     """What was released of the statistics."""
-    from safetensors.torch import load_file
-
-    from sfumato.sharing.match import Goal
-    from sfumato.sharing.moments import Gauge
-
     path = context.run.stage("moments").path / "moments.safetensors"
     if not path.exists():
         return None
@@ -90,9 +85,6 @@ def goal_of(context: Context) -> "Goal | None":
 
 def match(context: Context, stage: Run) -> None:
     """Move the public images, write down the teacher's answers, and pack the bundle."""
-    from sfumato.sharing.match import deal_classes
-    from sfumato.sharing.match import match as move_all
-
     model, inputs = teacher_of(context)
     public = replace(inputs, images=context.public.to(context.device), people=None)
     public = replace(public, precision=context.precision)
@@ -107,29 +99,23 @@ def match(context: Context, stage: Run) -> None:
 
 
 def released(
-    context: Context, model: "nn.Module", inputs: "Inputs", pixels: "Tensor"
-) -> "tuple[Images, Tensor]":
+    context: Context, model: nn.Module, inputs: Inputs, pixels: Tensor
+) -> tuple[Images, Tensor]:
     """The moved images, with the teacher's answers to just these pixels."""
-    import torch
-
-    from sfumato.training.evaluate import logits_of
-
     moved = replace(
-        context.public, pixels=pixels, labels=torch.zeros(len(pixels), dtype=torch.int64),
-        classes=context.private.classes, name=f"{context.private.name}-from-{context.public.name}",
-    )  # fmt: skip
+        context.public,
+        pixels=pixels,
+        labels=torch.zeros(len(pixels), dtype=torch.int64),
+        classes=context.private.classes,
+        name=f"{context.private.name}-from-{context.public.name}",
+    )
     inputs = replace(inputs, images=moved.to(context.device), precision=torch.float32, people=None)
     logits = logits_of(model, inputs)
     return replace(moved, labels=logits.argmax(dim=1)), logits
 
 
-def pack(context: Context) -> "Card":
+def pack(context: Context) -> Card:
     """Write the bundle, with what its card needs to say."""
-    from safetensors.torch import load_file
-
-    from sfumato.data.arrays import load_npz
-    from sfumato.sharing.bundle import write_bundle
-
     stage = context.run.stage("match")
     images = load_npz(stage.path / "images.npz", "train", private=False)
     name = f"{context.private.name}-from-{context.public.name}"
@@ -140,26 +126,27 @@ def pack(context: Context) -> "Card":
     change = (images.pixels.int() - context.public.pixels.int()).abs().float()
     moved = {"mean": float(change.mean()), "largest": float(change.max())}
     return write_bundle(
-        context.run.path / "bundle", replace(images, name=name), logits, ledger,
-        format=context.config.format, k=context.config.k, model=context.teacher.model,
-        public=context.public.name, temperature=context.config.temperature, moved=moved,
+        context.run.path / "bundle",
+        replace(images, name=name),
+        logits,
+        ledger,
+        format=context.config.format,
+        k=context.config.k,
+        model=context.teacher.model,
+        public=context.public.name,
+        temperature=context.config.temperature,
+        moved=moved,
         near_copies=near,
-    )  # fmt: skip
+    )
 
 
-def near_copies(context: Context, images: "Images", stage: Run) -> dict[str, float]:
+def near_copies(context: Context, images: Images, stage: Run) -> dict[str, float]:
     """The share of private images that have a released image very close to them, with noise.
 
     Very close: closer than 99 of 100 public images are to the nearest that is not their double.
     Each private image (or person) counts once or not at all, so one more or less changes the count
     by one.
     """
-    import torch
-
-    from sfumato.files import read_json
-    from sfumato.metrics.quality import nearest_distances
-    from sfumato.privacy.noise import privatize
-
     if (stage.path / "near_copies.json").exists():
         return read_json(stage.path / "near_copies.json")
     rows = partial(pixel_rows, device=context.device)
@@ -180,13 +167,14 @@ def near_copies(context: Context, images: "Images", stage: Run) -> dict[str, flo
     total = {"count": torch.tensor([count], dtype=torch.float64)}
     noisy = privatize(total, plan, ledger, secret, step=0, stage="card")["count"]
     found = {
-        "share": min(1.0, max(0.0, float(noisy))), "threshold": threshold,
+        "share": min(1.0, max(0.0, float(noisy))),
+        "threshold": threshold,
         "standard_error": plan.noise_deviation / context.units,
-    }  # fmt: skip
+    }
     stage.write_json("near_copies.json", found)
     return found
 
 
-def pixel_rows(images: "Images", device: "torch.device") -> "Tensor":
+def pixel_rows(images: Images, device: torch.device) -> Tensor:
     """Pixels as rows of numbers."""
     return images.pixels.flatten(1).to(device).double()

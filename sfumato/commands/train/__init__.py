@@ -7,32 +7,50 @@ makes; everything else is ordinary training.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sfumato.clipping.clip import GradientClipper
+from sfumato.clipping.layout import explain_layout
 from sfumato.commands import Recipe, as_label
+from sfumato.commands.origin import book_of_weights, note_start, require_covered, tell_origin
+from sfumato.commands.train.canaries import (
+    find_canaries,
+    note_losses_at_end,
+    note_losses_at_start,
+    observe,
+)
 from sfumato.commands.train.promise import (
     open_ledger,
     promise_summary,
     steps_left_out,
     tell_going_on,
 )
+from sfumato.commands.train.step import load_public, make_step
 from sfumato.commands.train.train_state import describe
 from sfumato.commands.train.train_state import prepare as prepare
+from sfumato.data.images import Images
+from sfumato.data.known import require_same_data
+from sfumato.data.load import load_splits
+from sfumato.models.diverged import has_diverged
+from sfumato.privacy.sampling import poisson_batches
 from sfumato.reporting.render import summary_text
 from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 from sfumato.settings.train import PRESETS as PRESETS
 from sfumato.settings.train import Train
+from sfumato.training.canaries import Canaries, CanaryHook
+from sfumato.training.chunks import Cutting
+from sfumato.training.evaluate import accuracy
+from sfumato.training.fit import TrainState, fit
+from sfumato.training.hooks import with_hooks
+from sfumato.training.inputs import Inputs
+from sfumato.training.memory import advised, fitting_batch
+from sfumato.training.private_step import Paid
+from sfumato.training.process_group import ProcessGroup, join_processes, leave_processes
+from sfumato.training.progress import price_list, progress
+from sfumato.training.setup import pick_device
 
 Config = Train
-
-if TYPE_CHECKING:
-    from sfumato.data.images import Images
-    from sfumato.training.canaries import Canaries
-    from sfumato.training.fit import TrainState
-    from sfumato.training.inputs import Inputs
-    from sfumato.training.private_step import Paid
-    from sfumato.training.process_group import ProcessGroup
 
 
 def needs_run(config: Train) -> bool:
@@ -42,12 +60,6 @@ def needs_run(config: Train) -> bool:
 
 def run(config: Train, run: Run | None) -> dict[str, Any]:
     """Load, build, plan, train, score. Of several processes, all but the leader have no run."""
-    from sfumato.commands.origin import note_start, require_covered, tell_origin
-    from sfumato.commands.train.step import load_public
-    from sfumato.data.load import load_splits
-    from sfumato.training.process_group import join_processes, leave_processes
-    from sfumato.training.setup import pick_device
-
     device = pick_device(config.device)
     processes = join_processes(device)
     try:
@@ -67,19 +79,18 @@ def run(config: Train, run: Run | None) -> dict[str, Any]:
 
 
 def run_on(
-    config: Train, train: "Images", test: "Images", run: Run | None,
-    processes: "ProcessGroup | None" = None, public: "Images | None" = None, declared: str = "",
-) -> dict[str, Any]:  # fmt: skip
+    config: Train,
+    train: Images,
+    test: Images,
+    run: Run | None,
+    processes: ProcessGroup | None = None,
+    public: Images | None = None,
+    declared: str = "",
+) -> dict[str, Any]:
     """The same with images that are loaded already: what a recipe of several stages calls.
 
     `declared` names images that it declared public.
     """
-    from sfumato.commands.origin import book_of_weights
-    from sfumato.commands.train.canaries import find_canaries, note_end
-    from sfumato.data.known import require_same_data
-    from sfumato.training.process_group import ProcessGroup, leave_processes
-    from sfumato.training.setup import pick_device
-
     processes = ProcessGroup() if processes is None else processes
     if run is not None and run.finished:
         return run.summary
@@ -96,7 +107,7 @@ def run_on(
     if run is None:
         return {}
     if canaries is not None:
-        note_end(canaries, train_state, inputs, run)
+        note_losses_at_end(canaries, train_state, inputs, run)
     return conclude(config, train_state, replace(inputs, images=test), paid, run)
 
 
@@ -116,14 +127,14 @@ def show(summary: Mapping[str, Any]) -> str:
 
 def learn(
     config: Train,
-    train_state: "TrainState",
-    inputs: "Inputs",
-    paid: "Paid",
+    train_state: TrainState,
+    inputs: Inputs,
+    paid: Paid,
     run: Run | None,
-    processes: "ProcessGroup",
+    processes: ProcessGroup,
     *,
-    public: "Images | None" = None,
-    canaries: "Canaries | None" = None,
+    public: Images | None = None,
+    canaries: Canaries | None = None,
     look: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Take all the steps, from wherever an earlier try was cut.
@@ -131,28 +142,22 @@ def learn(
     `look` is called on the leader after each step with its number: what it makes of the weights is
     covered by the ledger.
     """
-    from sfumato.commands.train.canaries import note_start, observe
-    from sfumato.commands.train.step import make_step
-    from sfumato.models.diverged import has_diverged
-    from sfumato.privacy.sampling import poisson_batches
-    from sfumato.training.canaries import CanaryHook
-    from sfumato.training.chunks import Cutting
-    from sfumato.training.fit import fit
-    from sfumato.training.hooks import with_hooks
-    from sfumato.training.memory import advised, fitting_batch
-    from sfumato.training.progress import price_list, progress
-
     plan, ledger = paid.plan, paid.ledger
     on_noise = partial(inputs.losses, train_state.model, *inputs.trial())
     train_state.load(processes.agree(run and run.load_checkpoint()))
     if run is not None:
         tell_going_on(paid, train_state.step, run)
     if canaries is not None:
-        note_start(canaries, train_state, inputs, run)
+        note_losses_at_start(canaries, train_state, inputs, run)
     step, clipper, inputs, work = make_step(
-        config, train_state, inputs, paid, processes=processes, public=public,
+        config,
+        train_state,
+        inputs,
+        paid,
+        processes=processes,
+        public=public,
         say=run.log if run else lambda _: None,
-    )  # fmt: skip
+    )
     if canaries is not None and canaries.kind == "gradient":
         step = with_hooks(
             step, [CanaryHook(clipper.model, plan, canaries, observe(canaries, plan, run))]
@@ -187,16 +192,19 @@ def learn(
 
     with advised(clipper, inputs, size, work):
         fit(
-            train_state, batches, step, run, processes=processes, before_saving=ledger.settle,
-            diverged=partial(has_diverged, train_state.model, on_noise), tell=tell_and_look,
-        )  # fmt: skip
+            train_state,
+            batches,
+            step,
+            run,
+            processes=processes,
+            before_saving=ledger.settle,
+            diverged=partial(has_diverged, train_state.model, on_noise),
+            tell=tell_and_look,
+        )
 
 
-def explain_layers(config: Train, train_state: "TrainState", inputs: "Inputs") -> str:
+def explain_layers(config: Train, train_state: TrainState, inputs: Inputs) -> str:
     """The table of layers: method, work, memory, share, and the predicted cost."""
-    from sfumato.clipping.clip import GradientClipper
-    from sfumato.clipping.layout import explain_layout
-
     mode = "ghost_mixed" if config.mode == "non-private" else config.mode
     clipper = GradientClipper(train_state.model, mode)
     clipper.clip(inputs.losses, inputs.trial(), 3)
@@ -205,11 +213,9 @@ def explain_layers(config: Train, train_state: "TrainState", inputs: "Inputs") -
 
 
 def conclude(
-    config: Train, train_state: "TrainState", test: "Inputs", paid: "Paid", run: Run
+    config: Train, train_state: TrainState, test: Inputs, paid: Paid, run: Run
 ) -> dict[str, Any]:
     """Save the model, score it privately, sum up."""
-    from sfumato.training.evaluate import accuracy
-
     describe(config, train_state.best, test).keep(run, train_state.best, paid.ledger.promise())
     scores = {"test_accuracy": accuracy(train_state.best, test), "test_images": len(test.images)}
     left_out = steps_left_out(run)
@@ -220,6 +226,8 @@ def conclude(
 
 
 RECIPE = Recipe(
-    run=run, show=show, needs_run=needs_run,
+    run=run,
+    show=show,
+    needs_run=needs_run,
     label=lambda config: as_label(config.data, config.model, epsilon=config.epsilon),
-)  # fmt: skip
+)

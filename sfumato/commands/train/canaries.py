@@ -11,39 +11,38 @@ All of it is private: whoever knows the coins knows who was in the data. `sfumat
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 from sfumato.config import from_json
+from sfumato.data.images import Images
 from sfumato.errors import RunError
 from sfumato.files import read_json
+from sfumato.privacy.budget import Plan
 from sfumato.runs import Run
 from sfumato.settings.train import Train
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from sfumato.data.images import Images
-    from sfumato.privacy.budget import Plan
-    from sfumato.training.canaries import Canaries, Observations
-    from sfumato.training.fit import TrainState
-    from sfumato.training.inputs import Inputs
-    from sfumato.training.process_group import ProcessGroup
+from sfumato.training.canaries import Canaries, Observations, draw_canaries
+from sfumato.training.evaluate import logits_of
+from sfumato.training.fit import TrainState
+from sfumato.training.inputs import Inputs
+from sfumato.training.process_group import ProcessGroup
 
 
 def find_canaries(
-    config: Train, images: "Images", run: Run | None, processes: "ProcessGroup"
-) -> "Canaries | None":
+    config: Train, images: Images, run: Run | None, processes: ProcessGroup
+) -> Canaries | None:
     """The canaries of the settings: drawn once, and after a cut those that were drawn.
 
     A run that has begun and lost its coins cannot go on: others would tell of some steps, and an
     audit would believe that they tell of all.
     """
-    from sfumato.training.canaries import draw_canaries
-
     if not config.canaries:
         return None
 
-    def drawn() -> "Canaries | None":
+    def drawn() -> Canaries | None:
         if run is None:
             return None
         if not (run.private / "canaries.json").exists():
@@ -59,24 +58,20 @@ def find_canaries(
     return processes.ask(drawn)
 
 
-def read_canaries(path: Path) -> "Canaries":
+def read_canaries(path: Path) -> Canaries:
     """Those that the run there has drawn."""
-    from sfumato.training.canaries import Canaries
-
     return from_json(Canaries, read_json(path / "private" / "canaries.json"))
 
 
-def observe(canaries: "Canaries", plan: "Plan", run: Run | None) -> "Observations | None":
+def observe(canaries: Canaries, plan: Plan, run: Run | None) -> Observations | None:
     """Where a run keeps what its steps show of gradient canaries."""
-    from sfumato.training.canaries import Observations
-
     if run is None:
         return None
     return Observations(run.private / "canary_steps.bin", plan.steps, len(canaries))
 
 
-def note_start(
-    canaries: "Canaries", train_state: "TrainState", inputs: "Inputs", run: Run | None
+def note_losses_at_start(
+    canaries: Canaries, train_state: TrainState, inputs: Inputs, run: Run | None
 ) -> None:
     """Write down, before the first step, what the last will be compared with."""
     if run is not None and train_state.step == 0:
@@ -87,12 +82,14 @@ def note_start(
         run.write_json("private/canary_start.json", found)
 
 
-def note_end(canaries: "Canaries", train_state: "TrainState", inputs: "Inputs", run: Run) -> None:
+def note_losses_at_end(
+    canaries: Canaries, train_state: TrainState, inputs: Inputs, run: Run
+) -> None:
     """Write down what has become of the losses."""
     run.write_json("private/canary_end.json", {"losses": losses(canaries, train_state, inputs)})
 
 
-def hashes(model: "nn.Module") -> dict[str, str]:
+def hashes(model: nn.Module) -> dict[str, str]:
     """A hash of each buffer that is saved with the model."""
     saved, buffers = model.state_dict(), dict(model.named_buffers())
     return {name: tensor_hash(saved[name]) for name in saved if name in buffers}
@@ -103,13 +100,8 @@ def tensor_hash(tensor: Any) -> str:
     return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
-def losses(canaries: "Canaries", train_state: "TrainState", inputs: "Inputs") -> list[float]:
+def losses(canaries: Canaries, train_state: TrainState, inputs: Inputs) -> list[float]:
     """The loss of each canary image as it is, with the class it was given; none of gradients."""
-    import torch
-    import torch.nn.functional as F
-
-    from sfumato.training.evaluate import logits_of
-
     if canaries.kind == "gradient":
         return []
     chosen = replace(inputs, images=inputs.images.select(canaries.places))

@@ -1,40 +1,35 @@
 """What `sfumato train` promises: a plan within the budget, and the ledger that shows it is kept."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sfumato.commands.origin import name_of
 from sfumato.commands.train.train_state import number_of_steps
+from sfumato.data.images import Images
 from sfumato.files import read_lines
+from sfumato.privacy.budget import Budget, Plan, check_delta, default_delta, make_plan
+from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.session_key import SessionKey
 from sfumato.runs import Run
 from sfumato.settings.train import Train, Training
-
-if TYPE_CHECKING:
-    from sfumato.data.images import Images
-    from sfumato.privacy.budget import Plan
-    from sfumato.privacy.ledger import Header, Ledger
-    from sfumato.privacy.session_key import SessionKey
-    from sfumato.training.inputs import Inputs
-    from sfumato.training.private_step import Paid
-    from sfumato.training.process_group import ProcessGroup
+from sfumato.training.inputs import Inputs
+from sfumato.training.private_step import LEFT_OUT, Paid
+from sfumato.training.process_group import ProcessGroup
 
 
 def open_ledger(
     config: Train,
-    inputs: "Inputs",
+    inputs: Inputs,
     run: Run | None,
-    processes: "ProcessGroup",
+    processes: ProcessGroup,
     declared: str = "",
-    before: "Ledger | None" = None,
-) -> "Paid":
+    before: Ledger | None = None,
+) -> Paid:
     """The plan that keeps the budget, the run's secret, and the ledger that will show it.
 
     `declared` names images that were declared public before: the ledger says so. `before` is what
     the weights to begin with have cost: the budget is for both.
     """
-    from sfumato.commands.origin import name_of
-    from sfumato.privacy.ledger import Ledger
-    from sfumato.training.private_step import Paid
-
     secret, size = draw_secret(config, run, processes), len(inputs)
     plan, delta = plan_for(config, size, before)
     header, given = header_of(config, inputs.images, delta, secret, declared), []
@@ -62,55 +57,59 @@ def open_ledger(
     return Paid(plan, ledger, secret)
 
 
-def draw_secret(config: Training, run: Run | None, processes: "ProcessGroup") -> "SessionKey":
+def draw_secret(config: Training, run: Run | None, processes: ProcessGroup) -> SessionKey:
     """The run's randomness, which all processes share."""
-    from sfumato.privacy.session_key import SessionKey
-
     if config.noise_seed is not None:
         return SessionKey.from_seed(config.noise_seed)
     return SessionKey(processes.agree(run and run.secret(lambda: SessionKey.draw().key)))
 
 
-def plan_for(config: Training, size: int, before: "Ledger | None" = None) -> "tuple[Plan, float]":
+def plan_for(config: Training, size: int, before: Ledger | None = None) -> tuple[Plan, float]:
     """The plan and its delta for so many images, or people; or why there is none.
 
     What `before` has cost is part of the budget.
     """
-    from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
-
     delta = default_delta(size) if config.delta is None else config.delta
     check_delta(delta, size)
     budget = None if config.epsilon is None else Budget(epsilon=config.epsilon, delta=delta)
     noise = 0.0 if config.mode == "non-private" else config.noise_multiplier
     plan = make_plan(
-        budget, size=size, batch_size=config.batch_size, steps=number_of_steps(config, size),
-        noise_multiplier=noise, max_norm=config.max_grad_norm, relation=config.relation,
-        noise_decay=config.noise_decay, clip_decay=config.clip_decay,
+        budget,
+        size=size,
+        batch_size=config.batch_size,
+        steps=number_of_steps(config, size),
+        noise_multiplier=noise,
+        max_norm=config.max_grad_norm,
+        relation=config.relation,
+        noise_decay=config.noise_decay,
+        clip_decay=config.clip_decay,
         spent=() if before is None else before.releases,
-    )  # fmt: skip
+    )
     return plan, delta
 
 
 def header_of(
-    config: Training, data: "Images", delta: float, secret: "SessionKey", declared: str = ""
-) -> "Header":
+    config: Training, data: Images, delta: float, secret: SessionKey, declared: str = ""
+) -> Header:
     """What the promise is about, and which images were declared public."""
-    from sfumato.privacy.ledger import Header
-
     count = "the number of examples"
     if config.unit == "person":
         count = f"the number of people, up to {config.images_per_person} images of each a step"
     images = [f", and the images of {name}" for name in (declared, config.extender_images) if name]
     return Header(
-        data=data.name, delta=delta, relation=config.relation, unit=config.unit,
+        data=data.name,
+        delta=delta,
+        relation=config.relation,
+        unit=config.unit,
         neighbours="training parts" if data.drawn_part else "data sets",
         public="".join([f"settings, {count}, image size and class names", *images]),
-        noise="chacha20" if config.secure else "philox", fixed_seed=secret.fixed,
+        noise="chacha20" if config.secure else "philox",
+        fixed_seed=secret.fixed,
         secret=secret.commitment,
-    )  # fmt: skip
+    )
 
 
-def promise_summary(paid: "Paid") -> dict[str, Any]:
+def promise_summary(paid: Paid) -> dict[str, Any]:
     """What was promised, and by what noise."""
     names = ("noise_multiplier", "rate", "steps")
     numbers = {name: getattr(paid.plan, name) for name in names}
@@ -122,12 +121,10 @@ def steps_left_out(run: Run) -> int:
 
     Private: which sums come out otherwise, in other chunks, depends on how long batches are.
     """
-    from sfumato.training.private_step import LEFT_OUT
-
     return sum(LEFT_OUT in line for line in read_lines(run.path / "private" / "metrics.jsonl"))
 
 
-def tell_going_on(paid: "Paid", step: int, run: Run) -> None:
+def tell_going_on(paid: Paid, step: int, run: Run) -> None:
     """Say where a run goes on that was cut, and which steps it may have paid for and lost."""
     ledger = paid.ledger
     ours = {release.step for release in ledger.releases if release.ledger == ledger.header.id}

@@ -3,41 +3,47 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import torch
+
+from sfumato.clipping.admit import admit
+from sfumato.clipping.clip import GradientClipper
+from sfumato.clipping.factors import Clipping
+from sfumato.commands.origin import require_unpaid
+from sfumato.data.alike import require_alike
+from sfumato.data.classes import require_same
+from sfumato.data.images import Images
+from sfumato.data.load import load_images
 from sfumato.errors import ConfigError
+from sfumato.privacy.budget import Plan
 from sfumato.settings.train import Train, Training
-
-if TYPE_CHECKING:
-    from sfumato.clipping.clip import GradientClipper
-    from sfumato.data.images import Images
-    from sfumato.privacy.budget import Plan
-    from sfumato.training.extenders import Extender
-    from sfumato.training.fit import TrainState
-    from sfumato.training.hooks import Step
-    from sfumato.training.inputs import Inputs
-    from sfumato.training.memory import Work
-    from sfumato.training.private_step import Paid
-    from sfumato.training.process_group import ProcessGroup
+from sfumato.training.canaries import inputs_with_canaries, with_coordinates
+from sfumato.training.extenders import Dope, Extender, Mirror, PublicGradient, WeightMultiplicity
+from sfumato.training.features import with_features
+from sfumato.training.fit import TrainState
+from sfumato.training.hooks import Step, with_hooks
+from sfumato.training.inputs import Inputs
+from sfumato.training.memory import Work, advised
+from sfumato.training.plain_step import plain_step
+from sfumato.training.private_step import Paid, private_step
+from sfumato.training.process_group import ProcessGroup
+from sfumato.training.quick import captures, quick_clip
+from sfumato.training.sharpness import Uphill, sharp_step
 
 
 class Made(NamedTuple):
     """A step, and what it is made of."""
 
-    step: "Step"
-    clipper: "GradientClipper"
-    inputs: "Inputs"
-    work: "Work"
+    step: Step
+    clipper: GradientClipper
+    inputs: Inputs
+    work: Work
     """What it does with each chunk, by which memory is measured."""
 
 
-def load_public(config: Training, private: "Images", test: "Images") -> "Images | None":
+def load_public(config: Training, private: Images, test: Images) -> Images | None:
     """The public images of the settings: like the others, and none of them."""
-    from sfumato.commands.origin import require_unpaid
-    from sfumato.data.alike import require_alike
-    from sfumato.data.classes import require_same
-    from sfumato.data.load import load_images
-
     if config.extender_images is None:
         return None
     require_unpaid(config.extender_images, private.name)
@@ -50,24 +56,15 @@ def load_public(config: Training, private: "Images", test: "Images") -> "Images 
 
 def make_step(
     config: Train,
-    train_state: "TrainState",
-    inputs: "Inputs",
-    paid: "Paid",
+    train_state: TrainState,
+    inputs: Inputs,
+    paid: Paid,
     *,
-    processes: "ProcessGroup",
-    public: "Images | None",
+    processes: ProcessGroup,
+    public: Images | None,
     say: Callable[[str], None],
 ) -> Made:
     """The step of the settings, for a model that has been tested on noise where that matters."""
-    from sfumato.clipping.clip import GradientClipper
-    from sfumato.clipping.factors import Clipping
-    from sfumato.training.features import with_features
-    from sfumato.training.hooks import with_hooks
-    from sfumato.training.memory import Work, advised
-    from sfumato.training.private_step import private_step
-    from sfumato.training.quick import captures, quick_clip
-    from sfumato.training.sharpness import Uphill
-
     clipping = Clipping(
         max_norm=config.max_grad_norm, style=config.clip, per_layer=config.per_layer
     )
@@ -101,11 +98,9 @@ def make_step(
 
 
 def admit_canaries(
-    clipper: "GradientClipper", inputs: "Inputs", count: int
-) -> "tuple[GradientClipper, Inputs]":  # fmt: skip
+    clipper: GradientClipper, inputs: Inputs, count: int
+) -> tuple[GradientClipper, Inputs]:
     """The same with gradient canaries, tested once more."""
-    from sfumato.training.canaries import inputs_with_canaries, with_coordinates
-
     clipper = replace(clipper, model=with_coordinates(clipper.model, count), layouts={})
     inputs = inputs_with_canaries(inputs, count)
     try_on_noise(clipper, inputs)
@@ -113,27 +108,22 @@ def admit_canaries(
 
 
 def step_without_promise(
-    config: Training, train_state: "TrainState", inputs: "Inputs", processes: "ProcessGroup"
-) -> "Step":
+    config: Training, train_state: TrainState, inputs: Inputs, processes: ProcessGroup
+) -> Step:
     """A step that promises nothing."""
-    from sfumato.training.plain_step import plain_step
-    from sfumato.training.sharpness import sharp_step
-
     kind = partial(sharp_step, rho=config.sharpness) if config.sharpness else plain_step
     return kind(train_state.model, inputs, processes=processes, compiled=config.compile)
 
 
 def new_extender(
     config: Training,
-    train_state: "TrainState",
-    inputs: "Inputs",
-    plan: "Plan",
-    processes: "ProcessGroup",
-    public: "Images | None",
-) -> "Extender | None":
+    train_state: TrainState,
+    inputs: Inputs,
+    plan: Plan,
+    processes: ProcessGroup,
+    public: Images | None,
+) -> Extender | None:
     """What public images are used for, if they are."""
-    from sfumato.training.extenders import Dope, Mirror, PublicGradient, WeightMultiplicity
-
     if config.extender == "none":
         return None
     if public is None:
@@ -150,13 +140,9 @@ def new_extender(
 
 
 def try_on_noise(
-    clipper: "GradientClipper", inputs: "Inputs", say: Callable[[str], None] = lambda _: None
+    clipper: GradientClipper, inputs: Inputs, say: Callable[[str], None] = lambda _: None
 ) -> None:
     """Refuse the model unless its per-example gradients are those of autograd."""
-    import torch
-
-    from sfumato.clipping.admit import admit
-
     say("testing on noise that the model's per-example gradients are those of autograd")
     exact = replace(inputs, precision=torch.float32)
     admit(clipper, inputs.losses, inputs.trial(), 3, exact.losses)

@@ -1,43 +1,46 @@
 """What `sfumato train` begins with: a model, its optimizer, and how it reads images."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+import torch
+from torch import nn
+
+from sfumato.data.augment import Augmentation
+from sfumato.data.images import Images
+from sfumato.data.people import People
 from sfumato.errors import ConfigError
+from sfumato.lineage import norm_of
+from sfumato.models.average import new_average
+from sfumato.models.normalise import NormPolicy, apply_norm_policy, has_batch_norm
+from sfumato.models.zoo import build_model, load_weights, pixel_statistics
+from sfumato.privacy.budget import count_steps
 from sfumato.settings.train import Training
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from sfumato.data.images import Images
-    from sfumato.models.normalise import NormPolicy
-    from sfumato.training.fit import TrainState
-    from sfumato.training.inputs import Inputs
-    from sfumato.training.trained_model import Description
+from sfumato.training.fit import TrainState
+from sfumato.training.inputs import Inputs
+from sfumato.training.setup import choose_parameters, make_optimizer, make_schedule, placed
+from sfumato.training.sharpness import LastGradient
+from sfumato.training.trained_model import Description
 
 Kind = TypeVar("Kind")
 
 
 def prepare(
-    config: Training, images: "Images", device: "torch.device",
+    config: Training,
+    images: Images,
+    device: torch.device,
     say: Callable[[str], None] = lambda _: None,
-) -> "tuple[TrainState, Inputs]":  # fmt: skip
+) -> tuple[TrainState, Inputs]:
     """The classifier of the settings, and how it reads these images."""
-    import torch
-
-    from sfumato.models.normalise import apply_norm_policy, has_batch_norm
-    from sfumato.models.zoo import build_model, load_weights, pixel_statistics
-    from sfumato.training.inputs import Inputs
-    from sfumato.training.setup import choose_parameters
-
     torch.manual_seed(config.seed)
     if config.pretrained:
         say(f"looking for the published weights of {config.model}, here or online")
     model = build_model(
-        config.model, classes=len(images.classes), shape=images.shape,
+        config.model,
+        classes=len(images.classes),
+        shape=images.shape,
         pretrained=config.pretrained,
-    )  # fmt: skip
+    )
     statistics = pixel_statistics(model, images.shape[0])
     policy = norm_policy(config)
     if policy != "keep" and has_batch_norm(model):
@@ -53,13 +56,11 @@ def prepare(
     return make_train_state(config, model, inputs), inputs
 
 
-def norm_policy(config: Training) -> "NormPolicy":
+def norm_policy(config: Training) -> NormPolicy:
     """What becomes of BatchNorm: statistics that came with weights are worth keeping.
 
     Weights of a run of sfumato that had GroupNorm in its place go on with GroupNorm.
     """
-    from sfumato.lineage import norm_of
-
     if config.norm is None and config.weights is not None:
         return "group" if norm_of(config.weights) == "group" else "frozen"
     return config.norm or ("frozen" if config.pretrained else "group")
@@ -70,50 +71,52 @@ def has_weights(config: Training) -> bool:
     return config.pretrained or config.weights is not None
 
 
-def describe(config: Training, network: "nn.Module", inputs: "Inputs") -> "Description":
+def describe(config: Training, network: nn.Module, inputs: Inputs) -> Description:
     """What is written beside the weights, so that the classifier can be built again."""
-    from sfumato.training.trained_model import Description
-
     return Description.of(
-        inputs, network, name=config.model, norm=norm_policy(config),
+        inputs,
+        network,
+        name=config.model,
+        norm=norm_policy(config),
         centre_crop=config.centre_crop,
-    )  # fmt: skip
+    )
 
 
-def any_frozen(model: "nn.Module") -> bool:
+def any_frozen(model: nn.Module) -> bool:
     """Whether there is a parameter that does not learn."""
     return not all(parameter.requires_grad for parameter in model.parameters())
 
 
 def make_inputs(
-    kind: Callable[..., Kind], config: Training, images: "Images", device: "torch.device",
+    kind: Callable[..., Kind],
+    config: Training,
+    images: Images,
+    device: torch.device,
     statistics: tuple[tuple[float, ...], tuple[float, ...]],
-) -> Kind:  # fmt: skip
+) -> Kind:
     """A reading of these images, with the mean and deviation of pixels that the model expects."""
-    import torch
-
-    from sfumato.data.augment import Augmentation
-
     return kind(
-        images.to(device), device, *statistics,
-        Augmentation(crop=config.crop, flip=config.flip), config.augmult,
+        images.to(device),
+        device,
+        *statistics,
+        Augmentation(crop=config.crop, flip=config.flip),
+        config.augmult,
         torch.bfloat16 if config.precision == "bf16" else torch.float32,
-        group_by_person(config, images), config.seed,
-    )  # fmt: skip
+        group_by_person(config, images),
+        config.seed,
+    )
 
 
-def make_train_state(config: Training, model: "nn.Module", inputs: "Inputs") -> "TrainState":
+def make_train_state(config: Training, model: nn.Module, inputs: Inputs) -> TrainState:
     """The model where it reads, with all that changes as it learns."""
-    from sfumato.models.average import new_average
-    from sfumato.training.fit import TrainState
-    from sfumato.training.setup import make_optimizer, make_schedule, placed
-    from sfumato.training.sharpness import LastGradient
-
     model = placed(model, inputs.device)
     optimizer = make_optimizer(
-        model, config.optimizer, lr=config.lr, momentum=config.momentum,
+        model,
+        config.optimizer,
+        lr=config.lr,
+        momentum=config.momentum,
         weight_decay=config.weight_decay,
-    )  # fmt: skip
+    )
     schedule = make_schedule(optimizer, config.schedule, number_of_steps(config, len(inputs)))
     # SAM walks up along its own batch; only the private way needs to remember.
     uphill = config.sharpness and config.mode != "non-private"
@@ -121,10 +124,8 @@ def make_train_state(config: Training, model: "nn.Module", inputs: "Inputs") -> 
     return TrainState(model, optimizer, schedule, new_average(model, config.ema), last)
 
 
-def group_by_person(config: Training, images: "Images") -> Any:
+def group_by_person(config: Training, images: Images) -> Any:
     """Who is on which image, if the promise is about people."""
-    from sfumato.data.people import People
-
     if config.unit == "example":
         return None
     if images.people is None:
@@ -137,7 +138,5 @@ def group_by_person(config: Training, images: "Images") -> Any:
 
 def number_of_steps(config: Training, size: int) -> int:
     """Steps that the settings ask for."""
-    from sfumato.privacy.budget import count_steps
-
     epochs = 5.0 if config.epochs is None and config.steps is None else config.epochs
     return count_steps(size, config.batch_size, epochs=epochs, steps=config.steps)

@@ -12,16 +12,20 @@ from typing import Any
 
 from sfumato.commands import Recipe, as_label
 from sfumato.commands.stages import tell_stage
-from sfumato.commands.warmup.context import (
-    Context,
+from sfumato.commands.warmup import brought as warmup_brought
+from sfumato.commands.warmup import private as warmup_private
+from sfumato.commands.warmup.checks import (
     build_classifier,
     build_generator,
     check_number,
     check_parts,
     check_plan,
-    make_context,
 )
+from sfumato.commands.warmup.classifier import privately, warm_up
+from sfumato.commands.warmup.context import Context, make_context
 from sfumato.commands.warmup.draw import show_drawn, write_file
+from sfumato.commands.warmup.evaluate import evaluate, prepare_evaluation
+from sfumato.commands.warmup.generator import generator, guide, sample, split
 from sfumato.errors import ConfigError
 from sfumato.processes import num_processes
 from sfumato.reporting.render import summary_text
@@ -29,6 +33,8 @@ from sfumato.runs import Run
 from sfumato.settings.warmup import PRESETS as PRESETS
 from sfumato.settings.warmup import Warmup
 from sfumato.stages import Stage, check_stages, run_stages
+from sfumato.training.process_group import join_processes, leave_processes
+from sfumato.training.setup import pick_device
 
 Config = Warmup
 
@@ -38,9 +44,6 @@ AGAIN = "evaluate"
 
 def run(config: Warmup, run: Run | None) -> dict[str, Any]:
     """Split, generator, guide, sample, warmup, train, evaluate."""
-    from sfumato.training.process_group import join_processes, leave_processes
-    from sfumato.training.setup import pick_device
-
     if num_processes() > 1:
         require_shared(config.stage)
     processes = join_processes(pick_device(config.device))
@@ -63,8 +66,11 @@ def run(config: Warmup, run: Run | None) -> dict[str, Any]:
         made = run.stage("sample").summary if config.number else {"drawn": 0}
         told |= {name: made[name] for name in ("drawn", "samples") if name in made}
         run.finish({**summary, **told})
-    return run.summary if config.stage == "all" else {**summary, "stage": config.stage,
-                                                     "run": str(run.path)}  # fmt: skip
+    return (
+        run.summary
+        if config.stage == "all"
+        else {**summary, "stage": config.stage, "run": str(run.path)}
+    )
 
 
 def require_shared(asked: str) -> None:
@@ -77,35 +83,35 @@ def require_shared(asked: str) -> None:
         )
 
 
-def stages_of_warmup(config: Warmup) -> "list[Stage[Context]]":
+def stages_of_warmup(config: Warmup) -> list[Stage[Context]]:
     """The stages in their order. Several processes share the generator's work, and the drawing."""
-    from sfumato.commands.warmup import brought as warmup_brought
-    from sfumato.commands.warmup import private as warmup_private
-    from sfumato.commands.warmup.classifier import privately, warm_up
-    from sfumato.commands.warmup.evaluate import evaluate, prepare_evaluation
-    from sfumato.commands.warmup.generator import generator, guide, sample, split
-
     private, brought = config.private, config.samples is not None
     learnt = (check_plan,) if private else (check_parts,)
     draws = "generator" in config.stages and not private
     made = (
         Stage(name="split", run=split, checks=learnt if draws else ()),
         Stage(
-            name="generator", run=warmup_private.generator if private else generator,
-            checks=(*learnt, build_generator), all_ranks=True,
+            name="generator",
+            run=warmup_private.generator if private else generator,
+            checks=(*learnt, build_generator),
+            all_ranks=True,
         ),
         Stage(name="guide", run=guide),
         Stage(
-            name="sample", run=warmup_brought.sample if brought else sample,
-            checks=(warmup_brought.read_samples,) if brought else (check_number,), all_ranks=True,
+            name="sample",
+            run=warmup_brought.sample if brought else sample,
+            checks=(warmup_brought.read_samples,) if brought else (check_number,),
+            all_ranks=True,
         ),
         Stage(name="warmup", run=warm_up, checks=(build_classifier,)),
         Stage(name="train", run=privately, checks=(check_plan, build_classifier)),
         Stage(
-            name="evaluate", run=warmup_private.evaluate if private else evaluate,
-            checks=(prepare_evaluation,), repeatable=True,
+            name="evaluate",
+            run=warmup_private.evaluate if private else evaluate,
+            checks=(prepare_evaluation,),
+            repeatable=True,
         ),
-    )  # fmt: skip
+    )
     return [stage for stage in made if stage.name in config.stages]
 
 
@@ -135,9 +141,12 @@ def show(summary: Mapping[str, Any]) -> str:
 
 
 RECIPE = Recipe(
-    run=run, show=show, again=AGAIN,
+    run=run,
+    show=show,
+    again=AGAIN,
     label=lambda config: as_label(config.data, config.model, epsilon=config.epsilon),
     asks_more=lambda config: config.stage == AGAIN,
     # Images drawn from another run's generator go into a file.
-    writes_file=lambda config: config.run is not None, write_file=write_file,
-)  # fmt: skip
+    writes_file=lambda config: config.run is not None,
+    write_file=write_file,
+)

@@ -4,46 +4,18 @@ Both are taken at their owner's word: nobody can see in an image whether it may 
 generator of it had learnt. That no private image is among them, pixel for pixel, is looked up.
 """
 
-from typing import TYPE_CHECKING
-
 from sfumato.commands.origin import require_unpaid
 from sfumato.commands.warmup.context import Context
-from sfumato.errors import DataError
+from sfumato.data.alike import require_alike
+from sfumato.data.arrays import load_samples
+from sfumato.data.images import Images
 from sfumato.runs import Run
-from sfumato.settings.warmup import Warmup
-
-if TYPE_CHECKING:
-    from sfumato.data.images import Images
 
 UNKNOWN = "nothing is promised about what these images were made from"
 
 
-def own_public(config: Warmup, private: "Images", test: "Images") -> "Images":
-    """The images of --public-images, or why they cannot stand beside the private ones."""
-    from sfumato.data.alike import require_alike
-    from sfumato.data.classes import require_same
-    from sfumato.data.load import load_images
-
-    assert config.public_images is not None
-    require_unpaid(config.public_images, private.name)
-    public = load_images(config.public_images, "train", private=False, **config.train.loading)
-    require_same(public.classes, public.name, private.classes, private.name)
-    missing = set(private.labels.tolist()) - set(public.labels.tolist())
-    if missing:
-        raise DataError(
-            f'"{public.name}" has no image of class "{public.classes[min(missing)]}". Every class '
-            "needs public images."
-        )
-    for images in (private, test):
-        require_alike(images, public)
-    return public
-
-
-def read_samples(context: Context) -> "Images":
+def read_samples(context: Context) -> Images:
     """The images of --samples, or why they cannot take the place of drawn ones."""
-    from sfumato.data.alike import require_alike
-    from sfumato.data.arrays import load_samples
-
     assert context.config.samples is not None
     require_unpaid(context.config.samples, context.private.name)
     samples = load_samples(context.config.samples, context.private)

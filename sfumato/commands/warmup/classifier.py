@@ -3,15 +3,18 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sfumato.commands import train
 from sfumato.commands.train.train_state import describe
+from sfumato.commands.warmup.brought import declared
 from sfumato.commands.warmup.context import Context
+from sfumato.data.augment import Augmentation
+from sfumato.data.images import Images
+from sfumato.data.load import load_images
 from sfumato.runs import Run
-
-if TYPE_CHECKING:
-    from sfumato.data.images import Images
+from sfumato.training.plain import train_plainly
+from sfumato.training.plain_step import plain_step
+from sfumato.training.sharpness import sharp_step
 
 
 def warm_up(context: Context, stage: Run) -> None:
@@ -22,21 +25,14 @@ def warm_up(context: Context, stage: Run) -> None:
     warm_model(context, images, stage, epochs=context.config.warm_epochs)
 
 
-def drawn_images(context: Context) -> "Images":
+def drawn_images(context: Context) -> Images:
     """What the stage sample left."""
-    from sfumato.data.load import load_images
-
     path = context.run.stage("sample").path / "images.npz"
     return load_images(str(path), "train", private=False)
 
 
-def warm_model(context: Context, images: "Images", stage: Run, *, epochs: float) -> None:
+def warm_model(context: Context, images: Images, stage: Run, *, epochs: float) -> None:
     """Write the classifier after the warm-up on these public images, and finish the stage."""
-    from sfumato.data.augment import Augmentation
-    from sfumato.training.plain import train_plainly
-    from sfumato.training.plain_step import plain_step
-    from sfumato.training.sharpness import sharp_step
-
     config = context.config
     # All of it learns: what a later stage leaves frozen must have been good for something.
     settings = replace(one_by_one(from_weights(context, None)), train_only="all", freeze=())
@@ -54,23 +50,33 @@ def warm_model(context: Context, images: "Images", stage: Run, *, epochs: float)
     kind = partial(sharp_step, rho=config.warm_rho) if config.warm_rho else plain_step
     step = kind(train_state.model, inputs, compiled=config.compile)
     model = train_plainly(
-        train_state.model, len(images), step, stage, epochs=epochs, lr=config.warm_lr,
-        batch_size=config.warm_batch, weight_decay=5e-4, seed=config.seed, optimizer="sgd",
-    )  # fmt: skip
+        train_state.model,
+        len(images),
+        step,
+        stage,
+        epochs=epochs,
+        lr=config.warm_lr,
+        batch_size=config.warm_batch,
+        weight_decay=5e-4,
+        seed=config.seed,
+        optimizer="sgd",
+    )
     describe(settings, model, inputs).keep(stage, model)
     stage.finish({"images": len(images)})
 
 
 def privately(context: Context, stage: Run) -> None:
     """DP-SGD on the private rest, from the warm start."""
-    from sfumato.commands.warmup.brought import declared
-
     warm = context.run.stage("warmup").path / "model.safetensors"
     public = drawn_images(context) if context.config.extender != "none" else None
     train.run_on(
-        from_weights(context, warm), context.private, context.test, stage, public=public,
+        from_weights(context, warm),
+        context.private,
+        context.test,
+        stage,
+        public=public,
         declared=declared(context),
-    )  # fmt: skip
+    )
 
 
 def from_weights(context: Context, weights: Path | None) -> train.Config:

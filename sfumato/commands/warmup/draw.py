@@ -8,24 +8,27 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sfumato.commands.warmup.context import require_all_classes
+import torch
+
 from sfumato.commands.warmup.watch import watch_file
-from sfumato.config import differences, to_json
+from sfumato.config import differences, dumps, to_json
+from sfumato.data.arrays import read_note, save_npz_pieces
+from sfumato.data.images import Images
+from sfumato.diffusion.pieces import Pieces, image_seeds, piece_size
+from sfumato.diffusion.sample import draw_images
+from sfumato.diffusion.stored import Stored, read_stored
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import atomic, lock, read_json, sha256
+from sfumato.provenance import require_whole
+from sfumato.reporting.words import up
 from sfumato.settings.warmup import Warmup
-
-if TYPE_CHECKING:
-    import torch
-
-    from sfumato.data.images import Images
-    from sfumato.diffusion.stored import Stored
-    from sfumato.training.process_group import ProcessGroup
+from sfumato.training.process_group import ProcessGroup, join_processes, leave_processes
+from sfumato.training.setup import pick_device, quick_precision
 
 HEEDED = ("number", "solver", "sample_steps", "guide_weight", "seed")
 """Settings that say what is drawn; the weights do too."""
@@ -42,9 +45,6 @@ def write_file(config: Warmup, out: Path | None, say: Callable[[str], None]) -> 
     Guarantee: the file is there whole, or not at all, and no other is replaced. What was drawn
     before the command was cut lies beside it meanwhile and is not drawn again.
     """
-    from sfumato.training.process_group import join_processes, leave_processes
-    from sfumato.training.setup import pick_device
-
     out = require_file(out)
     require_meaning(config)
     device = pick_device(config.device)
@@ -86,10 +86,8 @@ def require_meaning(config: Warmup) -> None:
         )
 
 
-def open_generator(folder: Path, config: Warmup) -> "tuple[Stored, dict[str, Any]]":
+def open_generator(folder: Path, config: Warmup) -> tuple[Stored, dict[str, Any]]:
     """The generator of a run of `sfumato warmup`, and what will be said of images from it."""
-    from sfumato.diffusion.stored import read_stored
-
     record = folder / "config.json"
     if not record.exists():
         stage = folder.parent.name == "stages"
@@ -118,8 +116,6 @@ def open_generator(folder: Path, config: Warmup) -> "tuple[Stored, dict[str, Any
 
 def promise_of(folder: Path, ledger: bool) -> dict[str, Any]:
     """What the generator's ledger says; that nothing is promised, if it learnt public images."""
-    from sfumato.provenance import require_whole
-
     if not ledger:
         return {"promise": NOTHING}
     if not (folder / "ledger.jsonl").exists():
@@ -135,8 +131,6 @@ def promise_of(folder: Path, ledger: bool) -> dict[str, Any]:
 
 def is_drawn(out: Path, summary: Mapping[str, Any]) -> bool:
     """Whether the file is there, with these settings; any other is refused."""
-    from sfumato.data.arrays import read_note
-
     if not out.exists():
         return False
     try:
@@ -160,16 +154,15 @@ def require_same(place: Path, before: Any, after: Any) -> None:
 
 
 def draw_file(
-    stored: "Stored", config: Warmup, out: Path, summary: Mapping[str, Any],
-    device: "torch.device", processes: "ProcessGroup", say: Callable[[str], None],
-) -> None:  # fmt: skip
+    stored: Stored,
+    config: Warmup,
+    out: Path,
+    summary: Mapping[str, Any],
+    device: torch.device,
+    processes: ProcessGroup,
+    say: Callable[[str], None],
+) -> None:
     """Draw in pieces beside the file, then write it from them."""
-    import torch
-
-    from sfumato.config import dumps
-    from sfumato.data.arrays import save_npz_pieces
-    from sfumato.diffusion.pieces import Pieces, piece_size
-
     parts = parts_of(out)
     held = processes.ask(partial(begin, parts, out, summary["made"]))
     try:
@@ -218,18 +211,12 @@ def begin(parts: Path, out: Path, made: Mapping[str, Any]) -> int:
 
 
 def drawing(
-    stored: "Stored", config: Warmup, device: "torch.device", public: "Images | None" = None
-) -> "Callable[..., torch.Tensor]":
+    stored: Stored, config: Warmup, device: torch.device, public: Images | None = None
+) -> Callable[..., torch.Tensor]:
     """How images are drawn by their numbers: classes take turns, and chance is in the number.
 
     With --vary they begin as public images under noise, those of each class in turn.
     """
-    import torch
-
-    from sfumato.diffusion.pieces import image_seeds
-    from sfumato.diffusion.sample import draw_images
-    from sfumato.training.setup import quick_precision
-
     blueprint, precision = stored.blueprint, quick_precision(device)
     denoiser = stored.denoiser(device)
     if config.compile:
@@ -237,24 +224,29 @@ def drawing(
     bend = stored.guide(device, precision) if config.guide_weight else None
     start: dict[str, Any] = {"sigma": config.vary} if config.vary else {}
 
-    def draw(first: int, last: int, apart: int = 0) -> "torch.Tensor":
+    def draw(first: int, last: int, apart: int = 0) -> torch.Tensor:
         numbers = torch.arange(first, last)
         if config.vary:
             assert public is not None, "settings without public images are refused"
             start["base"] = public.pixels[in_turn(public, numbers)]
         return draw_images(
-            denoiser, numbers % len(blueprint.classes), image_seeds(config.seed, numbers + apart),
-            blueprint.shape, solver=config.solver, steps=config.sample_steps, guide=bend,
-            guide_weight=config.guide_weight, precision=precision, **start,
-        )  # fmt: skip
+            denoiser,
+            numbers % len(blueprint.classes),
+            image_seeds(config.seed, numbers + apart),
+            blueprint.shape,
+            solver=config.solver,
+            steps=config.sample_steps,
+            guide=bend,
+            guide_weight=config.guide_weight,
+            precision=precision,
+            **start,
+        )
 
     return draw
 
 
-def in_turn(images: "Images", numbers: "torch.Tensor") -> "torch.Tensor":
+def in_turn(images: Images, numbers: torch.Tensor) -> torch.Tensor:
     """For each number the place of an image: classes take turns, and in each its images do."""
-    import torch
-
     classes = len(images.classes)
     places = [(images.labels == label).nonzero()[:, 0] for label in range(classes)]
     turns = [(places[n % classes], n // classes) for n in numbers.tolist()]
@@ -263,8 +255,6 @@ def in_turn(images: "Images", numbers: "torch.Tensor") -> "torch.Tensor":
 
 def show_drawn(summary: Mapping[str, Any]) -> str:
     """What is in the file, and what is promised about it."""
-    from sfumato.reporting.words import up
-
     promise = NOTHING
     if "epsilon" in summary:
         promise = (
@@ -278,3 +268,11 @@ def show_drawn(summary: Mapping[str, Any]) -> str:
     ]
     lines += [f"  NOT FOR RELEASE: {text}" for text in summary.get("not_for_release", ())]
     return "\n".join(lines)
+
+
+def require_all_classes(number: int, classes: Sequence[str]) -> None:
+    """Refuse to draw less than an image of each class."""
+    if number < len(classes):
+        raise ConfigError(
+            f"--number {number} is less than an image of each of {len(classes)} classes."
+        )

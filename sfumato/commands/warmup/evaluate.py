@@ -7,17 +7,17 @@ on where it was cut, and is not made again when it is there.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sfumato.commands import train
 from sfumato.commands.warmup.classifier import drawn_images, from_weights, one_by_one, warm_model
 from sfumato.commands.warmup.context import Context
+from sfumato.data.images import Images
+from sfumato.files import read_json
 from sfumato.metrics.fidelity import FEWEST, Extractor, compare_sets, named_extractor, thin
 from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
-
-if TYPE_CHECKING:
-    from sfumato.data.images import Images
+from sfumato.training.evaluate import accuracy
 
 MOST = 10_000
 """Images of a set that are compared with others."""
@@ -34,8 +34,6 @@ def evaluate(context: Context, stage: Run) -> None:
 
     A stage that is taken again keeps the controls that it scored before.
     """
-    from sfumato.files import read_json
-
     extractor = prepare_evaluation(context)
     known = context.run.private / "scores.json"
     before = read_json(known) if stage.finished and known.exists() else {}
@@ -84,8 +82,6 @@ def controls(context: Context, stage: Run) -> dict[str, float]:
 
 def privately_from(weights: Path | None, context: Context, stage: Run, name: str) -> float:
     """Test accuracy after the private stage, from these weights; no drawn image is looked at."""
-    from sfumato.files import read_json
-
     place = own_place(stage, name)
     if not place.finished:
         say_control(stage, name)
@@ -108,8 +104,6 @@ def own_place(stage: Run, name: str) -> Run:
 
 def score(context: Context, weights: Path | None = None) -> float:
     """Test accuracy of the classifier with these weights, or those after the warm-up."""
-    from sfumato.training.evaluate import accuracy
-
     weights = weights or context.run.stage("warmup").path / "model.safetensors"
     settings = one_by_one(from_weights(context, weights))
     train_state, inputs = train.prepare(settings, context.test, context.device)
@@ -131,7 +125,7 @@ def fidelity(context: Context, extractor: Extractor) -> dict[str, Any]:
     return compare_sets(extractor, context.test, sets, context.device, MOST)
 
 
-def side_by_side(name: str, some: "Images", other: str, others: "Images") -> "dict[str, Images]":
+def side_by_side(name: str, some: Images, other: str, others: Images) -> dict[str, Images]:
     """Equally many of both: distances shrink as images are added, whatever these look like."""
     count = min(len(some), len(others), MOST)
     return {name: thin(some, count), other: thin(others, count)}

@@ -1,25 +1,33 @@
 """The stages of `sfumato warmup` that make images: split, generator, guide, sample."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from sfumato.commands.warmup.classifier import drawn_images
 from sfumato.commands.warmup.context import Context
+from sfumato.commands.warmup.draw import NOTHING, drawing, promise_of
+from sfumato.commands.warmup.watch import watch
+from sfumato.config import dumps
+from sfumato.data.alike import overlap
+from sfumato.data.arrays import save_npz_pieces
+from sfumato.data.images import Images
+from sfumato.diffusion.album import SHOWN, Album
+from sfumato.diffusion.denoise import Denoiser
+from sfumato.diffusion.generator import new_painter, train_painter
+from sfumato.diffusion.guide import discriminator_step
+from sfumato.diffusion.pieces import Draw, Pieces, piece_size
+from sfumato.diffusion.sample import draw_images
+from sfumato.diffusion.stored import Blueprint, Stored, read_stored
+from sfumato.reporting.figures import save_image_rows
 from sfumato.runs import Run
-
-if TYPE_CHECKING:
-    import torch
-
-    from sfumato.data.images import Images
-    from sfumato.diffusion.album import Album
-    from sfumato.diffusion.denoise import Denoiser
-    from sfumato.diffusion.pieces import Draw, Pieces
-    from sfumato.diffusion.stored import Blueprint, Stored
+from sfumato.training.plain import train_plainly
+from sfumato.training.process_group import ProcessGroup
 
 
 def split(context: Context, stage: Run) -> None:
     """Keep the public share: it is what all of this may be checked against."""
-    from sfumato.data.alike import overlap
-
     twice = len(overlap(context.private, context.public))
     if twice:  # on the screen only: a log may be shared, and this counts private images
         stage.say(f"{twice} private images, for your eyes, are also public, pixel for pixel")
@@ -28,44 +36,38 @@ def split(context: Context, stage: Run) -> None:
     stage.finish({**counts, "promise": "nothing is promised about the public images"})
 
 
-def album_of(context: Context) -> "Album":
+def album_of(context: Context) -> Album:
     """Public images on the device; some of each class are held out."""
-    from sfumato.diffusion.album import Album
-
     held_out, own = parts_of(context)
     return Album(own, held_out, context.device)
 
 
-def parts_of(context: Context) -> "tuple[Images, Images]":
+def parts_of(context: Context) -> tuple[Images, Images]:
     """Some public images of each class to be held out, and the rest to learn from."""
     public = context.public.require_public("training a generator")
     return public.split(context.config.diffusion.gen_held_out, context.config.seed)
 
 
-def make_denoiser(context: Context) -> "Denoiser":
+def make_denoiser(context: Context) -> Denoiser:
     """Our network, or the one that was brought, at the start that the seed gives it."""
-    import torch
-
     torch.manual_seed(context.config.seed)
     return blueprint_of(context).new_denoiser()
 
 
-def blueprint_of(context: Context) -> "Blueprint":
+def blueprint_of(context: Context) -> Blueprint:
     """What the generator is built from."""
-    from sfumato.diffusion.stored import Blueprint
-
     images, config = context.private, context.config
     return Blueprint(
-        shape=images.shape, classes=images.classes, diffusion=config.diffusion,
-        brought=config.denoiser, told=not config.private,
-    )  # fmt: skip
+        shape=images.shape,
+        classes=images.classes,
+        diffusion=config.diffusion,
+        brought=config.denoiser,
+        told=not config.private,
+    )
 
 
 def generator(context: Context, stage: Run | None) -> None:
     """A diffusion model of the public share, by all processes; the leader has the stage."""
-    from sfumato.commands.warmup.draw import NOTHING
-    from sfumato.diffusion.generator import new_painter, train_painter
-
     settings, album = context.config.diffusion, album_of(context)
     painter = new_painter(make_denoiser(context), settings, context.device)
     made = train_painter(
@@ -87,10 +89,8 @@ def generator(context: Context, stage: Run | None) -> None:
         stage.finish({**seen, "images_at_best": best.pop("images"), **best, "promise": NOTHING})
 
 
-def show_samples(context: Context, stage: Run | None, seen: int, samples: "torch.Tensor") -> None:
+def show_samples(context: Context, stage: Run | None, seen: int, samples: torch.Tensor) -> None:
     """A picture of samples, the same number of each class, after so many images."""
-    from sfumato.reporting.figures import save_image_rows
-
     assert stage is not None
     classes, folder = context.private.classes, stage.path / "samples"
     folder.mkdir(exist_ok=True)
@@ -99,23 +99,14 @@ def show_samples(context: Context, stage: Run | None, seen: int, samples: "torch
     save_image_rows(folder / f"{seen:09d}.png", drawn, classes)
 
 
-def trained(context: Context) -> "Stored":
+def trained(context: Context) -> Stored:
     """The generator that the stage left, and the guide."""
-    from sfumato.diffusion.stored import read_stored
-
     places = (context.run.path / "stages" / name for name in ("generator", "guide"))
     return read_stored(*places, known=context.config.denoiser)
 
 
 def guide(context: Context, stage: Run) -> None:
     """A discriminator that tells public images from samples, if one is asked for."""
-    import torch
-
-    from sfumato.diffusion.guide import discriminator_step
-    from sfumato.diffusion.pieces import Pieces, piece_size
-    from sfumato.training.plain import train_plainly
-    from sfumato.training.process_group import ProcessGroup
-
     config = context.config
     if not config.guide_weight:
         stage.finish({"guide": "none"})
@@ -131,38 +122,40 @@ def guide(context: Context, stage: Run) -> None:
         discriminator, real, made, context.device, seed=config.seed, precision=context.precision
     )
     train_plainly(
-        discriminator, len(real), step, stage, epochs=config.guide_epochs, lr=3e-4, batch_size=128,
+        discriminator,
+        len(real),
+        step,
+        stage,
+        epochs=config.guide_epochs,
+        lr=3e-4,
+        batch_size=128,
         seed=config.seed,
-    )  # fmt: skip
+    )
     stage.save_tensors("model.safetensors", discriminator.state_dict())
     pieces.remove()
     stage.finish({"guide": "discriminator", "images": len(real)})
 
 
-def drawing_like(context: Context, real: "Images") -> "Draw":
+def drawing_like(context: Context, real: Images) -> Draw:
     """How images under the labels of these are drawn, from seeds that no other image has."""
-    import torch
-
-    from sfumato.diffusion.sample import draw_images
-
     denoiser = trained(context).denoiser(context.device)
 
-    def draw(first: int, last: int) -> "torch.Tensor":
+    def draw(first: int, last: int) -> torch.Tensor:
         return draw_images(
-            denoiser, real.labels[first:last], -1 - torch.arange(first, last), real.shape,
-            solver="dpm", steps=12, precision=context.precision,
-        )  # fmt: skip
+            denoiser,
+            real.labels[first:last],
+            -1 - torch.arange(first, last),
+            real.shape,
+            solver="dpm",
+            steps=12,
+            precision=context.precision,
+        )
 
     return draw
 
 
 def sample(context: Context, stage: Run | None) -> None:
     """Draw images of every class, in pieces; each is a function of its own number."""
-    from sfumato.commands.warmup.classifier import drawn_images
-    from sfumato.commands.warmup.watch import watch
-    from sfumato.diffusion.album import SHOWN
-    from sfumato.diffusion.pieces import Pieces, piece_size
-
     stored = context.processes.ask(lambda: trained(context))
     pieces = Pieces(stage and stage.path, context.config.number, piece_size(context.device))
     if not context.processes.agree(stage is not None and (stage.path / "images.npz").exists()):
@@ -183,14 +176,8 @@ def sample(context: Context, stage: Run | None) -> None:
     stage.finish({"drawn": len(drawn), **copies, **promise_about(context, stored)})
 
 
-def draw_stage(context: Context, stage: Run | None, stored: "Stored", pieces: "Pieces") -> None:
+def draw_stage(context: Context, stage: Run | None, stored: Stored, pieces: Pieces) -> None:
     """Draw all pieces, and for the leader write the file from them."""
-    import torch
-
-    from sfumato.commands.warmup.draw import drawing
-    from sfumato.config import dumps
-    from sfumato.data.arrays import save_npz_pieces
-
     config, images = context.config, context.private
     say = stage.say if stage else lambda _: None
     pieces.draw(drawing(stored, config, context.device, context.public), context.processes, say)
@@ -198,13 +185,14 @@ def draw_stage(context: Context, stage: Run | None, stored: "Stored", pieces: "P
         return
     labels = torch.arange(config.number) % len(images.classes)
     save_npz_pieces(
-        stage.path / "images.npz", {"train": (labels, pieces)}, classes=images.classes,
-        shape=images.shape, note=dumps(promise_about(context, stored)),
-    )  # fmt: skip
+        stage.path / "images.npz",
+        {"train": (labels, pieces)},
+        classes=images.classes,
+        shape=images.shape,
+        note=dumps(promise_about(context, stored)),
+    )
 
 
-def promise_about(context: Context, stored: "Stored") -> dict[str, Any]:
+def promise_about(context: Context, stored: Stored) -> dict[str, Any]:
     """What is promised about drawn images."""
-    from sfumato.commands.warmup.draw import promise_of
-
     return promise_of(context.run.path / "stages" / "generator", stored.blueprint.ledger)

@@ -6,25 +6,26 @@ learns from drawn images alone shows what they are worth.
 """
 
 import math
-from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from sfumato.commands import train
 from sfumato.commands.train.promise import open_ledger, promise_summary
 from sfumato.commands.train.train_state import make_inputs, make_train_state
 from sfumato.commands.warmup.context import Context
+from sfumato.commands.warmup.evaluate import fidelity, prepare_evaluation, score, tell_fidelity
+from sfumato.commands.warmup.generator import blueprint_of, make_denoiser, show_samples
+from sfumato.data.known import require_same_data
+from sfumato.diffusion.album import SHOWN
+from sfumato.diffusion.noising import NoisingInputs
+from sfumato.diffusion.sample import draw_images
 from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def generator(context: Context, stage: Run | None) -> None:
     """A diffusion model of the private images, under a ledger of its own, by all processes."""
-    from sfumato.commands.warmup.generator import blueprint_of, make_denoiser
-    from sfumato.data.known import require_same_data
-    from sfumato.diffusion.noising import NoisingInputs
-
     settings, processes = context.config.training, context.processes
     processes.ask(lambda: require_same_data(context.private, stage))
     half = (0.5,) * context.private.shape[0]  # pixels from 0 to 1 become -1 to 1
@@ -48,17 +49,11 @@ def generator(context: Context, stage: Run | None) -> None:
     stage.finish({**promise, "model": "a generator", "run": str(stage.path)})
 
 
-def show_learnt(context: Context, stage: Run | None, seen: int, made: "nn.Module") -> None:
+def show_learnt(context: Context, stage: Run | None, seen: int, made: nn.Module) -> None:
     """A picture of what the generator draws after about so many images.
 
     Its weights are paid for by then, and nothing else is looked at.
     """
-    import torch
-
-    from sfumato.commands.warmup.generator import show_samples
-    from sfumato.diffusion.album import SHOWN
-    from sfumato.diffusion.sample import draw_images
-
     labels = torch.arange(len(context.private.classes)).repeat_interleave(SHOWN)
     seeds = -1 - torch.arange(len(labels))
     samples = draw_images(
@@ -75,13 +70,6 @@ def show_learnt(context: Context, stage: Run | None, seen: int, made: "nn.Module
 
 def evaluate(context: Context, stage: Run) -> None:
     """What drawn images teach a classifier, on test images: private, for they are."""
-    from sfumato.commands.warmup.evaluate import (
-        fidelity,
-        prepare_evaluation,
-        score,
-        tell_fidelity,
-    )
-
     found, reached = fidelity(context, prepare_evaluation(context)), score(context)
     scores = {"drawn": reached, "test_images": len(context.test), "fidelity": found}
     keep_scores(context.run, "warmup", scores)

@@ -6,25 +6,25 @@ learnt, and how well the weights that are kept denoise those.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sfumato.data.images import Images
+from sfumato.data.load import load_images
+from sfumato.diffusion.copies import MARGIN, copy_rates
+from sfumato.diffusion.stored import Stored
 from sfumato.files import read_json
-
-if TYPE_CHECKING:
-    from sfumato.data.images import Images
-    from sfumato.diffusion.stored import Stored
 
 COUNTED = 2000
 """Drawn images among which copies are counted, at most."""
 
 
 def watch(
-    drawn: "Images", learnt: "Images", held_out: "Images", generator: Path,
+    drawn: Images,
+    learnt: Images,
+    held_out: Images,
+    generator: Path,
     log: Callable[[str], None],
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """How many drawn images are copies, and what the generator's folder says of held-out images."""
-    from sfumato.diffusion.copies import MARGIN, copy_rates
-
     some = drawn.select(range(min(COUNTED, len(drawn))))
     rates = copy_rates(some, learnt, held_out)
     made, by_chance = rates["copies"], rates["copies_among_held_out"]
@@ -38,13 +38,11 @@ def watch(
     return rates
 
 
-def watch_file(file: Path, run: Path, stored: "Stored", say: Callable[[str], None]) -> None:
+def watch_file(file: Path, run: Path, stored: Stored, say: Callable[[str], None]) -> None:
     """The same for images drawn from a run into a file, if the run has its public images still.
 
     What a private generator draws, its ledger covers.
     """
-    from sfumato.data.load import load_images
-
     kept = run / "stages" / "split" / "public.npz"
     if stored.blueprint.ledger or not kept.exists():
         return
