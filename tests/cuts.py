@@ -4,6 +4,7 @@ from contextlib import contextmanager
 from pkgutil import resolve_name
 
 import pytest
+from planted import replace_everywhere
 
 
 class Cut(Exception):
@@ -22,6 +23,8 @@ def cut_in(name, after):
         return original(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(name.replace(":", "."), cut)
+        where, _, function = name.partition(":")
+        *inner, last = function.split(".")
+        replace_everywhere(patch, resolve_name(":".join([where, ".".join(inner)])), last, cut)
         with pytest.raises(Cut):
             yield

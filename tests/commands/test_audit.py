@@ -261,7 +261,7 @@ def test_a_rate_of_none_or_all_has_an_interval_with_a_width(caught):
 def test_the_picture_has_the_interval_of_every_curve(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(
-        "sfumato.reporting.figures.save_roc", lambda path, curves, **others: drawn.update(others)
+        "sfumato.commands.audit.save_roc", lambda path, curves, **others: drawn.update(others)
     )
     scores = np.random.default_rng(0).normal(size=100)
     record = AuditRecord(

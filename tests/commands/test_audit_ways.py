@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from audits import do, few_digits, findings
 from cuts import cut_in
+from planted import replace_everywhere
 
 from sfumato.attacks.heads import HeadRecipe
 from sfumato.cli import main
@@ -62,10 +63,12 @@ def test_heads_with_half_of_the_noise_they_claim_are_found_out(tmp_path, monkeyp
     from sfumato.attacks import lone
 
     honest = lone.train_heads
-    monkeypatch.setattr(
-        lone, "train_heads",
+    replace_everywhere(
+        monkeypatch,
+        lone,
+        "train_heads",
         lambda recipe, *rest: honest(replace(recipe, noise_multiplier=3.0), *rest),
-    )  # fmt: skip
+    )
     do(Config(heads=True, head=HEADS, trials=2000, image_size=8, device="cpu"), tmp_path / "run")
     found = findings(tmp_path / "run")
     assert found["bounds"][1]["kept"] is False

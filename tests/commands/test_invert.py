@@ -10,6 +10,7 @@ import pytest
 import torch
 from contents import summaries
 from inversions import MADE, attack, learn, lesson, same, scores_of, tiny
+from planted import replace_everywhere
 from safetensors.torch import load_file
 from whole_runs import fixtures
 
@@ -154,7 +155,7 @@ def cut(monkeypatch, config, out, where, name, when):
         return real(*arguments, **others)
 
     with monkeypatch.context() as patched:
-        patched.setattr(where, name, dies)
+        replace_everywhere(patched, where, name, dies)
         with pytest.raises(KeyboardInterrupt):
             attack(config, out)
 
@@ -180,7 +181,7 @@ def test_a_generator_that_had_lost_patience_does_not_go_on_after_a_cut(
     assert steps < 40
     attack(replace(config, stage="select"), tmp_path / "cut")
     cut(monkeypatch, config, tmp_path / "cut", Run, "save_tensors", named("model.safetensors"))
-    monkeypatch.setattr(prior, "iterate", None)
+    replace_everywhere(monkeypatch, prior, "iterate", None)
     attack(replace(config, stage="latent"), tmp_path / "cut")
     assert all(same(tmp_path / "cut", tmp_path / "whole", SEEN_BY_ATTACKERS).values())
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from people import portraits
+from planted import replace_everywhere
 from releases import clouds, ledger_of, make, moved, promising, stages_of, tiny
 
 from sfumato.commands.release import Config
@@ -209,8 +210,8 @@ def test_near_copies_count_people_and_not_their_images(settings, tmp_path, monke
     def all_near(of, among, itself=False):
         return far(of, among, itself=itself) if itself else torch.zeros(len(of))
 
-    monkeypatch.setattr(noise, "privatize", listen)
-    monkeypatch.setattr(quality, "nearest_distances", all_near)
+    replace_everywhere(monkeypatch, noise, "privatize", listen)
+    replace_everywhere(monkeypatch, quality, "nearest_distances", all_near)
     make(config, tmp_path / "run")
     assert counted == [30.0]
 

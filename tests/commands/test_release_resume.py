@@ -8,6 +8,7 @@ import pytest
 import torch
 from bundles import digest
 from contents import content
+from planted import replace_everywhere
 from releases import ledger_of, make, promising, scores_of, stages_of, tiny
 
 from sfumato.commands.release import evaluate as release_evaluate
@@ -65,7 +66,7 @@ def cut(monkeypatch, config, out, where, name, *, when=lambda *_: True, after=Fa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(where, name, dies)
+        replace_everywhere(patched, where, name, dies)
         with pytest.raises(KeyboardInterrupt):
             make(config, out)
 
@@ -131,7 +132,7 @@ def test_what_was_charged_and_not_saved_is_the_same_release_again(
         given.extend([result] if others["stage"] == stage else [])
         return result
 
-    monkeypatch.setattr(noise, "privatize", listen)
+    replace_everywhere(monkeypatch, noise, "privatize", listen)
     cut(monkeypatch, config, tmp_path / "run", where, name, when=when)
     paid = ledger_of(tmp_path / "run").releases
     assert paid[-1].stage == stage
@@ -149,14 +150,14 @@ def test_what_was_added_up_and_paid_is_not_added_up_again(settings, tmp_path, mo
     # On a GPU another sum would differ in its last digits, and be another release.
     config, out = replace(settings, noise_seed=None, stage="match"), tmp_path / "run"
     cut(monkeypatch, config, out, Run, "save_tensors", when=file("moments.safetensors"))
-    monkeypatch.setattr(synth_moments, "sum_moments", None)
+    replace_everywhere(monkeypatch, synth_moments, "sum_moments", None)
     cut(monkeypatch, config, out, Run, "write_json", when=file("near_copies.json"))
     real = quality.nearest_distances
 
     def all_near(of, among, itself=False):
         return real(of, among, itself=itself) if itself else torch.zeros(len(of))
 
-    monkeypatch.setattr(quality, "nearest_distances", all_near)
+    replace_everywhere(monkeypatch, quality, "nearest_distances", all_near)
     make(config, out)
     assert stages_of(out) == {"train": 5, "moments": 1, "card": 1}
 
@@ -166,7 +167,7 @@ def test_a_release_whose_sums_changed_after_it_was_paid_pays_again(settings, tmp
     cut(monkeypatch, config, out, Run, "save_tensors", when=file("moments.safetensors"))
     (out / "stages/moments/private/sums.safetensors").unlink()
     real = synth_moments.sum_moments
-    monkeypatch.setattr(synth_moments, "sum_moments", lambda *a: real(*a) + 1e-9)
+    replace_everywhere(monkeypatch, synth_moments, "sum_moments", lambda *a: real(*a) + 1e-9)
     make(config, out)
     assert stages_of(out) == {"train": 5, "moments": 2}
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from contents import summaries
 from cuts import cut_in
+from planted import replace_everywhere
 from warmups import MADE, same, scores_of, tiny, warm
 from whole_runs import fixtures
 
@@ -169,7 +170,7 @@ def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
     ],
 )
 def test_a_run_that_was_cut_ends_the_same(settings, finished, tmp_path, monkeypatch, name, after):
-    monkeypatch.setattr(pieces, "piece_size", lambda _: 13)
+    replace_everywhere(monkeypatch, pieces, "piece_size", lambda _: 13)
     with cut_in(name, after):
         warm(settings, tmp_path / "run")
     warm(settings, tmp_path / "run")
@@ -177,10 +178,13 @@ def test_a_run_that_was_cut_ends_the_same(settings, finished, tmp_path, monkeypa
 
 
 def test_a_guide_that_was_cut_draws_no_image_again(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "piece_size", lambda _: 13)
+    replace_everywhere(monkeypatch, pieces, "piece_size", lambda _: 13)
     drawn, draw_images = [], sample.draw_images
-    monkeypatch.setattr(
-        sample, "draw_images", lambda *a, **k: drawn.append(len(a[2])) or draw_images(*a, **k)
+    replace_everywhere(
+        monkeypatch,
+        sample,
+        "draw_images",
+        lambda *a, **k: drawn.append(len(a[2])) or draw_images(*a, **k),
     )
     config = replace(settings, guide_weight=2.0, guide_epochs=1.0, stage="guide")
     with cut_in("sfumato.diffusion.guide:telling_loss", 0):
@@ -197,7 +201,7 @@ def test_a_stage_killed_before_its_summary_draws_nothing_again(settings, finishe
     (tmp_path / "run/stages/sample/done.json").unlink()
     (tmp_path / "run/stages/sample/piece-0000000-0000009.npy").touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample, "draw_images", None)
+        replace_everywhere(patch, sample, "draw_images", None)
         warm(replace(settings, stage="sample"), tmp_path / "run")
     found = {path.name for path in (tmp_path / "run/stages/sample").iterdir()}
     assert found == {"done.json", "images.npz", "log.txt", "samples"}
@@ -303,7 +307,7 @@ def test_ctrl_c_loses_no_step_of_the_generator(settings, finished, tmp_path, mon
         if len(taken) == 1:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(generator, "learn", press)
+    replace_everywhere(monkeypatch, generator, "learn", press)
     with pytest.raises(KeyboardInterrupt):
         warm(settings, tmp_path / "run")
     assert len(taken) == 1

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from finished import forge
+from planted import replace_everywhere
 from warmups import tiny, warm
 
 from sfumato.cli import main
@@ -142,7 +143,7 @@ def test_a_guide_bends_what_is_drawn_and_a_seed_draws_others(draw, tmp_path):
 @pytest.mark.parametrize("after", [0, 2, 3, 4])
 def test_a_command_that_was_cut_goes_on(draw, tmp_path, monkeypatch, after):
     draw(tmp_path / "whole.npz")
-    monkeypatch.setattr(pieces, "piece_size", lambda _: 13)
+    replace_everywhere(monkeypatch, pieces, "piece_size", lambda _: 13)
     original, calls = sample.draw_images, []
 
     def cut(*arguments, **options):
@@ -151,7 +152,7 @@ def test_a_command_that_was_cut_goes_on(draw, tmp_path, monkeypatch, after):
             raise KeyboardInterrupt
         return original(*arguments, **options)
 
-    monkeypatch.setattr(sample, "draw_images", cut)
+    replace_everywhere(monkeypatch, sample, "draw_images", cut)
     out = tmp_path / "images.npz"
     code, told = draw(out)
     assert (code, out.exists()) == ((130, False) if after < 4 else (0, True)), told

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from sfumato.metrics.leakage import Roc, clustered_interval, roc
-from sfumato.privacy.audit.lower import Bound, Scores, binomial_interval
+from sfumato.privacy.audit.lower import Bound, binomial_interval
 from sfumato.privacy.audit.tradeoff import largest_tpr
 from sfumato.reporting.scores import is_kept
 
 FEW = (0.01, 0.001)
 """False-positive rates at which an attack is judged: few, for who is accused must be right."""
+Values = np.ndarray | Sequence[float]
+
 POINTS = 300
 """A curve is kept to so many points."""
 
@@ -63,7 +65,7 @@ def hold_together(bounds: Sequence[Bound], confidence: float) -> list[Bound]:
 
 
 def describe_attack(
-    name: str, inside: Scores, outside: Scores, confidence: float
+    name: str, inside: Values, outside: Values, confidence: float
 ) -> dict[str, Any]:
     """An attack by its scores of members and of others: rates with intervals, and the ROC."""
     # A score that is large speaks for membership, and an error that is small does.
