@@ -41,6 +41,19 @@ def test_help_is_quick_and_does_not_import_torch():
     assert time.monotonic() - start < 1
 
 
+def test_help_of_every_verb_loads_no_library_of_tensors_or_of_accounting():
+    script = (
+        "import sys; from sfumato.cli import VERBS, main\n"
+        "for verb in VERBS:\n"
+        "    try: main([verb, '--help'])\n"
+        "    except SystemExit: pass\n"
+        "    for name in ('torch', 'scipy', 'dp_accounting', 'numpy'):\n"
+        "        assert name not in sys.modules, (verb, name)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_importing_sfumato_and_pricing_a_plan_needs_no_torch():
     script = (
         "import sys, sfumato\n"

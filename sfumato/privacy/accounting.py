@@ -24,11 +24,11 @@ from dp_accounting.rdp import RdpAccountant
 from jaxtyping import Float
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.releases import Mechanism, Relation, Release
+from sfumato.privacy.releases import LEAST_NOISE, Mechanism, Relation, Release
 
 Accountant = Literal["pld", "rdp"]
 
-MOST_EVENTS, LEAST_NOISE = 10**6, 0.02
+MOST_EVENTS = 10**6
 """Beyond these, prices take minutes and mean nothing."""
 
 LEAST_DELTA = 1e-10

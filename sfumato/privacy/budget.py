@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from sfumato.config import check_counts, check_given, check_numbers
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.privacy.accounting import LEAST_NOISE, MOST_EVENTS, mechanisms_of, price
-from sfumato.privacy.releases import Mechanism, Relation, Release
+from sfumato.privacy.accounting import MOST_EVENTS, mechanisms_of, price
+from sfumato.privacy.releases import LEAST_NOISE, Mechanism, Relation, Release, check_noise
 from sfumato.privacy.search import least_noise, most_steps
 
 STAIRS = 8
@@ -248,17 +248,6 @@ def count_steps(
         raise ConfigError(f"epochs={epochs:g} must be above 0.")
     # 4 epochs of 60,000 in batches of 128 are 1875 steps, not 1876 by a rounding error.
     return math.ceil(round(epochs * size / batch_size, 6))
-
-
-def check_noise(noise_multiplier: float) -> None:
-    """Refuse so little noise that no accountant can price it; none at all is infinite, and said."""
-    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
-        raise ConfigError(f"noise_multiplier={noise_multiplier:g} must be finite and not negative.")
-    if 0 < noise_multiplier < LEAST_NOISE:
-        raise ConfigError(
-            f"noise_multiplier={noise_multiplier:g} is too small to be priced: at least "
-            f"{LEAST_NOISE:g}, or 0 for a training without a promise."
-        )
 
 
 def check_delta(delta: float, size: int | None = None) -> None:

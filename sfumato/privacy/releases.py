@@ -10,10 +10,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from sfumato.errors import PrivacyError
+from sfumato.errors import ConfigError, PrivacyError
 
 Relation = Literal["add-or-remove", "replace"]
 """Which data sets count as neighbours: one has an example more, or one example differs."""
+
+LEAST_NOISE = 0.02
+"""The smallest noise multiplier that has a price: below it, one takes minutes and means nothing."""
 
 
 class Mechanism(NamedTuple):
@@ -87,3 +90,14 @@ class Release:
         limit = f", cut to {self.max_batch}" if self.max_batch is not None else ""
         noise = f"Gaussian noise of {self.noise_multiplier:.4g} times the norm bound"
         return f"{noise} on {batch}{limit}"
+
+
+def check_noise(noise_multiplier: float) -> None:
+    """Refuse so little noise that no accountant can price it; none at all is infinite, and said."""
+    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
+        raise ConfigError(f"noise_multiplier={noise_multiplier:g} must be finite and not negative.")
+    if 0 < noise_multiplier < LEAST_NOISE:
+        raise ConfigError(
+            f"noise_multiplier={noise_multiplier:g} is too small to be priced: at least "
+            f"{LEAST_NOISE:g}, or 0 for a training without a promise."
+        )

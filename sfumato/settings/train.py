@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
 from sfumato.groups import Settings, flat, leaves
-from sfumato.privacy.budget import check_noise
+from sfumato.privacy.releases import check_noise
 
 Mode = Literal["ghost_mixed", "ghost", "non-ghost", "non-private"]
 FEWEST_CANARIES = 20

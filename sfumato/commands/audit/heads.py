@@ -25,10 +25,11 @@ from sfumato.commands.audit.record import (
 )
 from sfumato.data.load import load_images
 from sfumato.errors import DataError
-from sfumato.privacy.accounting import LEAST_NOISE, price
+from sfumato.privacy.accounting import price
 from sfumato.privacy.audit.lower import Bound, many_run_bound
 from sfumato.privacy.audit.lower_noise import curve_bound
 from sfumato.privacy.budget import Plan, check_delta
+from sfumato.privacy.releases import LEAST_NOISE
 from sfumato.runs import Run
 from sfumato.settings.audit import Audit
 from sfumato.training.setup import pick_device

@@ -15,9 +15,10 @@ from sfumato.commands.reconstruct.context import LEARNT, Context, fleet_of, own_
 from sfumato.commands.reconstruct.decoder import game_of, trained_decoder
 from sfumato.commands.reconstruct.heads import statistics_of
 from sfumato.metrics.trials import Trials, partners, pick, score, usual_errors
-from sfumato.privacy.accounting import LEAST_NOISE, price
+from sfumato.privacy.accounting import price
 from sfumato.privacy.audit.lower import many_run_bound
 from sfumato.privacy.audit.tradeoff import largest_tpr
+from sfumato.privacy.releases import LEAST_NOISE
 from sfumato.reporting.figures import save_gallery, save_roc
 from sfumato.reporting.scores import keep_scores
 from sfumato.reporting.words import up

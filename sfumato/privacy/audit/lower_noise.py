@@ -16,11 +16,11 @@ import numpy as np
 from scipy.stats import chi2
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.accounting import LEAST_NOISE
 from sfumato.privacy.audit.checks import Seen, absent_squares
 from sfumato.privacy.audit.lower import Bound, Inside, Outside, binomial_interval
 from sfumato.privacy.audit.tradeoff import Neighbours, noise_for_tpr
 from sfumato.privacy.budget import Plan
+from sfumato.privacy.releases import LEAST_NOISE
 
 
 def likelihood_scores(seen: Seen) -> np.ndarray:

@@ -18,7 +18,8 @@ import numpy as np
 from jaxtyping import Float
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.accounting import LEAST_NOISE, Pair, loss_cells
+from sfumato.privacy.accounting import Pair, loss_cells
+from sfumato.privacy.releases import LEAST_NOISE
 from sfumato.privacy.search import least_noise
 
 Neighbours = Literal["remove", "add", "add-or-remove", "replace"]
