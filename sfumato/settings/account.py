@@ -12,25 +12,27 @@ class Account(Settings):
     """Budget arithmetic: epsilon of a plan, noise or steps for an epsilon, cost of a ledger."""
 
     epsilon: float | None = None
-    """Find the noise for this epsilon (or, with a noise multiplier, the steps it allows)."""
+    """Find the noise that this epsilon needs; with --noise-multiplier, the steps that it allows."""
     noise_multiplier: float | None = None
-    """Noise deviation over norm bound: find its epsilon."""
+    """Find the epsilon of this noise: its standard deviation in units of the norm bound."""
     size: int | None = None
     """Number of private examples."""
     batch_size: float | None = None
-    """Expected (logical) batch; all of the data when left out."""
+    """Expected (logical) batch size; all of the data when left out."""
     epochs: float | None = None
     """Passes over the data."""
     steps: int | None = None
-    """Steps, instead of epochs."""
+    """Number of steps, in place of --epochs."""
     delta: float | None = None
-    """Chance of failure; 1e-5, or less for large data, when left out."""
+    """Delta of the guarantee, the chance that it fails; 1e-5, or less for large data, when left
+    out."""
     relation: Relation = "add-or-remove"
-    """Which data sets are neighbours: one example more or less, or one replaced."""
+    """Which data sets count as neighbours: one example more or less, or one replaced."""
     max_batch: int | None = None
-    """Truncate Poisson batches to this many examples. Only a `Plan` built by hand can run that."""
+    """Cut Poisson batches to at most this many examples; only a `Plan` made in Python can train
+    so."""
     ledger: Path | None = None
-    """Price a ledger.jsonl, or a run directory, instead of a plan."""
+    """Compute the epsilon of this ledger.jsonl, or of a run directory, in place of a plan."""
     plot: Path | None = None
     """Draw epsilon over steps into this PNG file."""
 

@@ -23,11 +23,12 @@ class Demo(Settings):
     """Settings that say how, not what: a run may go on with others."""
 
     epsilon: float = 3.0
-    """The promise for all that is released: smaller is stronger, and noisier."""
+    """Epsilon of the guarantee for all that is released: smaller is stronger, and needs more
+    noise."""
     secure: bool = False
-    """Noise from a cryptographic stream, safe against floating-point attacks."""
+    """Draw noise from a cryptographic stream that is safe against floating-point attacks."""
     open_page: bool = True
-    """Open the page where there is a screen."""
+    """Open the page in a browser where there is a screen."""
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon < math.inf:

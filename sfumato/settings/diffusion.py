@@ -11,33 +11,37 @@ class Diffusion:
     """How the generator is built and trained. Lengths are counted in images that it has seen."""
 
     gen_width: int = 64
-    """Width of its network; 128 is the published one."""
+    """Channels of the generator's network at its first level; published with 128."""
     gen_multipliers: tuple[int, ...] = (2, 2, 2)
-    """Widths at each level, in units of that."""
+    """Channels at each level of the generator's network, in units of --gen-width."""
     gen_blocks: int = 4
-    """Blocks at each level."""
+    """Blocks at each level of the generator's network."""
     gen_dropout: float = 0.13
-    """Dropout in them."""
+    """Dropout in the generator's blocks."""
     gen_images: int = 4_000_000
-    """Images to learn from, at most: public ones, again and again."""
+    """Length of the generator's training, in images seen, at most; public images are seen many
+    times."""
     gen_batch: int = 512
-    """Images in a step."""
+    """Images per step of the generator's training."""
     gen_lr: float = 1e-3
-    """Learning rate of Adam at its height."""
+    """Highest learning rate of the generator's training (Adam)."""
     gen_ramp: int = 200_000
-    """It rises until here, and falls to 0 in the last third."""
+    """Images seen until the generator's learning rate is at its height; it falls in the last
+    third."""
     gen_half_life: int = 100_000
-    """Half-life of the average of weights; early on a tenth of what was seen."""
+    """Half-life, in images seen, of the moving average of the generator's weights."""
     gen_moves: float = 0.15
-    """Chance that an image is scaled, turned or shifted; the network is told."""
+    """Chance that the generator's training images are scaled, turned or shifted; the network is
+    told."""
     gen_mirror: bool = True
-    """Whether images may be mirrored: not for digits."""
+    """Mirror images at random in the generator's training; not for digits."""
     gen_held_out: float = 0.1
-    """The share of the public images that is held out, to see when to stop."""
+    """Share of the public images that is held out, to see when the generator should stop."""
     gen_looks: int = 20
-    """How often to look."""
+    """How often the generator's loss on held-out images is measured during training."""
     gen_patience: int = 5
-    """Looks without a better one after which training stops; 0 for never."""
+    """Measurements without a better held-out loss after which the generator's training stops; 0 for
+    never."""
 
     def __post_init__(self) -> None:
         counts = ("width", "blocks", "images", "batch", "looks", "half_life")

@@ -14,33 +14,36 @@ class HeadRecipe:
     """The training of one head. The defaults are those published for MNIST."""
 
     classes: int = 10
-    """As many as the data has."""
+    """Number of classes in the data."""
     class_size: int = 1
-    """Images of each class."""
+    """Images of each class that one head is trained on."""
     hidden: int = 0
-    """0: a linear softmax head. Otherwise a binary head with so many hidden units (ReLU)."""
+    """Hidden units (ReLU) of a binary head; 0 for a linear softmax head."""
     positive: tuple[int, ...] = ()
-    """The classes that count as 1 for a binary head."""
+    """Classes that count as 1 for a binary head."""
     lr: float = 0.01
     """Learning rate of a head."""
     weight_decay: float = 1e-5
     """Weight decay of a head."""
     init_std: float = 0.002
-    """Deviation of the weights at the start. Biases start at 0."""
+    """Standard deviation of a head's initial weights; its biases start at 0."""
     epochs: int | None = None
-    """None: `epochs_base + epochs_per_image * class_size`."""
+    """Epochs of a head; left out, --epochs-base + --epochs-per-image * --class-size."""
     epochs_base: int = 26
-    """By that rule, epochs of every head."""
+    """Epochs that every head gets when --epochs is left out (published: 26, for CIFAR-10 38)."""
     epochs_per_image: int = 6
-    """And so many more for each image of a class. Published: 26 and 6, for CIFAR-10 38 and 10."""
+    """Further epochs of a head for each image per class when --epochs is left out (published: 6,
+    for CIFAR-10 10)."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """Optimizer of a head."""
     noise_multiplier: float = 0.0
-    """Deviation of the noise over the norm bound; 0: no noise."""
+    """Standard deviation of the noise in a head's gradients, in units of --max-norm; 0 for no
+    noise."""
     max_norm: float | None = None
-    """What each example's gradient is clipped to; None: not at all."""
+    """Norm to which each example's gradient is clipped in a head's training; left out, nothing is
+    clipped."""
     rate: float = 1.0
-    """Chance of each image to be in a step; 1: all of them are."""
+    """Chance of each image to be in a step of a head's training; 1 takes all images."""
 
     def __post_init__(self) -> None:
         _check_counts(self)

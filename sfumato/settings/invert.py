@@ -18,16 +18,16 @@ STAGES = ("target", "judge", "select", "prior", "latent", "score")
 
 @dataclass(frozen=True)
 class Views:
-    """How images are looked at, a little differently each time."""
+    """How the target sees each image several times, a little changed."""
 
     least_area: float = 0.8
-    """The smallest part of the image that a crop keeps."""
+    """Smallest share of an image that a random crop keeps."""
     degrees: float = 5.0
-    """How far an image is turned."""
+    """Largest random rotation of an image, in degrees."""
     jitter: float = 0.2
-    """How much brightness and contrast change."""
+    """Largest random relative change of brightness and contrast."""
     mirror: bool = True
-    """Whether every second view is mirrored: not for digits."""
+    """Mirror every second view of an image; not for digits."""
 
     def __post_init__(self) -> None:
         if not 0 < self.least_area <= 1:
@@ -43,25 +43,26 @@ class GanSettings:
     """How the generator is trained."""
 
     iterations: int = 10_000
-    """Steps of the generator, at most."""
+    """Steps of the generator's training, at most."""
     gan_batch: int = 64
-    """Images in a step."""
+    """Images per step of the generator's training."""
     d_steps: int = 5
-    """Steps of the discriminator for each of the generator."""
+    """Steps of the discriminator for each step of the generator."""
     alpha: float = 0.2
-    """Weight of the inversion loss beside the adversarial one."""
+    """Weight of the inversion loss, beside the adversarial loss."""
     gan_lr: float = 2e-4
-    """Learning rate of both (Adam, betas 0 and 0.9)."""
+    """Learning rate of generator and discriminator (Adam, betas 0 and 0.9)."""
     gan_width: int = 64
-    """Width of both networks."""
+    """Width (channels) of generator and discriminator."""
     latent: int = 128
-    """Length of a code."""
+    """Length of the generator's latent code."""
     gan_ema: float = 0.0
-    """Decay of the average of the generator's weights; 0 for none."""
+    """Decay of the moving average of the generator's weights; 0 for none."""
     look_every: int = 250
-    """Iterations between looks at how convinced the target is."""
+    """Iterations of the generator between measurements of the target's confidence."""
     patience: int = 8
-    """Looks without a better one after which training stops; 0 for never."""
+    """Measurements without higher confidence after which the generator's training stops; 0 for
+    never."""
 
     def __post_init__(self) -> None:
         for name in ("iterations", "gan_batch", "d_steps", "gan_width", "latent", "look_every"):
@@ -79,16 +80,16 @@ class GanSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How codes are searched."""
+    """How latent codes are searched for images that the target names."""
 
     restarts: int = 20
-    """Images of each class."""
+    """Images to find for each class, each from a latent code of its own."""
     z_steps: int = 200
-    """Steps of Adam on the code of each."""
+    """Steps of Adam in the search of each latent code."""
     z_lr: float = 0.1
-    """Their learning rate."""
+    """Learning rate of the search of latent codes."""
     z_batch: int = 1000
-    """Codes at once."""
+    """Latent codes that are searched at once."""
 
     def __post_init__(self) -> None:
         for name in ("restarts", "z_batch"):
@@ -105,13 +106,13 @@ class PublicImages:
     """The attacker's own images."""
 
     public: str = "digits@5-9"
-    """The attacker's own images, of other classes."""
+    """The attacker's own images, of other classes than the private ones."""
     public_centre_crop: int | None = None
-    """Another --centre-crop for public images: faces of other sources are framed otherwise."""
+    """Value of --centre-crop for the public images, where they are framed otherwise."""
     shared_classes: bool = False
-    """Public images may show private classes: one name is one class."""
+    """Allow public images of private classes: classes of the same name are the same."""
     other_classes: bool = False
-    """Public classes are other things, also where a name is the same: judges tell them apart."""
+    """Public classes are others than private ones even where the names are the same."""
 
     def __post_init__(self) -> None:
         if self.shared_classes and self.other_classes:
@@ -123,14 +124,15 @@ class PublicImages:
 
 @dataclass(frozen=True, kw_only=True)
 class Judges:
-    """Networks that judge guesses."""
+    """Networks that judge the attacker's guesses."""
 
     judges: tuple[str, ...] = ("scnn", "resnet18-small")
-    """Networks that judge guesses: trained on other images, and on the public classes too."""
+    """Networks that are trained to judge the attacker's guesses, on other private images and the
+    public classes."""
     judge: tuple[Path, ...] = ()
-    """Judges that are there already: runs of sfumato train."""
+    """Finished runs of sfumato train that judge guesses, in place of training judges."""
     judge_share: float = 0.5
-    """The part of the private images that judges are trained on and the target is not."""
+    """Share of the private images that judges are trained on and the target is not."""
     judge_epochs: float = 4.0
     """Epochs of the judges' training."""
 
@@ -145,18 +147,18 @@ class Judges:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Targets of several epsilons."""
+    """Attacks on targets trained at several epsilons."""
 
     sweep: bool = False
-    """Attack targets at several epsilons (also: sfumato invert sweep)."""
+    """Train and attack targets at several epsilons (also: sfumato invert sweep)."""
     epsilons: tuple[str, ...] = ("inf", "clip", "50", "8", "3", "1")
-    """Epsilons of a sweep; inf is not private, clip is clipped and not noised."""
+    """Epsilons of the targets of a sweep; inf is not private, clip is clipped without noise."""
     units: tuple[Literal["example", "person"], ...] = ("example",)
-    """Whose privacy a sweep is about, in turn."""
+    """Units of privacy (example, person) of a sweep's targets, each in turn."""
     seeds: int = 3
-    """Targets of each kind in a sweep."""
+    """Targets of each kind in a sweep, with a seed each."""
     private_lr: float = 2.0
-    """Learning rate of a sweep's private targets, which are clipped automatically."""
+    """Learning rate of a sweep's private targets."""
 
     def __post_init__(self) -> None:
         check_counts_above_0(self, "seeds")
@@ -191,19 +193,22 @@ class Invert(WithTraining):
     }
 
     stage: Literal["all", "target", "judge", "select", "prior", "latent", "score"] = "all"
-    """One stage alone (also as the first word: sfumato invert select ...)."""
+    """Stage to stop after (also as the first word: sfumato invert select ...)."""
     target: str | None = None
-    """A run of sfumato train, or module:function with --weights, in place of training one."""
+    """Model to attack, in place of training one: a run of sfumato train, or module:function with
+    --weights."""
     target_pixels: tuple[float, float] | None = None
-    """What black and white are to a target of your own, such as 0 1; left out, mostly -1 and 1."""
+    """Pixel values of black and white for a target of your own, such as 0 1; usually -1 and 1 when
+    left out."""
     n: int = 1000
-    """Public images for each class, by the target's confidence."""
+    """Public images that are selected for each class, by the target's confidence."""
     method: Method = "plg"
-    """plg; or a baseline: gmi (no labels), ked (soft labels), pixels (no generator)."""
+    """Attack: plg (top-n pseudo labels), or a baseline: gmi (no labels), ked (soft labels), pixels
+    (no generator)."""
     loss: Literal["margin", "cross-entropy", "poincare", "logit"] = "margin"
-    """What the target's answers should make small."""
+    """Inversion loss: what of the target's answers is made small."""
     own_unit: bool = True
-    """Count logits in the target's own unit, its usual margin on public images."""
+    """Scale the target's logits by their usual margin on public images, so that losses compare."""
     train: Training = Training(data="digits@0-4")
     attacker: PublicImages = PublicImages()
     jury: Judges = Judges()

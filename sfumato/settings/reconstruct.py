@@ -31,74 +31,80 @@ class Reconstruct(Settings):
     }
 
     stage: Literal["all", "base", "features", "shadow", "stats", "train", "evaluate"] = "all"
-    """One stage alone (also as the first word: sfumato reconstruct features ...)."""
+    """Stage to stop after (also as the first word: sfumato reconstruct features ...)."""
     source: Data = Data()
     """Images: test images train the heads under attack, train images are the attacker's own."""
     base: str = "vgg-tiny"
-    """The public network that features come from: any model name of sfumato train."""
+    """Public network whose features heads are trained on: any model name of sfumato train."""
     pretrained: bool = False
-    """Take the library's public weights for it."""
+    """Start the base from the model library's public weights."""
     weights: Path | None = None
-    """Or a state dict in a file."""
+    """Start the base from a state dict in this file."""
     base_data: str | None = None
-    """Train it on these public images. Left out: turned and mirrored images of a part of train."""
+    """Public images to train the base on; left out, turned and mirrored images of a part of
+    train."""
     base_share: float = 0.4
-    """That part of train; the rest is what the attacker trains heads on."""
+    """Share of the train images that the base is trained on; the attacker trains heads on the
+    rest."""
     base_epochs: float = 4.0
-    """Epochs of that training."""
+    """Epochs of the base's training."""
     base_lr: float = 2e-3
-    """Its learning rate."""
+    """Learning rate of the base's training."""
     base_tries: int = 1
-    """Bases to try; the first whose heads pass the gate is taken."""
+    """Bases to train at most; the first whose heads reach --gate is taken."""
     gate: float = 0.0
-    """Accuracy that heads on its features must reach on average."""
+    """Accuracy that heads on the base's features must reach on average."""
     feature_size: int | None = None
-    """Resize images for the base (224 for networks of ImageNet)."""
+    """Resize images to this many pixels for the base (224 for networks of ImageNet)."""
     feature_norm: float | None = None
-    """Scale features to this length: learning rate and norm bound of a head are absolute."""
+    """Scale each image's features to this length; left out, they stay as they are."""
 
     head: HeadRecipe = HeadRecipe()
     """How the heads are trained; the attacker knows it."""
     images: int | None = None
-    """Images of a head in all, in place of --class-size."""
+    """Number of images that a head is trained on in all, in place of --class-size."""
     bound: float | None = None
-    """Noise such that nobody's TPR exceeds this at 1 % FPR, in place of a noise multiplier."""
+    """Choose the noise so that no attack's TPR exceeds this at 1 % FPR, in place of
+    --noise-multiplier."""
     stats_heads: int = 20_480
-    """Heads whose mean and deviation standardise weights."""
+    """Heads whose mean and deviation standardise the weights that the decoder reads."""
 
     decoder: Literal["rows", "published"] = "rows"
-    """The attacker's network: an encoder of rows, or the published one."""
+    """The attacker's network: rows (encodes each row of the weights), or the published one."""
     conditional: bool = True
-    """Ask for a class; otherwise for any image of the head."""
+    """Ask the decoder for an image of a given class; otherwise for any image of the head."""
     width: int = 64
-    """Its width."""
+    """Width (channels) of the decoder."""
     steps: int = 5_000
-    """Steps of its training."""
+    """Steps of the decoder's training."""
     batch_heads: int = 64
-    """Heads in a step; all their classes are asked for."""
+    """Heads per step of the decoder's training; an image of each class is asked of each."""
     decoder_lr: float = 1e-3
-    """Learning rate at its height: warm-up, then a cosine."""
+    """Highest learning rate of the decoder, after a warm-up and before a cosine."""
     ema: float = 0.999
-    """Decay of the average of weights; 0 for none."""
+    """Decay of the moving average of the decoder's weights; 0 for none."""
     precision: Literal["float32", "bf16"] = "float32"
-    """Precision of activations."""
+    """Precision of the decoder's activations."""
     compile: bool = False
-    """Compile its training step."""
+    """Compile the decoder's training step."""
 
     trials: int = 2_000
-    """Heads under attack."""
+    """Heads that are attacked in the evaluation."""
     null: Literal["exchange", "both"] = "exchange"
-    """Guesses against images of other heads; both: and fake, Gaussian heads as published."""
+    """What guesses are compared with for the false positives: images of other heads, or also
+    Gaussian fake heads as published (both)."""
     level: float = 0.95
     """Confidence of intervals and bounds."""
     target: Path | None = None
-    """Somebody's head: a run of sfumato train, or a .safetensors with weight and bias."""
+    """Head to attack in the evaluation: a run of sfumato train, or a .safetensors file with weight
+    and bias."""
     vary: str | None = None
-    """A study: class_size=1,2,4 or epochs=, init_std=, optimizer=, noise_multiplier=."""
+    """Repeat the attack for each value of one setting: class_size=1,2,4 or epochs=, init_std=,
+    optimizer=, noise_multiplier=."""
     device: str = "auto"
-    """cpu, cuda, or auto."""
+    """Where to compute: cpu, cuda, or auto."""
     seed: int = 0
-    """Seed of everything."""
+    """Seed of all random choices."""
 
     def __post_init__(self) -> None:
         self._check_noise()

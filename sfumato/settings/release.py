@@ -24,22 +24,22 @@ STAGES = ("teacher", "moments", "match", "student", "evaluate")
 
 @dataclass(frozen=True, kw_only=True)
 class Matching:
-    """How images are moved."""
+    """How public images are moved until they match the released statistics."""
 
     k: int = 10
-    """Steps that public images are moved; 0 leaves them as they are."""
+    """Steps that each public image is moved; 0 leaves images as they are."""
     match_lr: float = 0.1
-    """Learning rate of their pixels, in units of a normalised input."""
+    """Learning rate of the images' pixels in the matching, in units of a normalised input."""
     match_batch: int = 250
     """Images whose statistics are matched together."""
     statistics_weight: float = 10.0
-    """Weight of the statistics."""
+    """Weight of the feature statistics in the matching's loss."""
     class_weight: float = 1.0
-    """Weight of the cross-entropy."""
+    """Weight of the teacher's cross-entropy in the matching's loss."""
     tv_weight: float = 2.5e-5
-    """Weight of the roughness (total variation)."""
+    """Weight of the images' roughness (total variation) in the matching's loss."""
     l2_weight: float = 3e-8
-    """Weight of the size of pixels."""
+    """Weight of the pixels' squared size in the matching's loss."""
 
     def __post_init__(self) -> None:
         if self.k < 0:
@@ -58,13 +58,14 @@ class Moments:
     """The feature statistics of private images, which are released with noise."""
 
     moments_share: float | Literal["auto"] = "auto"
-    """What the statistics get of the budget; auto weighs their error against the teacher's."""
+    """Share of the budget that the feature statistics get; auto balances their error against the
+    teacher's."""
     moments_noise: float | None = None
-    """Noise multiplier of the statistics, in place of a share."""
+    """Noise multiplier of the feature statistics, in place of --moments-share."""
     moments_slack: float = 1.5
-    """Norm bound of an image's statistics, in units of what is usual in public images."""
+    """Norm bound of one image's statistics, in units of what is usual in public images."""
     per_class: bool = False
-    """ReleaseSettings and match the statistics of each class."""
+    """Release and match the statistics of each class."""
 
     def __post_init__(self) -> None:
         check_above_0(self, "moments_slack")
@@ -83,15 +84,15 @@ class Student:
     """The network that is trained on released images alone."""
 
     student: str | None = None
-    """Student network: the teacher's model if left out."""
+    """Network of the student; the teacher's model when left out."""
     student_epochs: float = 20
     """Epochs of the student's training."""
     student_lr: float = 4e-3
-    """Learning rate of the student at its height."""
+    """Highest learning rate of the student."""
     student_batch: int = 256
-    """Images per step of the student."""
+    """Images per step of the student's training."""
     temperature: float = 100.0
-    """Temperature of the teacher's answers."""
+    """Temperature of the teacher's answers that the student is trained on."""
 
     def __post_init__(self) -> None:
         check_counts_above_0(self, "student_batch")
@@ -123,19 +124,20 @@ class ReleaseSettings(WithTraining):
     """Settings of one command, which a run does not remember."""
 
     stage: Literal["all", "teacher", "moments", "match", "student", "evaluate"] = "all"
-    """Stop after this stage (also as the first word: sfumato release moments ...)."""
+    """Stage to stop after (also as the first word: sfumato release moments ...)."""
     verify: Path | None = None
-    """Check a bundle that somebody gave you (also: sfumato release verify BUNDLE)."""
+    """Check a bundle that was given to you (also: sfumato release verify BUNDLE)."""
     teacher: Path | None = None
-    """A finished run of sfumato train, in place of training a teacher."""
+    """Finished run of sfumato train that is the teacher, in place of training one."""
     public: str = "patches"
     """Public images that are moved and released: a name, an .npz file, or a folder."""
     public_images: int | None = None
-    """How many public images to take (all, if left out), with every class's share."""
+    """How many public images to take, the same share of each class; all when left out."""
     format: Literal["npz", "png"] = "npz"
-    """The bundle's images: one file, or a folder of PNGs with labels.csv."""
+    """Form of the bundle's images: one .npz file, or a folder of PNGs with labels.csv."""
     controls: bool = False
-    """Score also: k = 0, public labels alone, and a student of the private images."""
+    """Train and score controls too: images that are not moved (k = 0), public labels alone, and a
+    student of the private images."""
     train: Training = Training(model="group-cnn")
     moments: Moments = Moments()
     matching: Matching = Matching()

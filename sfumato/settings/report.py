@@ -22,11 +22,12 @@ class Report(Settings):
     }
 
     runs: tuple[Path, ...] = ()
-    """Run directories (also: --run RUN)."""
+    """Run directories to report on (also: --run RUN)."""
     run: Path | None = None
-    """The same as a word: one run directory."""
+    """One run directory to report on, in place of words."""
     include_private: bool = False
-    """Also what must not be shared: scores, attacks, pictures. The page says so in red."""
+    """Show also what must not be shared: scores, attacks and private images. The page says so in
+    red."""
 
 
 def digits_cpu() -> Report:

@@ -46,13 +46,13 @@ class Data:
     data: str = "digits"
     """Images: a name, an .npz file, or a folder with a folder per class; NAME@CLASSES for some."""
     data_root: Path = Path("data")
-    """Folder of the named data sets."""
+    """Folder that the named data sets are in."""
     download: bool = False
     """Let torchvision fetch a named data set that is not there."""
     centre_crop: int | None = None
-    """Cut this many pixels a side out of the middle of each image, before any resizing."""
+    """Cut a square of this many pixels a side out of the middle of each image, before resizing."""
     image_size: int | None = None
-    """Resize images to this many pixels a side."""
+    """Resize images to this many pixels a side; left out, they keep their size."""
     grey: bool = False
     """Make colour images grey."""
 
@@ -75,16 +75,17 @@ class Model:
     model: str = "tanh-cnn"
     """Network: tanh-cnn, wrn-16-4, any timm name, torchvision:NAME, or module:function."""
     pretrained: bool = False
-    """Start from the library's public weights."""
+    """Start the network from the model library's public weights."""
     weights: Path | None = None
-    """Start from a state dict in a file."""
+    """Start the network from a state dict in this file."""
     norm: Literal["group", "frozen", "keep"] | None = None
-    """BatchNorm: group replaces, frozen keeps public statistics. As in the weights' run, or frozen.
-    """
+    """What happens to BatchNorm: group puts GroupNorm in its place, frozen keeps its public
+    statistics, keep is for plain training. Left out: as in the run that --weights are from, or
+    frozen."""
     train_only: Literal["all", "head", "bias"] = "all"
-    """Which parameters are trained."""
+    """Which parameters are trained: all, those of the last layer (head), or biases."""
     freeze: tuple[str, ...] = ()
-    """Patterns of parameters that are not trained, such as "blocks.0.*"."""
+    """Patterns of names of parameters that are not trained, such as "blocks.0.*"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,35 +93,41 @@ class Privacy:
     """The guarantee, and how gradients are clipped and noised for it."""
 
     epsilon: float | None = None
-    """The guarantee: epsilon of everything. Give this or a noise multiplier."""
+    """Epsilon of the guarantee for everything that is released. Give this or --noise-multiplier."""
     delta: float | None = None
-    """Chance that the guarantee fails; chosen by the data's size when left out."""
+    """Delta of the guarantee, the chance that it fails; chosen by the size of the data when left
+    out."""
     noise_multiplier: float | None = None
-    """Noise deviation over norm bound, instead of epsilon."""
+    """Standard deviation of the noise in units of the norm bound, in place of --epsilon."""
     relation: Literal["add-or-remove", "replace"] = "add-or-remove"
-    """Which data sets are neighbours."""
+    """Which data sets count as neighbours: one example more or less, or one replaced."""
     unit: Literal["example", "person"] = "example"
-    """Whose presence is hidden: one image, or one person with all of theirs."""
+    """Whose presence is hidden: that of one image, or of one person with all of their images."""
     people: str | None = None
-    """Who is on which image: folder (class/PERSON/image) or FILE.csv[:COLUMN]; .npz has arrays."""
+    """Which person each image shows: folder (class/PERSON/image) or FILE.csv[:COLUMN]; .npz files
+    have it inside."""
     images_per_person: int = 4
-    """With people: how many images of one are taken at a time, as one example."""
+    """With --unit person: how many images of a person make one example in a step."""
     mode: Mode = "ghost_mixed"
-    """How norms are found; all private modes give the same numbers. non-private: no guarantee."""
+    """How gradient norms are computed: all private modes give the same numbers. non-private is
+    plain training without a guarantee."""
     max_grad_norm: float = 1.0
-    """Norm bound of one example's gradient."""
+    """Norm to which each example's gradient is clipped."""
     clip: Literal["vanilla", "automatic", "auto-v", "global"] = "vanilla"
-    """Clip function."""
+    """Clip function: vanilla (only longer gradients are scaled), automatic or auto-v (all are
+    scaled), global (longer ones are dropped)."""
     per_layer: bool = False
-    """Clip every layer on its own."""
+    """Clip the gradient of each layer on its own."""
     noise_decay: float = 1.0
-    """Schedule: what the noise multiplier has been multiplied by at the end."""
+    """Factor by which the noise multiplier has changed at the end of training; 1 for constant
+    noise."""
     clip_decay: float = 1.0
-    """Schedule: what the norm bound has been multiplied by at the end."""
+    """Factor by which the norm bound has changed at the end of training; 1 for a constant bound."""
     secure: bool = False
-    """Noise from a cryptographic stream."""
+    """Draw noise from a cryptographic stream, and round it so that floating point gives nothing
+    away."""
     noise_seed: int | None = None
-    """Repeat batches and noise exactly: the result is marked not for release."""
+    """Seed that makes batches and noise repeat exactly; the result is marked as not for release."""
 
     @property
     def without_noise(self) -> str:
@@ -163,25 +170,26 @@ class Optim:
     """Steps, and what is made of each gradient."""
 
     batch_size: float = 400
-    """Expected (logical) batch, of images or people."""
+    """Expected (logical) batch size, in images or people."""
     epochs: float | None = None
-    """Passes over the data (5 when neither this nor steps is given)."""
+    """Passes over the training data; 5 when neither this nor --steps is given."""
     steps: int | None = None
-    """Steps, instead of epochs."""
+    """Optimizer steps, in place of --epochs."""
     lr: float = 0.5
-    """Learning rate."""
+    """Learning rate of the optimizer."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """Optimizer."""
+    """Optimizer that takes the steps."""
     momentum: float = 0.0
-    """Momentum of sgd."""
+    """Momentum of the sgd optimizer."""
     weight_decay: float = 0.0
-    """Weight decay."""
+    """Weight decay of the optimizer."""
     schedule: Literal["constant", "cosine", "stairs"] = "constant"
-    """Learning rate over time."""
+    """How the learning rate changes over time."""
     sharpness: float = 0.0
-    """Take steps this far uphill, for flat minima: DP-SAT's rho; in plain training SAM's."""
+    """How far each step looks uphill for flat minima: rho of DP-SAT, or of SAM in plain training; 0
+    for ordinary steps."""
     ema: float = 0.0
-    """Decay of the average of weights; 0 for none."""
+    """Decay of the moving average of the weights; 0 for none."""
     precision: Literal["float32", "bf16"] = "float32"
     """Precision of activations; sums and noise are always float32."""
 
@@ -195,11 +203,11 @@ class Augment:
     """How images are changed before the network sees them."""
 
     augmult: int = 1
-    """Augmented views of each example; they count as one example."""
+    """Augmented views of each example per step; together they count as one example."""
     crop: int = 0
-    """Random crops with this much reflect padding."""
+    """Crop images at random after this many pixels of reflect padding; 0 for none."""
     flip: bool = False
-    """Random mirror images."""
+    """Mirror images at random, half of them."""
 
     def __post_init__(self) -> None:
         check_counts_above_0(self, "augmult")
@@ -210,13 +218,15 @@ class Extender:
     """Public images that help each private step."""
 
     extender: Literal["none", "dope", "mirror", "weight-multiplicity"] = "none"
-    """What public images add to a private step; costs no privacy."""
+    """What public images add to each private step (DOPE-SGD, mirror descent, weight multiplicity);
+    costs no privacy."""
     extender_images: str | None = None
-    """For an extender: public images of the same classes; a name, file or folder as for data."""
+    """Public images for the --extender, of the same classes: a name, file or folder as for
+    --data."""
     public_batch_size: int = 64
-    """Public images per step of an extender."""
+    """Public images per step of the --extender."""
     public_rho: float = 0.05
-    """How far weight-multiplicity moves the weights for each view."""
+    """How far the weight-multiplicity extender moves the weights for each view."""
 
     def __post_init__(self) -> None:
         check_counts_above_0(self, "public_batch_size")
@@ -240,9 +250,11 @@ class Canaries:
     """Examples planted for an audit."""
 
     canaries: int = 0
-    """For an audit: this many examples are in the data or not, by a coin each; 0 for none."""
+    """Number of examples that are planted for an audit, each in the data or not by the toss of a
+    coin; 0 for none."""
     canary_kind: Literal["gradient", "mislabelled", "natural"] = "gradient"
-    """Canaries: made-up worst cases (the tightest audit), or images, given a wrong class or not."""
+    """What canaries are: made-up worst-case gradients (the tightest audit), mislabelled images, or
+    natural images."""
 
     def __post_init__(self) -> None:
         if self.canaries < 0 or 0 < self.canaries < FEWEST_CANARIES:
@@ -254,12 +266,12 @@ class Canaries:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """How to compute, not what: a run may go on with other values."""
+    """How to compute, not what: a run may be resumed with other values."""
 
     physical_batch_size: int | Literal["auto"] = 256
     """Examples that are in memory at once; auto takes the largest number that fits."""
     compile: bool = False
-    """Compile the step: a minute once, then faster."""
+    """Compile the training step: takes a minute once, then steps are faster."""
     device: str = "auto"
     """Where to compute: cpu, cuda, or auto."""
 
@@ -277,7 +289,7 @@ ONLY_TRAIN: Mapping[str, Withdrawn] = {
 
 @dataclass(frozen=True, kw_only=True, init=False)
 class Training(Settings):
-    """Training of a network, as several commands do it. They say when it is sound: `check`."""
+    """Training of a network."""
 
     MAY_CHANGE: ClassVar = tuple(leaves(Compute))
     """Settings that say how, not what: a run may go on with others."""
@@ -293,7 +305,7 @@ class Training(Settings):
     extension: Extender = Extender()
     compute: Compute = Compute()
     seed: int = 0
-    """Seed of initial weights; batches, views and noise are secret."""
+    """Seed of the initial weights and of public choices; batches, views and noise are secret."""
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -339,7 +351,7 @@ class Train(Training):
 
     canary: Canaries = Canaries()
     explain: bool = False
-    """Print how each layer's norms are found and what that costs, and stop."""
+    """Print how the gradient norm of each layer is computed and what that costs, and stop."""
 
     def __post_init__(self) -> None:
         # An explanation needs no epsilon.

@@ -33,17 +33,18 @@ OF_THE_NETWORK = ("gen_looks", "gen_width", "gen_multipliers", "gen_blocks", "ge
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Which images are public: a decision about people, for nothing is promised about those."""
+    """Which images are public. It is a decision about people: nothing is guaranteed for those
+    images."""
 
     public_share: float | None = None
-    """The share of every class that is declared public, 0.04 as published: a decision about
-    people, for nothing is promised about them. So it has no default."""
+    """Share of each class that is declared public (published: 0.04). Nothing is guaranteed for the
+    people on those images, so there is no default."""
     public_images: str | None = None
-    """Instead of a share: public images of your own, of the same classes; a name, file or folder
-    as for data. All of the data is private then."""
+    """Public images of the same classes from another source, in place of a share: a name, file or
+    folder as for --data. All images of --data are private then."""
     private: bool = False
-    """No image is public: the generator itself is trained privately, on all images. Settings of
-    training are its own, and --augmult says how many draws of noise each image is seen under."""
+    """No image is public: the generator itself is trained privately on all images, by the settings
+    of training; --augmult says how many noise levels each image is seen under per step."""
 
     def __post_init__(self) -> None:
         ways = {
@@ -76,9 +77,9 @@ class Guide:
     """A discriminator that guides the generator."""
 
     guide_weight: float = 0.0
-    """Weight of a discriminator that tells samples from public images; 0 for none."""
+    """Weight of a discriminator that guides the generator towards the public images; 0 for none."""
     guide_epochs: float = 30.0
-    """Epochs of the discriminator's training, over the public images."""
+    """Epochs of the guiding discriminator's training, over the public images."""
 
     def __post_init__(self) -> None:
         check_above_0(self, "guide_epochs")
@@ -90,16 +91,18 @@ class Sample:
     """How images are drawn."""
 
     number: int = 50_000
-    """Images to draw; 0 for no generator: the warm-up has the public images alone."""
+    """Images to draw from the generator; 0 for no generator: the warm-up has the public images
+    alone."""
     samples: Path | None = None
-    """Labelled images made elsewhere, instead of drawn ones: an .npz file; all of it is taken."""
+    """Labelled images made elsewhere (an .npz file), all of which are used in place of drawn
+    ones."""
     vary: float = 0.0
-    """Draw from public images under noise of this deviation (1 is as strong as an image): helps
-    where a generator is too weak to draw from noise alone; 0 for noise alone."""
+    """Draw images from public ones under noise of this standard deviation (1 is as strong as an
+    image), where a generator is too weak to draw from noise alone; 0 for noise alone."""
     solver: Literal["heun", "dpm"] = "heun"
     """Solver that draws images: Heun's method, or DPM-Solver++ (2M)."""
     sample_steps: int = 18
-    """Steps of the solver."""
+    """Steps of the solver that draws an image."""
 
     def __post_init__(self) -> None:
         if self.vary and not 0.01 <= self.vary <= 80:
@@ -115,21 +118,23 @@ class WarmUp:
     """Plain training of the classifier on drawn and public images."""
 
     warm_epochs: float = 40.0
-    """Epochs of the warm-up, over drawn and public images (of few public ones alone, hundreds)."""
+    """Epochs of the warm-up, over drawn and public images; over few public images alone,
+    hundreds."""
     warm_batch: int = 512
     """Images per step of the warm-up."""
     warm_lr: float = 0.1
-    """Learning rate of the warm-up at its height."""
+    """Highest learning rate of the warm-up."""
     warm_rho: float = 0.1
-    """How far steps of the warm-up look for a sharp rise (SAM); 0 for plain steps."""
+    """How far each step of the warm-up looks uphill for flat minima (rho of SAM); 0 for ordinary
+    steps."""
     warm_cutout: int = 16
-    """Side of a square that is covered in the warm-up, half of the time."""
+    """Side in pixels of a square that is covered in every second image of the warm-up."""
     warm_colour: float = 0.0
     """Largest relative change of brightness, contrast and saturation in the warm-up."""
     warm_affine: float = 0.0
-    """Largest turn in units of 90 degrees, shift in sides and scaling in the warm-up."""
+    """Largest turn (in units of 90 degrees), shift (in sides) and scaling in the warm-up."""
     warm_repeats: int = 1
-    """How often an epoch shows each public image: of weakly drawn images many are worth few."""
+    """How often an epoch of the warm-up shows each public image beside the drawn ones."""
 
     def __post_init__(self) -> None:
         check_counts_above_0(self, "warm_batch", "warm_repeats")
@@ -142,14 +147,16 @@ class WarmUp:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What is scored besides; a finished run may be evaluated again with other settings."""
+    """What is measured at the end; a finished run may be evaluated again with other settings."""
 
     controls: bool = False
-    """Score also: the same recipe on public images alone (as many steps), and DP from scratch."""
+    """Train and score controls too: the same recipe on public images alone, and DP training from
+    scratch."""
     extractor: str = "scattering"
-    """Features to compare images in: fixed wavelets, or those of a pretrained model, by name."""
+    """Network whose features images are compared in: scattering (fixed wavelets), or a pretrained
+    model by name."""
     extractor_weights: Path | None = None
-    """A file of weights for the extractor."""
+    """File of weights for the --extractor."""
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -193,11 +200,12 @@ class Warmup(WithTraining):
     stage: Literal[
         "all", "split", "generator", "guide", "sample", "warmup", "train", "evaluate"
     ] = "all"
-    """Stop after this stage (also as the first word: sfumato warmup generator ...)."""
+    """Stage to stop after (also as the first word: sfumato warmup generator ...)."""
     run: Path | None = None
-    """With sample: draw from the generator of this run, into the file that --out names."""
+    """With the stage sample: draw from the generator of this run, into the file that --out
+    names."""
     denoiser: str | None = None
-    """Another network for the generator: module:function, called with the classes, makes a
+    """Network of your own for the generator: module:function, called with the classes, that makes a
     diffusers UNet2DModel."""
     split: Split = Split()
     diffusion: Diffusion = Diffusion()
