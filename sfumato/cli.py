@@ -6,7 +6,7 @@ imported when the verb is called. Every verb takes `--preset`, `--out` and `--js
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field, make_dataclass
 from difflib import get_close_matches
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
 from sfumato import __version__
-from sfumato.commands import Recipe, recipe_of, settings_of
+from sfumato.commands import Recipe, recipe_of, settings_of, settings_of_run, ways_of
 from sfumato.config import REMOVED, dumps, read_record, withdrawn
 from sfumato.errors import ConfigError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json
@@ -43,6 +43,7 @@ CODE = ("model", "denoiser", "student", "base", "trainer", "target", "judges", "
 """Settings that may name code of the user's own, as module:function."""
 
 Config = TypeVar("Config")
+Presets = Mapping[str, Callable[[], Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,21 +99,23 @@ def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
     """What the words after a verb ask for; a `ConfigError` says what is wrong with them."""
     import tyro
 
-    (plain, known_presets), words = settings_of(verb), _without_removed(words)
+    called, plain, known_presets, words = _way(verb, _without_removed(words))
+    _refuse_of_other_ways(verb, called, plain, words)
     _refuse_withdrawn(plain, words)
     presets = ", ".join(known_presets)
     kind, default = _with_words(plain), None
     shorthand = plain.FIRST_WORDS
     if words and words[0] in shorthand:
         words = [*shorthand[words[0]], *words[1:]]
-    elif words and shorthand and not words[0].startswith("-"):
-        near = get_close_matches(words[0], shorthand, n=1)
-        hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(shorthand)}."
+    elif words and (known := [*shorthand, *ways_of(verb)]) and not words[0].startswith("-"):
+        near = get_close_matches(words[0], known, n=1)
+        hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(known)}."
         raise ConfigError(f'sfumato {verb} has no "{words[0]}".{hint}')
     name = _value(words, "--preset")
     if name is not None:
         if name not in known_presets:
-            raise ConfigError(f'sfumato {verb} has no preset "{name}". There are: {presets}.')
+            there = f" There are: {presets}." if presets else " Leave it out."
+            raise ConfigError(f'sfumato {called} has no preset "{name}".{there}')
         preset = known_presets[name]()
         _require_own_preset(preset, name, words)
         default = Order(config=kind(**vars(preset)), preset=name)
@@ -128,8 +131,8 @@ def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
                 Order[Annotated[tyro.conf.OmitArgPrefixes[kind], tyro.conf.arg(name="")]],
                 args=words,
                 default=default,
-                prog=f"sfumato {verb}",
-                description=f"{about}\n\nPresets: {presets}.",
+                prog=f"sfumato {called}",
+                description=about + (f"\n\nPresets: {presets}." if presets else ""),
             )
     except SystemExit as end:
         if (problem := _of_ours(end)) is not None:
@@ -137,6 +140,35 @@ def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
         sys.stderr.write(told.getvalue())
         raise
     return order
+
+
+def _way(verb: str, words: list[str]) -> tuple[str, type[Settings], Presets, list[str]]:
+    """How a verb is called with its way, the settings and presets of that, and the other words.
+
+    The way is the first word. Without one it is that of a flag of the last version, of the preset,
+    or of the run that goes on.
+    """
+    ways, (plain, presets) = ways_of(verb), settings_of(verb)
+    flags = {word.partition("=")[0] for word in words}
+    found = [name for name, way in ways.items() if flags.intersection(way.former)]
+    preset, out = _value(words, "--preset"), _value(words, "--out")
+    kind = plain
+    if words and words[0] in ways:
+        way, words = ways[words[0]], words[1:]
+        if words and way.word and not words[0].startswith("-"):
+            words = [f"--{way.word}", *words]
+        kind = way.kind
+    elif found:
+        kind, former = ways[found[0]].kind, ways[found[0]].former
+        words = words[1:] if words[0] in former and not words[0].startswith("-") else words
+        words = [word for word in words if word not in former or word[2:] in leaves(kind)]
+    elif ways and preset is not None and preset in presets:
+        kind = type(presets[preset]())
+    elif ways and (stored := _record(verb, out)) is not None:
+        kind = settings_of_run(verb, stored["config"])
+    called = next((f"{verb} {name}" for name, way in ways.items() if way.kind is kind), verb)
+    fitting = {name: make for name, make in presets.items() if type(make()) is kind}
+    return called, kind, fitting, words
 
 
 def _of_ours(problem: BaseException | None) -> SfumatoError | None:
@@ -173,7 +205,6 @@ def _call(verb: str, words: list[str]) -> int:
         hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(VERBS)}."
         raise SfumatoError(f'there is no verb "{verb}".{hint}')
     order, recipe = read_order(verb, words), recipe_of(verb)
-    _require_preset_means(order)
     with trusting(order.trust_code):
         _require_own_words(recipe, order, words)
         summary = _execute(recipe, verb, order)
@@ -184,16 +215,6 @@ def _call(verb: str, words: list[str]) -> int:
     if alarm is not None:
         _say(alarm)
     return 0 if alarm is None else 3
-
-
-def _require_preset_means(order: "Order[Any]") -> None:
-    """Refuse a preset by its name, not by all the flags that it stands for."""
-    name = order.config.INSTEAD_OF_PRESET
-    if name and order.preset is not None and getattr(order.config, name) is not None:
-        raise ConfigError(
-            f"--preset {order.preset}: without meaning beside --{name}, which has settings of its "
-            "own. Leave it out."
-        )
 
 
 def _require_own_words(recipe: Recipe, order: "Order[Any]", words: list[str]) -> None:
@@ -269,13 +290,19 @@ def _value(words: list[str], flag: str) -> str | None:
 
 def _remembered(kind: type[Settings], verb: str, out: str | None) -> Any:
     """The settings that the run in this directory was made with, or None: it remembers them."""
+    found = _record(verb, out)
+    if found is None:
+        return None
+    return read_record(kind, found, finished=(Path(out or "") / "done.json").exists())
+
+
+def _record(verb: str, out: str | None) -> dict[str, Any] | None:
+    """The config.json of a run of this verb in this directory, or None."""
     record = Path(out or "") / "config.json"
     if not out or not record.is_file():
         return None
     found = read_json(record)
-    if found.get("verb") != verb:
-        return None
-    return read_record(kind, found, finished=(record.parent / "done.json").exists())
+    return found if found.get("verb") == verb else None
 
 
 def _passing(kind: type[Settings], words: list[str]) -> list[str]:
@@ -306,6 +333,20 @@ def _without_removed(words: Sequence[str]) -> list[str]:
             f"{flag} was removed and has no effect: {REMOVED[name]}.", SfumatoWarning, stacklevel=2
         )
     return kept
+
+
+def _refuse_of_other_ways(verb: str, called: str, kind: type[Settings], words: list[str]) -> None:
+    """Refuse flags that another way of the verb has, and say which."""
+    ways = {verb: settings_of(verb)[0]}
+    ways |= {f"{verb} {name}": way.kind for name, way in ways_of(verb).items()}
+    for word in words:
+        flag = word.partition("=")[0]
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        homes = [
+            way for way, other in ways.items() if flag.startswith("--") and name in leaves(other)
+        ]
+        if homes and name not in leaves(kind):
+            raise ConfigError(f"{flag} is for sfumato {homes[-1]}, not for sfumato {called}.")
 
 
 def _refuse_withdrawn(kind: type[Settings], words: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ name alone, and a setting that moves to another group orphans no run.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, get_type_hints
 
@@ -27,14 +27,14 @@ class Settings:
     """A first word, and the flags it stands for: sfumato release verify BUNDLE."""
     WORDS: ClassVar[str | None] = None
     """The setting that is given without a flag: sfumato report RUN RUN."""
-    INSTEAD_OF_PRESET: ClassVar[str | None] = None
-    """A setting that leaves a preset no meaning."""
     OWN_PRESETS: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """A setting that wants presets of its own, what the others are for, and such a one."""
     ONE_OF: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Settings of which one is given: it takes the place of what a preset has of the other."""
     MAY_CHANGE: ClassVar[tuple[str, ...]] = ()
     """Settings that say how, not what: a run may go on with others."""
+    WITHDRAWN: ClassVar[Mapping[str, Any]] = {}
+    """Settings of earlier versions, and what to do instead: see `sfumato.config.Withdrawn`."""
     PASSING: ClassVar[Mapping[str, Any]] = {}
     """Settings of one command, which a run does not remember, and their value there."""
 
@@ -61,6 +61,18 @@ class Settings:
         if not name.startswith("_") and name in leaves(type(self)):
             return flat(self)[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A way of a command that has settings of its own: sfumato audit heads."""
+
+    kind: type[Settings]
+    """What it can be asked for."""
+    word: str | None = None
+    """The setting that a word after the way gives: sfumato release verify BUNDLE."""
+    former: tuple[str, ...] = ()
+    """The flag that asked for it in the last version, and a first word that went with it."""
 
 
 @cache

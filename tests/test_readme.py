@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sfumato import cli
-from sfumato.commands import settings_of, train
+from sfumato.commands import settings_of, train, ways_of
 from sfumato.data.load import load_images
 from sfumato.errors import PrivacyError, UnsupportedLayer
 from sfumato.groups import leaves
@@ -43,7 +43,8 @@ def commands():
 
 def flags_of(verb):
     """The flags of a verb."""
-    names = [*leaves(settings_of(verb)[0]), "preset", "out", "json"]
+    kinds = [settings_of(verb)[0], *(way.kind for way in ways_of(verb).values())]
+    names = [*(name for kind in kinds for name in leaves(kind)), "preset", "out", "json"]
     return {f"--{prefix}{name.replace('_', '-')}" for name in names for prefix in ("", "no-")}
 
 
@@ -98,11 +99,14 @@ def test_the_flags_that_a_page_explains_are_there(verb):
     assert not explained - flags_of(verb)
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
-def test_every_setting_is_in_the_help(verb, capsys):
-    kind, _ = settings_of(verb)
+@pytest.mark.parametrize(
+    ("verb", "way"),
+    [(verb, way) for verb in cli.VERBS for way in (None, *ways_of(verb))],
+)
+def test_every_setting_is_in_the_help(verb, way, capsys):
+    kind, words = (settings_of(verb)[0], []) if way is None else (ways_of(verb)[way].kind, [way])
     with pytest.raises(SystemExit):
-        cli.read_order(verb, ["--help"])
+        cli.read_order(verb, [*words, "--help"])
     text = capsys.readouterr().out
     for name in leaves(kind):
         flag = f"--{name.replace('_', '-')}"

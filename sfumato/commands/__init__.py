@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sfumato.groups import Settings
+from sfumato.groups import Settings, Way
 from sfumato.runs import Run
 
 Summary = dict[str, Any]
@@ -57,6 +57,17 @@ def settings_of(verb: str) -> tuple[type[Settings], Mapping[str, Callable[[], An
     """
     module = import_module(f"sfumato.settings.{verb}")
     return module.SETTINGS, module.PRESETS
+
+
+def ways_of(verb: str) -> Mapping[str, Way]:
+    """The ways of a command that have settings of their own, by their words."""
+    return getattr(import_module(f"sfumato.settings.{verb}"), "WAYS", {})
+
+
+def settings_of_run(verb: str, stored: Mapping[str, Any]) -> type[Settings]:
+    """What the settings in the config.json of a run are read as: its command may have ways."""
+    module = import_module(f"sfumato.settings.{verb}")
+    return module.kind_of(stored) if hasattr(module, "kind_of") else module.SETTINGS
 
 
 def recipe_of(verb: str) -> Recipe:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sfumato.commands import Recipe, settings_of
+from sfumato.commands import Recipe, settings_of, settings_of_run
 from sfumato.config import dumps, read_record, to_json
 from sfumato.errors import ConfigError, RunError, SfumatoError
 from sfumato.files import atomic, read_json
@@ -128,12 +128,15 @@ def command_of(folder: Path) -> str | None:
     """
     record = read_json(folder / "config.json")
     try:
-        kind, presets = settings_of(record["verb"])
+        _, presets = settings_of(record["verb"])
+        kind = settings_of_run(record["verb"], record["config"])
         wanted = to_json(read_record(kind, record, finished=True))
     except (ImportError, SfumatoError, AttributeError):
         return None
     plain = _flags(to_json(defaults(kind)), wanted, kind.PASSING)
     for name, preset in presets.items():
+        if type(preset()) is not kind:
+            continue
         flags = _flags(to_json(preset()), wanted, kind.PASSING)
         # A preset is worth its name if little is left of it to change.
         if 2 * len(flags) < len(plain):

@@ -25,6 +25,7 @@ from sfumato.reporting.card import read_card
 from sfumato.reporting.render import audit_text
 from sfumato.reporting.scores import findings_of, of_audit
 from sfumato.runs import Run, open_run
+from sfumato.settings.audit import Audit
 from sfumato.trust import trusting
 
 
@@ -301,13 +302,14 @@ def test_a_failed_check_is_spelt_out():
     ("words", "message"),
     [
         ([], "audit what?"),
-        (["--run", "x", "--trainer", "y:z"], "cannot go together"),
         (["--run", "nowhere"], "there is no such folder"),
         (["--preset", "digits-cpu", "--shadows", "3"], "they come in pairs"),
-        (["--run", "x", "--epsilon", "1"], "--epsilon is what a --trainer promises"),
-        (["--run", "x", "--data", "y.npz"], "--data: a run has its own images"),
-        (["--preset", "digits-cpu", "--image-size", "8"], "--image-size: a run has its own"),
-        (["--run", "x", "--delta", "1e-6"], "--delta: a run has its own"),
+        (["--run", "x", "--epsilon", "1"], "--epsilon is for sfumato audit trainer"),
+        (["run", "x", "--data", "y.npz"], "--data is for sfumato audit"),
+        (["--preset", "digits-cpu", "--image-size", "8"], "--image-size is for sfumato audit"),
+        (["heads", "--run", "x"], "--run is for sfumato audit run"),
+        (["heads", "--preset", "digits-cpu"], "has no preset"),
+        (["trainer"], "audit what?"),
         (["--trainer", "audits:learn_digits", "--delta", "0.5"], "is not below 1/4000"),
         (["heads", "--delta", "0.5"], "is not below 1/10"),
         (["--trainer", "audits"], "give it as module:function"),
@@ -368,6 +370,6 @@ def test_images_that_were_exchanged_since_are_noticed(tmp_path):
 
 def test_presets_are_sound():
     assert set(audit.PRESETS) == {"digits-cpu", "heads-cpu"}
-    assert all(isinstance(make(), Config) for make in audit.PRESETS.values())
+    assert all(isinstance(make(), Audit) for make in audit.PRESETS.values())
     with pytest.raises(ConfigError):
         Config()

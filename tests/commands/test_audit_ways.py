@@ -1,6 +1,7 @@
 """sfumato audit of heads, and of trainers that are called again and again."""
 
 import importlib
+import json
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -11,13 +12,15 @@ from cuts import cut_in
 from planted import replace_everywhere
 
 from sfumato.attacks.heads import HeadRecipe
-from sfumato.cli import main
-from sfumato.commands import audit
-from sfumato.commands.audit import Config
+from sfumato.cli import main, read_order
+from sfumato.commands import audit, ways_of
+from sfumato.config import dumps, to_json
 from sfumato.errors import DataError
 from sfumato.files import read_lines
+from sfumato.groups import defaults, leaves
 from sfumato.privacy.accounting import price
 from sfumato.runs import Run
+from sfumato.settings.audit import AuditHeads, AuditTrainer
 
 HEADS = HeadRecipe(max_norm=4.0, noise_multiplier=6.0)
 
@@ -30,7 +33,7 @@ def digits(tmp_path_factory):
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory):
     out = tmp_path_factory.mktemp("audits") / "heads"
-    do(Config(heads=True, head=HEADS, trials=3000, image_size=8, device="cpu"), out)
+    do(AuditHeads(head=HEADS, trials=3000, image_size=8, device="cpu"), out)
     return out
 
 
@@ -49,7 +52,7 @@ def test_heads_prove_most_of_what_their_recipe_promises_and_no_more(heads):
 
 
 def test_heads_without_noise_promise_nothing_and_give_the_image_away(tmp_path):
-    config = Config(heads=True, trials=256, image_size=8, device="cpu")
+    config = AuditHeads(trials=256, image_size=8, device="cpu")
     do(config, tmp_path / "run")
     found = findings(tmp_path / "run")
     assert found["promise"] is None
@@ -69,7 +72,7 @@ def test_heads_with_half_of_the_noise_they_claim_are_found_out(tmp_path, monkeyp
         "train_heads",
         lambda recipe, *rest: honest(replace(recipe, noise_multiplier=3.0), *rest),
     )
-    do(Config(heads=True, head=HEADS, trials=2000, image_size=8, device="cpu"), tmp_path / "run")
+    do(AuditHeads(head=HEADS, trials=2000, image_size=8, device="cpu"), tmp_path / "run")
     found = findings(tmp_path / "run")
     assert found["bounds"][1]["kept"] is False
     told = audit.show(Run(tmp_path / "run").summary)
@@ -79,7 +82,7 @@ def test_heads_with_half_of_the_noise_they_claim_are_found_out(tmp_path, monkeyp
 @pytest.fixture(scope="module")
 def called(tmp_path_factory, digits):
     out = tmp_path_factory.mktemp("audits") / "trainer"
-    config = Config(
+    config = AuditTrainer(
         trainer="audits:learn_digits", data=str(digits), runs=60, epsilon=0.5, device="cpu"
     )
     with cut_in("sfumato.attacks.retrain:_surety", after=25):
@@ -133,7 +136,7 @@ def train(images):
 def test_calls_of_a_trainer_that_has_changed_do_not_count(digits, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "changing", raising=False)
-    config = Config(trainer="changing:train", data=str(digits), runs=20, device="cpu")
+    config = AuditTrainer(trainer="changing:train", data=str(digits), runs=20, device="cpu")
 
     def audit_as(*code):
         (tmp_path / "changing.py").write_text(TRAINER % code)
@@ -155,3 +158,33 @@ def test_calls_of_a_trainer_that_has_changed_do_not_count(digits, tmp_path, monk
     audit_as("pass", "  # mended")
     lines = read_lines(tmp_path / "out/private/trials.jsonl")
     assert Counter(line["run"] for line in lines) == Counter(range(20))
+
+
+@pytest.mark.parametrize(
+    ("way", "changes"),
+    [("run", {"run": "x"}), ("heads", {"heads": True}), ("trainer", {"trainer": "a:b"})],
+)
+def test_an_audit_of_the_last_version_is_read_as_the_way_that_it_was(way, changes, tmp_path):
+    ways = ways_of("audit")
+    whole = {"heads": False}
+    for other in ways.values():
+        whole |= dict.fromkeys(leaves(other.kind)) | to_json(defaults(other.kind))
+    config = {**whole, "run": None, "trainer": None, **changes}
+    (tmp_path / "config.json").write_text(json.dumps({"verb": "audit", "config": config}))
+    read = read_order("audit", ["--out", str(tmp_path)]).config
+    assert type(read) is ways[way].kind
+    (tmp_path / "config.json").write_text(dumps({"verb": "audit", "version": 2, "config": read}))
+    assert read_order("audit", ["--out", str(tmp_path)]).config == read
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [
+        (["run", "x"], ["--run", "x"]),
+        (["run", "--run", "x"], ["--run=x"]),
+        (["heads", "--trials", "200"], ["--heads", "--trials", "200"]),
+        (["trainer", "a:b", "--runs", "4"], ["--trainer", "a:b", "--runs", "4"]),
+    ],
+)
+def test_flags_of_the_last_version_name_the_same_way(new, old):
+    assert read_order("audit", new).config == read_order("audit", old).config

@@ -194,7 +194,7 @@ def test_pieces_of_other_settings_are_not_mixed_in(draw, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("sfumato.data.arrays.save_npz_pieces", cut)
+        patched.setattr("sfumato.commands.warmup.draw.save_npz_pieces", cut)
         assert draw(tmp_path / "images.npz")[0] == 130
     code, told = draw(tmp_path / "images.npz", "--seed", 4)
     assert code == 2

@@ -20,24 +20,24 @@ from sfumato.reporting.render import audit_text
 from sfumato.reporting.scores import findings_of, keep_audit
 from sfumato.runs import Run
 from sfumato.settings.audit import PRESETS as PRESETS
-from sfumato.settings.audit import Audit
+from sfumato.settings.audit import AuditHeads, AuditRun, AuditTrainer
 
-Config = Audit
+Config = AuditRun
 
 
-def run(config: Audit, run: Run | None) -> dict[str, Any]:
+def run(config: AuditRun | AuditHeads | AuditTrainer, run: Run | None) -> dict[str, Any]:
     """Attack, bound, draw, and keep all of it private."""
     run = require_one_process("audit", "a model", run)
-    if config.heads:
+    if isinstance(config, AuditHeads):
         found = audit_heads(config, run)
-    elif config.trainer is not None:
+    elif isinstance(config, AuditTrainer):
         found = audit_calls(config, run)
     else:
         found = audit_run(config, run)
     record = found.record()
     keep_audit(run, record)
     draw(found, run.private / "tradeoff.png")
-    if config.run is not None:
+    if isinstance(config, AuditRun) and config.run is not None:
         copy(record, run, config.run)
     return run.finish(
         {
@@ -110,5 +110,5 @@ RECIPE = Recipe(
     run=run,
     show=show,
     alarm=alarm,
-    label=lambda config: as_label(config.run or config.trainer or config.data),
+    label=lambda config: as_label(config.subject),
 )

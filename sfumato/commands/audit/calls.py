@@ -1,4 +1,4 @@
-"""`sfumato audit --trainer module:function`: somebody's own training, called again and again."""
+"""`sfumato audit trainer module:function`: a training of your own, called again and again."""
 
 import sys
 from collections.abc import Callable
@@ -21,15 +21,15 @@ from sfumato.files import append_line, read_lines, sha256
 from sfumato.models.zoo import files_beside_you, find_function
 from sfumato.privacy.budget import check_delta
 from sfumato.runs import Run
-from sfumato.settings.audit import Audit
+from sfumato.settings.audit import AuditTrainer
 
 TRIALS = "trials.jsonl"
 
 
-def audit_calls(config: Audit, run: Run) -> AuditRecord:
+def audit_calls(config: AuditTrainer, run: Run) -> AuditRecord:
     """Call the trainer, keep each trial as it comes, and bound epsilon from below."""
     check_runs(config.runs)
-    train = find_trainer(config.trainer or "")
+    train = find_trainer(config.trainer)
     images = load_images(config.data, "train", **config.source.loading)
     check_delta(config.delta, len(images))
     rest, canary = set_canary_aside(images, config.seed)
@@ -50,9 +50,9 @@ def audit_calls(config: Audit, run: Run) -> AuditRecord:
     )
 
 
-def _trials(config: Audit, run: Run, call: Callable[[int], float]) -> dict[int, float]:
+def _trials(config: AuditTrainer, run: Run, call: Callable[[int], float]) -> dict[int, float]:
     """The score of every call, by its number: those made before, by the same code, and new ones."""
-    kept, code = run.private / TRIALS, code_of(config.trainer or "")
+    kept, code = run.private / TRIALS, code_of(config.trainer)
     lines = read_lines(kept, mend=True)
     if any(line.get("code") != code for line in lines):
         run.log(f"{config.trainer} has changed: {len(lines)} calls of it as it was do not count")
@@ -78,7 +78,7 @@ def code_of(name: str) -> str:
     return "" if file is None else sha256(Path(file))
 
 
-def _promise(config: Audit) -> dict[str, Any] | None:
+def _promise(config: AuditTrainer) -> dict[str, Any] | None:
     if config.epsilon is None:
         return None
     return {**promised(config.epsilon, config.delta), "claimed": True}  # there is no ledger

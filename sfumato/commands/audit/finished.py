@@ -1,4 +1,4 @@
-"""`sfumato audit --run`: a finished run of sfumato train, under every attack there is.
+"""`sfumato audit run`: a finished run of sfumato train, under every attack there is.
 
 The members are its training images, the others its test images. A quarter of the test images is
 kept apart as the population that RMIA compares with. All of this is the auditor's, who has the
@@ -21,10 +21,10 @@ from sfumato.commands.load_model import load_model
 from sfumato.errors import RunError
 from sfumato.privacy.ledger import Ledger
 from sfumato.runs import Run
-from sfumato.settings.audit import Audit
+from sfumato.settings.audit import AuditRun
 
 
-def audit_run(config: Audit, run: Run) -> AuditRecord:
+def audit_run(config: AuditRun, run: Run) -> AuditRecord:
     """Attack the run by its answers, and ask its canaries if it has any."""
     target = open_target(config, run)
     found = AuditRecord(target=target.folder.resolve().name, promise=promise_of(target.ledger))
@@ -65,7 +65,7 @@ def curve_of(ledger: Ledger) -> dict[str, list[float]] | None:
     )
 
 
-def membership(config: Audit, target: Target, run: Run) -> list[dict[str, Any]]:
+def membership(config: AuditRun, target: Target, run: Run) -> list[dict[str, Any]]:
     """The loss attack and, with shadow models, LiRA and RMIA: rates with intervals."""
     phi, population = target_odds(target)
     scores = {"loss": loss_scores(phi)}

@@ -31,11 +31,11 @@ from sfumato.privacy.audit.lower_noise import curve_bound
 from sfumato.privacy.budget import Plan, check_delta
 from sfumato.privacy.releases import LEAST_NOISE
 from sfumato.runs import Run
-from sfumato.settings.audit import Audit
+from sfumato.settings.audit import AuditHeads
 from sfumato.training.setup import pick_device
 
 
-def audit_heads(config: Audit, run: Run) -> AuditRecord:
+def audit_heads(config: AuditHeads, run: Run) -> AuditRecord:
     """Train heads on both of two neighbouring data sets, and bound epsilon from below."""
     images = load_images(config.data, "train", **config.source.loading)
     recipe = replace(config.head, classes=len(images.classes))
@@ -64,7 +64,7 @@ def _first_of_each(labels: Tensor, recipe: HeadRecipe) -> Tensor:
 
 
 def _scores(
-    config: Audit, recipe: HeadRecipe, features: Tensor, run: Run
+    config: AuditHeads, recipe: HeadRecipe, features: Tensor, run: Run
 ) -> tuple[np.ndarray, np.ndarray]:
     found = []
     for present in (True, False):
@@ -81,14 +81,14 @@ def _scores(
     return found[0], found[1]
 
 
-def _promise(config: Audit, recipe: HeadRecipe) -> dict[str, Any] | None:
+def _promise(config: AuditHeads, recipe: HeadRecipe) -> dict[str, Any] | None:
     if recipe.noise_multiplier < LEAST_NOISE or recipe.max_norm is None:
         return None
     return promised(price(recipe.mechanisms(), config.delta, "add-or-remove"), config.delta)
 
 
 def _bounds(
-    config: Audit, recipe: HeadRecipe, inside: np.ndarray, outside: np.ndarray
+    config: AuditHeads, recipe: HeadRecipe, inside: np.ndarray, outside: np.ndarray
 ) -> list[Bound]:
     """What the scores prove: of any mechanism, and of Gaussian noise of unknown size."""
     each = share_error(config.confidence, 2 if recipe.noise_multiplier else 1)

@@ -18,7 +18,7 @@ from sfumato.commands.audit.target import Target
 from sfumato.commands.train.train_state import number_of_steps
 from sfumato.data.images import Images
 from sfumato.runs import Run
-from sfumato.settings.audit import Audit
+from sfumato.settings.audit import AuditRun
 from sfumato.training.inputs import Inputs
 from sfumato.training.setup import OPTIMIZERS, make_schedule
 
@@ -28,7 +28,7 @@ IN_MEMORY = 512
 """Images in memory at once, of all of them together."""
 
 
-def shadow_odds(config: Audit, target: Target, run: Run) -> tuple[Tensor, Tensor, Tensor]:
+def shadow_odds(config: AuditRun, target: Target, run: Run) -> tuple[Tensor, Tensor, Tensor]:
     """Who learnt which image, and the log-odds of the pool and of the population, by model."""
     stage = Run(run.private, run.say).stage("shadows")
     inside = draw_halves(config.shadows, len(target.pool), config.seed)
@@ -47,7 +47,7 @@ def shadow_odds(config: Audit, target: Target, run: Run) -> tuple[Tensor, Tensor
 
 
 def _group(
-    config: Audit, target: Target, inside: Tensor, numbers: Sequence[int], run: Run
+    config: AuditRun, target: Target, inside: Tensor, numbers: Sequence[int], run: Run
 ) -> dict[str, Tensor]:
     """Train these models; fewer at a time where a GPU has no room for all."""
     try:
@@ -66,7 +66,7 @@ def _group(
 
 
 def _train(
-    config: Audit, target: Target, inside: Tensor, numbers: Sequence[int], run: Run
+    config: AuditRun, target: Target, inside: Tensor, numbers: Sequence[int], run: Run
 ) -> tuple[Copies, Inputs]:
     half = int(inside.sum(1).min())
     size = max(1, min(round(target.settings.batch_size), half))

@@ -15,7 +15,7 @@ from sfumato.errors import DataError, RunError
 from sfumato.files import read_json
 from sfumato.privacy.ledger import Ledger
 from sfumato.runs import Run
-from sfumato.settings.audit import Audit
+from sfumato.settings.audit import AuditRun
 from sfumato.training.setup import pick_device
 
 POPULATION = 0.25
@@ -53,7 +53,7 @@ class Target:
         )
 
 
-def open_target(config: Audit, run: Run) -> Target:
+def open_target(config: AuditRun, run: Run) -> Target:
     """The run's settings, ledger and images; or what is wrong with them."""
     folder = practise(config, run) if config.run is None else config.run
     if not folder.is_dir():
@@ -81,7 +81,7 @@ def open_target(config: Audit, run: Run) -> Target:
     )
 
 
-def practise(config: Audit, run: Run) -> Path:
+def practise(config: AuditRun, run: Run) -> Path:
     """A small private run on the digits, to try an audit on."""
     settings = train.Config(
         epsilon=3.0,
