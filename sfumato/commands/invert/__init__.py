@@ -14,7 +14,7 @@ from sfumato.commands import Recipe, as_label
 from sfumato.commands.invert.attack import attack
 from sfumato.commands.invert.checks import check_context
 from sfumato.commands.invert.context import make_context
-from sfumato.commands.invert.sweep import sweep
+from sfumato.commands.invert.sweep import sweep as run_sweep
 from sfumato.commands.stages import require_one_process, tell_stage
 from sfumato.runs import Run
 from sfumato.settings.invert import PRESETS as PRESETS
@@ -27,7 +27,7 @@ def run(config: Invert, run: Run | None) -> dict[str, Any]:
     """Target, judge, select, prior, latent, score; or a sweep of targets."""
     run = require_one_process("invert", "trains a target: give it with --target RUN", run)
     if config.sweep:
-        return sweep(config, run)
+        return run_sweep(config, run)
     context = make_context(config, run)
     check_context(context)
     summary = attack(context, config.stage)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sfumato.commands import Recipe, as_label
 from sfumato.commands.release.context import Context, make_context, promise_of
-from sfumato.commands.release.evaluate import evaluate
+from sfumato.commands.release.evaluate import evaluate as evaluate_student
 from sfumato.commands.release.stages import match, moments, teach
 from sfumato.commands.release.student import new_student, student
 from sfumato.commands.stages import require_one_process, tell_stage
@@ -76,7 +76,7 @@ def stages_of_release() -> list[Stage[Context]]:
         Stage(name="match", run=match),
         Stage(name="student", run=student),
         # Free, so it is done again when it is asked for, with more controls for example.
-        Stage(name="evaluate", run=evaluate, repeatable=True),
+        Stage(name="evaluate", run=evaluate_student, repeatable=True),
     ]
 
 

@@ -24,8 +24,10 @@ from sfumato.commands.warmup.checks import (
 from sfumato.commands.warmup.classifier import privately, warm_up
 from sfumato.commands.warmup.context import Context, make_context
 from sfumato.commands.warmup.draw import show_drawn, write_file
-from sfumato.commands.warmup.evaluate import evaluate, prepare_evaluation
-from sfumato.commands.warmup.generator import generator, guide, sample, split
+from sfumato.commands.warmup.evaluate import evaluate as evaluate_classifier
+from sfumato.commands.warmup.evaluate import prepare_evaluation
+from sfumato.commands.warmup.generator import generator as train_generator
+from sfumato.commands.warmup.generator import guide, sample, split
 from sfumato.errors import ConfigError
 from sfumato.processes import num_processes
 from sfumato.reporting.render import summary_text
@@ -92,7 +94,7 @@ def stages_of_warmup(config: Warmup) -> list[Stage[Context]]:
         Stage(name="split", run=split, checks=learnt if draws else ()),
         Stage(
             name="generator",
-            run=warmup_private.generator if private else generator,
+            run=warmup_private.generator if private else train_generator,
             checks=(*learnt, build_generator),
             all_ranks=True,
         ),
@@ -107,7 +109,7 @@ def stages_of_warmup(config: Warmup) -> list[Stage[Context]]:
         Stage(name="train", run=privately, checks=(check_plan, build_classifier)),
         Stage(
             name="evaluate",
-            run=warmup_private.evaluate if private else evaluate,
+            run=warmup_private.evaluate if private else evaluate_classifier,
             checks=(prepare_evaluation,),
             repeatable=True,
         ),
