@@ -180,9 +180,8 @@ def test_a_run_that_was_cut_ends_the_same(settings, finished, tmp_path, monkeypa
 def test_a_guide_that_was_cut_draws_no_image_again(settings, tmp_path, monkeypatch):
     replace_everywhere(monkeypatch, pieces, "piece_size", lambda _: 13)
     drawn, draw_images = [], sample.draw_images
-    replace_everywhere(
-        monkeypatch,
-        sample,
+    monkeypatch.setattr(
+        warmup_generator,
         "draw_images",
         lambda *a, **k: drawn.append(len(a[2])) or draw_images(*a, **k),
     )
