@@ -149,7 +149,7 @@ def _way(verb: str, words: list[str]) -> tuple[str, type[Settings], Presets, lis
     or of the run that goes on.
     """
     ways, (plain, presets) = ways_of(verb), settings_of(verb)
-    flags = {word.partition("=")[0] for word in words}
+    flags = {word.partition("=")[0] for word in words if word.startswith("-")}
     found = [name for name, way in ways.items() if flags.intersection(way.former)]
     preset, out = _value(words, "--preset"), _value(words, "--out")
     kind = plain
@@ -160,6 +160,10 @@ def _way(verb: str, words: list[str]) -> tuple[str, type[Settings], Presets, lis
         kind = way.kind
     elif found:
         kind, former = ways[found[0]].kind, ways[found[0]].former
+        if not words[0].startswith("-") and words[0] not in former:
+            raise ConfigError(
+                f"{former[0]} is for sfumato {verb} {found[0]}, not for sfumato {verb} {words[0]}."
+            )
         words = words[1:] if words[0] in former and not words[0].startswith("-") else words
         words = [word for word in words if word not in former or word[2:] in leaves(kind)]
     elif ways and preset is not None and preset in presets:

@@ -91,7 +91,7 @@ def why_none(folder: Path) -> str:
     if (folder / "stages/generator/generator.json").exists():
         return (
             f"{folder} has made a generator, and no classifier: draw images from it with sfumato "
-            f"warmup sample --run {folder} --out FILE.npz."
+            f"warmup draw {folder} --out FILE.npz."
         )
     return f"{folder} has no model.json: an earlier version of sfumato made it. Train it anew."
 

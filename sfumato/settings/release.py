@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
-from sfumato.groups import leaves
+from sfumato.groups import Settings, Way, leaves
 from sfumato.settings.train import (
     ONLY_TRAIN,
     Compute,
@@ -106,7 +106,7 @@ class ReleaseSettings(WithTraining):
     Settings of training are the teacher's. Epsilon is the guarantee for everything together.
     """
 
-    MAY_CHANGE: ClassVar = (*leaves(Compute), "stage", "verify", "controls")
+    MAY_CHANGE: ClassVar = (*leaves(Compute), "stage", "controls")
     """Settings that say how, not what: a run may go on with others."""
     WITHDRAWN: ClassVar = {
         **ONLY_TRAIN,
@@ -114,19 +114,15 @@ class ReleaseSettings(WithTraining):
         "extractor": Withdrawn("images are compared in the teacher's features; leave it out"),
         "card_scores": Withdrawn("scores stay in private/scores.json, which the owner may quote"),
         "student_shift": Withdrawn("a student sees released images as they are", 0),
+        "verify": Withdrawn("sfumato release verify BUNDLE checks a bundle", None),
         "repeats": Withdrawn("repeat the command with another --seed and another --out"),
     }
-    FIRST_WORDS: ClassVar = {
-        **{stage: ("--stage", stage) for stage in STAGES},
-        "verify": ("--verify",),
-    }
-    PASSING: ClassVar = {"stage": "all", "verify": None}
+    FIRST_WORDS: ClassVar = {stage: ("--stage", stage) for stage in STAGES}
+    PASSING: ClassVar = {"stage": "all"}
     """Settings of one command, which a run does not remember."""
 
     stage: Literal["all", "teacher", "moments", "match", "student", "evaluate"] = "all"
     """Stage to stop after (also as the first word: sfumato release moments ...)."""
-    verify: Path | None = None
-    """Check a bundle that was given to you (also: sfumato release verify BUNDLE)."""
     teacher: Path | None = None
     """Finished run of sfumato train that is the teacher, in place of training one."""
     public: str = "patches"
@@ -144,8 +140,6 @@ class ReleaseSettings(WithTraining):
     distil: Student = Student()
 
     def __post_init__(self) -> None:
-        if self.verify is not None:
-            return
         check_counts_above_0(self, "public_images")
         self._check_guarantee()
         self.train.check_extender()
@@ -193,6 +187,21 @@ class ReleaseSettings(WithTraining):
                 "what may the statistics cost? Give --epsilon for teacher and statistics "
                 "together, or --moments-noise."
             )
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
+class Verify(Settings):
+    """Check a bundle that was given to you: its files, its ledger and its card agree."""
+
+    verify: Path | None = None
+    """Bundle to check: a folder (also: sfumato release verify BUNDLE)."""
+
+    def __post_init__(self) -> None:
+        if self.verify is None:
+            raise ConfigError("--verify what? Give sfumato release verify BUNDLE.")
+
+
+WAYS = {"verify": Way(kind=Verify, word="verify", former=("--verify",))}
 
 
 def digits_cpu() -> ReleaseSettings:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.groups import defaults, flat, leaves
+from sfumato.groups import Settings, Way, defaults, flat, leaves
 from sfumato.settings.diffusion import Diffusion
 from sfumato.settings.train import (
     ONLY_TRAIN,
@@ -87,7 +87,21 @@ class Guide:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class Solver:
+    """How a generator draws an image."""
+
+    solver: Literal["heun", "dpm"] = "heun"
+    """Solver that draws images: Heun's method, or DPM-Solver++ (2M)."""
+    sample_steps: int = 18
+    """Steps of the solver that draws an image."""
+
+    def __post_init__(self) -> None:
+        if self.sample_steps < 2:
+            raise ConfigError(f"sample_steps={self.sample_steps} must be at least 2.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(Solver):
     """How images are drawn."""
 
     number: int = 50_000
@@ -99,18 +113,13 @@ class Sample:
     vary: float = 0.0
     """Draw images from public ones under noise of this standard deviation (1 is as strong as an
     image), where a generator is too weak to draw from noise alone; 0 for noise alone."""
-    solver: Literal["heun", "dpm"] = "heun"
-    """Solver that draws images: Heun's method, or DPM-Solver++ (2M)."""
-    sample_steps: int = 18
-    """Steps of the solver that draws an image."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.vary and not 0.01 <= self.vary <= 80:
             raise ConfigError(f"vary={self.vary:g} must be 0, or between 0.01 and 80.")
         if self.number < 0:
             raise ConfigError(f"number={self.number} must be at least 0.")
-        if self.sample_steps < 2:
-            raise ConfigError(f"sample_steps={self.sample_steps} must be at least 2.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +180,7 @@ class Warmup(WithTraining):
     """Settings that say how, not what: a run may go on with others."""
     WITHDRAWN: ClassVar = {
         **ONLY_TRAIN,
+        "run": Withdrawn("sfumato warmup draw RUN --out FILE.npz draws from a run", None),
         "control_widths": Withdrawn("make a run for each --gen-width and compare their scores"),
     }
     READ_FIRST: ClassVar = {
@@ -191,8 +201,6 @@ class Warmup(WithTraining):
     }
     """Stages, and the settings that each is the first to read; those of training besides."""
     FIRST_WORDS: ClassVar = {stage: ("--stage", stage) for stage in STAGES}
-    INSTEAD_OF_PRESET: ClassVar = "run"
-    """A run that is drawn from was made with settings of its own."""
     OWN_PRESETS: ClassVar = {"private": ("public images", "digits-private")}
     PASSING: ClassVar = {"stage": "all"}
     """Settings of one command, which a run does not remember."""
@@ -201,9 +209,6 @@ class Warmup(WithTraining):
         "all", "split", "generator", "guide", "sample", "warmup", "train", "evaluate"
     ] = "all"
     """Stage to stop after (also as the first word: sfumato warmup generator ...)."""
-    run: Path | None = None
-    """With the stage sample: draw from the generator of this run, into the file that --out
-    names."""
     denoiser: str | None = None
     """Network of your own for the generator: module:function, called with the classes, that makes a
     diffusers UNet2DModel."""
@@ -248,13 +253,7 @@ class Warmup(WithTraining):
         return {**self.READ_FIRST, train_state: (*self.READ_FIRST[train_state], *rest)}
 
     def __post_init__(self) -> None:
-        if self.run is None:
-            self.split.check_decision()
-        elif self.stage != "sample":
-            raise ConfigError(
-                "--run draws from a generator that is there: sfumato warmup sample --run RUN "
-                "--out FILE.npz. Other stages go on by --out RUN."
-            )
+        self.split.check_decision()
         if self.promises:
             self.train.privacy.check_guarantee()
         self.train.check_extender()
@@ -320,6 +319,34 @@ class Warmup(WithTraining):
                 f"--number 0 draws no image, and {found[0]} needs some: leave one of them out "
                 "(after a preset: --warm-repeats 1)."
             )
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
+class Draw(Settings):
+    """Draw images from the generator of a run of sfumato warmup, into the file that --out names."""
+
+    run: Path | None = None
+    """Run of sfumato warmup to draw from (also: sfumato warmup draw RUN)."""
+    number: int = 50_000
+    """Images to draw; a tenth as many more are drawn to test on."""
+    sampling: Solver = Solver()
+    guide_weight: float = 0.0
+    """Weight of the run's discriminator that guides the generator; 0 for none."""
+    seed: int = 0
+    """Seed of the drawn images."""
+    compile: bool = False
+    """Compile the generator: takes a minute once, then drawing is faster."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, or auto."""
+
+    def __post_init__(self) -> None:
+        check_counts_above_0(self, "number")
+        check_not_negative(self, "guide_weight")
+        if self.run is None:
+            raise ConfigError("draw from what? Give sfumato warmup draw RUN --out FILE.npz.")
+
+
+WAYS = {"draw": Way(kind=Draw, word="run", former=("--run", "sample"))}
 
 
 def digits_cpu() -> Warmup:

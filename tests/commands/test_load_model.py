@@ -193,7 +193,7 @@ def described(**changes):
         (lambda copy: [file.unlink() for file in copy.glob("*.js*")], "copy is no run"),
         (of_another_verb, "a run of sfumato audit, which leaves no classifier"),
         (unfinished, r"is not finished.* sfumato train --out .*copy goes on with it"),
-        (of_a_generator, r"a generator, and no classifier.*warmup sample --run"),
+        (of_a_generator, r"a generator, and no classifier.*warmup draw"),
         (without_model, "an earlier version of sfumato made it"),
         (without_weights, "model.safetensors is missing"),
         (

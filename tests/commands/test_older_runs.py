@@ -11,7 +11,7 @@ from golden.store import RUNS
 
 from sfumato import config as config_module
 from sfumato.cli import read_order
-from sfumato.commands import settings_of, train
+from sfumato.commands import settings_of, train, ways_of
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
 from sfumato.groups import defaults
@@ -152,9 +152,10 @@ WITHDRAWN = {
         "card_scores": True,
         "repeats": 3,
         "student_shift": 2,
+        "verify": "bundle",
         **ONLY_TRAIN,
     },
-    "warmup": {"control_widths": [8], **ONLY_TRAIN},
+    "warmup": {"control_widths": [8], "run": "run", **ONLY_TRAIN},
 }
 """Settings that no longer exist, by command, with another value than the usual one."""
 EACH = [(verb, name) for verb, names in WITHDRAWN.items() for name in names]
@@ -210,6 +211,8 @@ def test_an_unfinished_run_goes_on_without_a_withdrawn_setting_that_changes_noth
 @pytest.mark.parametrize(("verb", "name"), EACH)
 def test_a_withdrawn_flag_is_refused_with_what_to_do(verb, name):
     flag = f"--{name.replace('_', '-')}"
+    if any(flag in way.former for way in ways_of(verb).values()):
+        return  # it still names the way
     for words in ([flag, "1"], [f"{flag}=1"], [f"--no-{flag[2:]}"]):
         with pytest.raises(ConfigError, match=rf"{words[0][:5]}.* was removed: \w+"):
             read_order(verb, words)

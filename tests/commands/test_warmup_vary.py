@@ -7,7 +7,8 @@ import pytest
 import torch
 from warmups import tiny, warm
 
-from sfumato.commands.warmup.draw import in_turn, require_meaning
+from sfumato.cli import read_order
+from sfumato.commands.warmup.draw import in_turn
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError
 from sfumato.settings.warmup import Warmup as Config
@@ -70,5 +71,7 @@ def test_what_cannot_be_varied_is_refused(changes, words):
 
 
 def test_a_run_that_is_drawn_from_keeps_its_public_images_to_itself(folder):
-    with pytest.raises(ConfigError, match="--vary: without meaning beside --run"):
-        require_meaning(Config(stage="sample", run=folder / "2.0", vary=1.0))
+    with pytest.raises(
+        ConfigError, match="--vary is for sfumato warmup, not for sfumato warmup draw"
+    ):
+        read_order("warmup", ["draw", str(folder / "2.0"), "--vary", "1.0"])

@@ -19,7 +19,7 @@ from sfumato.reporting.render import summary_text
 from sfumato.reporting.words import up
 from sfumato.runs import Run
 from sfumato.settings.release import PRESETS as PRESETS
-from sfumato.settings.release import ReleaseSettings
+from sfumato.settings.release import ReleaseSettings, Verify
 from sfumato.sharing.bundle import verify_bundle
 from sfumato.stages import Stage, check_stages, run_stages
 
@@ -29,20 +29,13 @@ AGAIN = "evaluate"
 """The stage that a finished run may take again, with other controls."""
 
 
-def needs_run(config: ReleaseSettings) -> bool:
-    """Whether something is kept: a check is only printed."""
-    return config.verify is None
-
-
 def asks_more(config: ReleaseSettings) -> bool:
     """Whether a finished run has something left to do."""
     return config.stage != "all"
 
 
 def run(config: ReleaseSettings, run: Run | None) -> dict[str, Any]:
-    """Teacher, moments, match, student, evaluate; or the check of a bundle."""
-    if config.verify is not None:
-        return check(config)
+    """Teacher, moments, match, student, evaluate."""
     run = require_one_process("release", "trains a teacher: give it with --teacher RUN", run)
     context, stages = make_context(config, run), stages_of_release()
     check_stages(context, stages, config.stage, run.has_begun_stage)
@@ -99,7 +92,7 @@ def show(summary: Mapping[str, Any]) -> str:
     )
 
 
-def check(config: ReleaseSettings) -> dict[str, Any]:
+def check(config: Verify, *_: object) -> dict[str, Any]:
     """What there is to say against a bundle; an error if there is anything."""
     assert config.verify is not None
     verdict = verify_bundle(config.verify)
@@ -124,7 +117,9 @@ def check(config: ReleaseSettings) -> dict[str, Any]:
 RECIPE = Recipe(
     run=run,
     show=show,
-    needs_run=needs_run,
+    # A bundle is checked without a run.
+    writes_file=lambda config: isinstance(config, Verify),
+    write_file=check,
     asks_more=asks_more,
     again=AGAIN,
     label=lambda config: as_label(config.teacher or config.data, epsilon=config.epsilon),

@@ -33,7 +33,7 @@ from sfumato.processes import num_processes
 from sfumato.reporting.render import summary_text
 from sfumato.runs import Run
 from sfumato.settings.warmup import PRESETS as PRESETS
-from sfumato.settings.warmup import Warmup
+from sfumato.settings.warmup import Draw, Warmup
 from sfumato.stages import Stage, check_stages, run_stages
 from sfumato.training.process_group import join_processes, leave_processes
 from sfumato.training.setup import pick_device
@@ -149,6 +149,6 @@ RECIPE = Recipe(
     label=lambda config: as_label(config.data, config.model, epsilon=config.epsilon),
     asks_more=lambda config: config.stage == AGAIN,
     # Images drawn from another run's generator go into a file.
-    writes_file=lambda config: config.run is not None,
+    writes_file=lambda config: isinstance(config, Draw),
     write_file=write_file,
 )

@@ -1,4 +1,4 @@
-"""Drawing from a generator that is there: the stage sample, and `sfumato warmup sample --run RUN`.
+"""Drawing from a generator that is there: the stage sample, and `sfumato warmup draw RUN`.
 
 The command needs the run's generator and none of its images. It leaves one file, which is a data
 set like any other: `--data images.npz`, or `--extender-images images.npz`.
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sfumato.commands.warmup.watch import watch_file
-from sfumato.config import differences, dumps, to_json
+from sfumato.config import differences, dumps
 from sfumato.data.arrays import read_note, save_npz_pieces
 from sfumato.data.images import Images
 from sfumato.diffusion.pieces import Pieces, image_seeds, piece_size
@@ -26,7 +26,7 @@ from sfumato.errors import ConfigError, RunError
 from sfumato.files import atomic, lock, read_json, sha256
 from sfumato.provenance import require_whole
 from sfumato.reporting.words import up
-from sfumato.settings.warmup import Warmup
+from sfumato.settings.warmup import Draw, Warmup
 from sfumato.training.process_group import ProcessGroup, join_processes, leave_processes
 from sfumato.training.setup import pick_device, quick_precision
 
@@ -39,14 +39,13 @@ APART = 2**31
 """Where the numbers of those begin."""
 
 
-def write_file(config: Warmup, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
+def write_file(config: Draw, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Draw from the generator of `config.run` into `out`, by as many processes as there are.
 
     Guarantee: the file is there whole, or not at all, and no other is replaced. What was drawn
     before the command was cut lies beside it meanwhile and is not drawn again.
     """
     out = require_file(out)
-    require_meaning(config)
     device = pick_device(config.device)
     processes = join_processes(device)
     try:
@@ -73,20 +72,7 @@ def require_file(out: Path | None) -> Path:
     return out
 
 
-def require_meaning(config: Warmup) -> None:
-    """Refuse settings of what the run has already."""
-    free = {*HEEDED, "device", "compile"}
-    changed = differences(to_json(Warmup(stage="sample", run=config.run)), to_json(config))
-    names = [line.partition(":")[0] for line in changed]
-    other = [f"--{name.split('.')[-1].replace('_', '-')}" for name in names if name not in free]
-    if other:
-        raise ConfigError(
-            f"{', '.join(other)}: without meaning beside --run. The generator is there, and images "
-            "are drawn as it learnt them. Leave it out."
-        )
-
-
-def open_generator(folder: Path, config: Warmup) -> tuple[Stored, dict[str, Any]]:
+def open_generator(folder: Path, config: Draw) -> tuple[Stored, dict[str, Any]]:
     """The generator of a run of `sfumato warmup`, and what will be said of images from it."""
     record = folder / "config.json"
     if not record.exists():
@@ -155,7 +141,7 @@ def require_same(place: Path, before: Any, after: Any) -> None:
 
 def draw_file(
     stored: Stored,
-    config: Warmup,
+    config: Draw,
     out: Path,
     summary: Mapping[str, Any],
     device: torch.device,
@@ -188,7 +174,7 @@ def parts_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.parts")
 
 
-def tests(config: Warmup) -> int:
+def tests(config: Draw) -> int:
     """How many images are drawn to test on."""
     return math.ceil(config.number / TEST)
 
@@ -211,7 +197,11 @@ def begin(parts: Path, out: Path, made: Mapping[str, Any]) -> int:
 
 
 def drawing(
-    stored: Stored, config: Warmup, device: torch.device, public: Images | None = None
+    stored: Stored,
+    config: Warmup | Draw,
+    device: torch.device,
+    public: Images | None = None,
+    vary: float = 0.0,
 ) -> Callable[..., torch.Tensor]:
     """How images are drawn by their numbers: classes take turns, and chance is in the number.
 
@@ -222,11 +212,11 @@ def drawing(
     if config.compile:
         denoiser.compile()
     bend = stored.guide(device, precision) if config.guide_weight else None
-    start: dict[str, Any] = {"sigma": config.vary} if config.vary else {}
+    start: dict[str, Any] = {"sigma": vary} if vary else {}
 
     def draw(first: int, last: int, apart: int = 0) -> torch.Tensor:
         numbers = torch.arange(first, last)
-        if config.vary:
+        if vary:
             assert public is not None, "settings without public images are refused"
             start["base"] = public.pixels[in_turn(public, numbers)]
         return draw_images(

@@ -180,7 +180,9 @@ def draw_stage(context: Context, stage: Run | None, stored: Stored, pieces: Piec
     """Draw all pieces, and for the leader write the file from them."""
     config, images = context.config, context.private
     say = stage.say if stage else lambda _: None
-    pieces.draw(drawing(stored, config, context.device, context.public), context.processes, say)
+    pieces.draw(
+        drawing(stored, config, context.device, context.public, config.vary), context.processes, say
+    )
     if stage is None:
         return
     labels = torch.arange(config.number) % len(images.classes)
