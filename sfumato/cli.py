@@ -33,7 +33,7 @@ VERBS = {
     "release": "public images that carry a private task, with their ledger and a data card",
     "invert": "what a model thinks a class looks like, from its answers alone",
     "reconstruct": "training images back from a model's weights, and how sure one can be",
-    "audit": "does a model keep its promise? What attacks reach and prove, beside the ledger",
+    "audit": "does a model keep its guarantee? What attacks reach and prove, beside the ledger",
     "account": "budget arithmetic: epsilon of a plan, noise for an epsilon",
     "report": "one page on a run, or on several side by side",
 }
@@ -52,13 +52,13 @@ class Order(Generic[Config]):
 
     config: Config
     preset: str | None = None
-    """Start from these settings; further flags change them."""
+    """Name of the preset to start from; further flags change its settings."""
     out: Path | None = None
-    """The run directory, or the file of a command that writes one. The same command goes on."""
+    """Run directory, or the file of a command that writes one; a run that is there is resumed."""
     json: bool = False
     """Print the summary as JSON on standard output."""
     trust_code: bool = False
-    """Import and run code that files of a given folder name: only if you know it."""
+    """Import and run code that a given run names as module:function: only for runs you trust."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -391,10 +391,10 @@ def _say(message: str) -> None:
 def _help() -> str:
     verbs = "\n".join(f"  {verb:<12} {text}" for verb, text in VERBS.items())
     return (
-        "usage: sfumato VERB [OPTIONS]\n\n"
-        "Train vision models on pictures you must not leak, share what carries the task,\n"
+        "usage: sfumato COMMAND [OPTIONS]\n\n"
+        "Train vision models on images you must not leak, share what carries the task,\n"
         "and measure what a model gives away.\n\n"
-        f"verbs:\n{verbs}\n\n"
-        "Every verb takes --preset NAME, --out DIR (the run directory; the same command resumes)\n"
-        "and --json (the summary on standard output). sfumato VERB --help lists its settings."
+        f"commands:\n{verbs}\n\n"
+        "All take --preset NAME, --out DIR (the run directory; the same command resumes it) and\n"
+        "--json (the summary on standard output). sfumato COMMAND --help lists its settings."
     )
