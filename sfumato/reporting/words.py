@@ -150,10 +150,10 @@ def unproved(card: Card) -> str:
     if card.verb != "train":
         return UNPROVED
     if card.settings.get("canaries"):
-        return f"{UNPROVED} sfumato audit run asks the canaries for one."
+        return f"{UNPROVED} sfumato audit --run asks the canaries for one."
     return (
         f"{UNPROVED} Attacks alone prove none. It takes canaries: train with --canaries 1000, then "
-        "sfumato audit run."
+        "sfumato audit --run."
     )
 
 
