@@ -18,8 +18,8 @@ import torch
 from sfumato.diffusion.diffusion import Diffusion
 
 from sfumato.data.images import Images
-from sfumato.diffusion.album import Album
-from sfumato.diffusion.generator import new_denoiser, new_painter, new_turn
+from sfumato.diffusion.generator import new_denoiser, new_train_state, new_turn
+from sfumato.diffusion.generator_data import GeneratorData
 from sfumato.diffusion.sample import draw_images
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.setup import quick_precision
@@ -46,13 +46,13 @@ def measure(width: int, way: str, words: argparse.Namespace) -> str:
         pixels=torch.randint(256, (2000, *shape), generator=torch.manual_seed(0)).to(torch.uint8),
         labels=torch.arange(2000) % 10, classes=tuple("0123456789"), name="noise", private=False,
     )  # fmt: skip
-    labels, album = images.labels, Album(images, images.select(range(200)), device)
+    labels, data = images.labels, GeneratorData(images, images.select(range(200)), device)
     torch.manual_seed(0)
-    painter = new_painter(new_denoiser(settings, shape, 10), settings, device)
+    train_state = new_train_state(new_denoiser(settings, shape, 10), settings, device)
     if way == "compiled":
-        painter.denoiser.compile()
+        train_state.denoiser.compile()
     precision = quick_precision(device)
-    turn = new_turn(painter, album, settings, precision, ProcessGroup())
+    turn = new_turn(train_state, data, settings, precision, ProcessGroup())
 
     def steps() -> None:
         for step in range(words.steps):
@@ -63,20 +63,20 @@ def measure(width: int, way: str, words: argparse.Namespace) -> str:
         words.batch * words.steps / statistics.median(timed(steps, device) for _ in range(ROUNDS))
     )
     memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else float("nan")
-    painter.denoiser.eval().requires_grad_(False)
+    train_state.denoiser.eval().requires_grad_(False)
     drawn = {}
     for solver in ("heun", "dpm"):
 
         def draw(solver: str = solver) -> None:
             count = words.samples
             draw_images(
-                painter.denoiser, labels[:count], torch.arange(count), shape, solver=solver,
+                train_state.denoiser, labels[:count], torch.arange(count), shape, solver=solver,
                 batch_size=count, precision=precision,
             )  # fmt: skip
 
         timed(draw, device)
         drawn[solver] = words.samples / statistics.median(timed(draw, device) for _ in range(3))
-    size = sum(p.numel() for p in painter.denoiser.parameters()) / 1e6
+    size = sum(p.numel() for p in train_state.denoiser.parameters()) / 1e6
     return (
         f"| {width} | {size:.1f} | {way} | {trained:.0f} | {memory:.1f} | {drawn['heun']:.0f} | "
         f"{drawn['dpm']:.0f} | {first:.0f} |"

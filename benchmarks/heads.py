@@ -25,13 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.attacks.chance import BLOCK, draw_chance
-from sfumato.attacks.fleet import Fleet
 from sfumato.attacks.heads import HeadRecipe
 from sfumato.attacks.primal import train_primal
+from sfumato.attacks.shadow_heads import ShadowHeads
 
 ROUNDS, LOOPED, DUAL = 7, 10, 4 * BLOCK
 """Rounds, and heads in each of them: by a loop, by the dual. The primal trains one block."""
-FLEET, BATCH = 2_560_000, 2**16
+HEADS, BATCH = 2_560_000, 2**16
 """Heads on a GPU, in all and in a batch."""
 MNIST = HeadRecipe(lr=0.01, weight_decay=1e-5, init_std=0.002)
 CIFAR = HeadRecipe(
@@ -122,18 +122,24 @@ def loop_opacus(recipe: HeadRecipe, x: Tensor, y: Tensor) -> None:
         optimizer.step()
 
 
-def primal_block(fleet: Fleet) -> None:
-    """One block of the fleet by the primal."""
-    x = fleet.features[fleet.members(0, BLOCK)]
-    chance = draw_chance(fleet.recipe, fleet.dimension, fleet.seed, range(1), fleet.features)
-    train_primal(fleet.recipe, x, fleet.recipe.labels, chance)
+def primal_block(shadow_heads: ShadowHeads) -> None:
+    """One block of shadow heads by the primal."""
+    x = shadow_heads.features[shadow_heads.members(0, BLOCK)]
+    chance = draw_chance(
+        shadow_heads.recipe,
+        shadow_heads.dimension,
+        shadow_heads.seed,
+        range(1),
+        shadow_heads.features,
+    )
+    train_primal(shadow_heads.recipe, x, shadow_heads.recipe.labels, chance)
 
 
 def measure(case: str, clock: Callable[[], float]) -> dict[str, float]:
     """Milliseconds a head of each method."""
     d, recipe = CASES[case]
-    fleet = Fleet(*table(d, 10_000, "cpu"), recipe, seed=0)
-    x, y = fleet.features[fleet.members(0, 1)[0]], recipe.labels
+    shadow_heads = ShadowHeads(*table(d, 10_000, "cpu"), recipe, seed=0)
+    x, y = shadow_heads.features[shadow_heads.members(0, 1)[0]], recipe.labels
     loops = {"loop": loop_private if recipe.noise_multiplier else loop_plain}
     if recipe.noise_multiplier and find_spec("opacus"):
         loops["Opacus loop"] = loop_opacus
@@ -141,9 +147,9 @@ def measure(case: str, clock: Callable[[], float]) -> dict[str, float]:
         name: (LOOPED, lambda train=train: [train(recipe, x, y) for _ in range(LOOPED)])
         for name, train in loops.items()
     }
-    jobs["primal"] = BLOCK, lambda: primal_block(fleet)
-    jobs["dual"] = DUAL, lambda: fleet.heads(0, DUAL)
-    _ = fleet.kind
+    jobs["primal"] = BLOCK, lambda: primal_block(shadow_heads)
+    jobs["dual"] = DUAL, lambda: shadow_heads.heads(0, DUAL)
+    _ = shadow_heads.kind
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(ROUNDS + 1):
         for name, (count, job) in jobs.items():
@@ -172,21 +178,21 @@ def compare(threads: int) -> None:
         print(f"| {case} | {row} | {loop / dual:.0f} |", flush=True)
 
 
-def time_fleets(device: str) -> None:
-    """Print how long the whole fleet takes on a GPU; heads are made and let go."""
+def time_shadow_heads(device: str) -> None:
+    """Print how long the whole sequence takes on a GPU; heads are made and let go."""
     print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}.\n")
     print("| heads | seconds for 2.56 million | heads/s |")
     print("|---|---|---|")
     for case, (d, recipe) in CASES.items():
-        fleet = Fleet(*table(d, 50_000, device), recipe, seed=0)
-        fleet.batch(0, BATCH)
+        shadow_heads = ShadowHeads(*table(d, 50_000, device), recipe, seed=0)
+        shadow_heads.batch(0, BATCH)
         torch.cuda.synchronize(device)
         before = time.perf_counter()
-        for first in range(0, FLEET, BATCH):
-            fleet.heads(first, min(BATCH, FLEET - first))
+        for first in range(0, HEADS, BATCH):
+            shadow_heads.heads(first, min(BATCH, HEADS - first))
         torch.cuda.synchronize(device)
         taken = time.perf_counter() - before
-        print(f"| {case} | {taken:.1f} | {FLEET / taken:,.0f} |", flush=True)
+        print(f"| {case} | {taken:.1f} | {HEADS / taken:,.0f} |", flush=True)
 
 
 def main() -> None:
@@ -200,7 +206,7 @@ def main() -> None:
     if arguments.device == "cpu":
         compare(arguments.threads)
     else:
-        time_fleets(arguments.device)
+        time_shadow_heads(arguments.device)
 
 
 if __name__ == "__main__":

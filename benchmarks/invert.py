@@ -27,9 +27,9 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 
 from sfumato.attacks.access import Access
 from sfumato.attacks.adversarial import hinge_discriminator, hinge_generator
-from sfumato.attacks.inversion import Wish
+from sfumato.attacks.inversion import InversionLoss
 from sfumato.attacks.prior import iteration
-from sfumato.attacks.pupils import Gan, GanSettings, Lesson, new_gan
+from sfumato.attacks.pupils import Gan, GanSettings, GanTask, new_gan
 from sfumato.attacks.views import Views
 from sfumato.models.resize import ResizingConv2d
 from sfumato.models.zoo import build_model
@@ -98,7 +98,7 @@ def published_loop(
         torch.optim.Adam(network.parameters(), lr=2e-4, betas=(0.0, 0.9))
         for network in (gan.generator, gan.discriminator)
     ]
-    wish, views = Wish(), Views()
+    inversion_loss, views = InversionLoss(), Views()
     generator = torch.Generator(device).manual_seed(0)
 
     def read() -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ def published_loop(
 
     def once() -> None:
         fake, y = draw()
-        inversion = wish(access.logits(views(fake, generator)), y)
+        inversion = inversion_loss(access.logits(views(fake, generator)), y)
         loss = hinge_generator(gan.discriminator(fake, y)) + 0.2 * inversion
         optimizers[0].zero_grad()
         loss.backward()
@@ -146,12 +146,12 @@ def our_loop(gan: Gan, access: Access, words: argparse.Namespace) -> Callable[[]
     pixels = torch.randint(256, shape, dtype=torch.uint8, device=access.device)
     labels = torch.randint(words.classes, (count,), device=access.device)
     precision = torch.bfloat16 if access.device.type == "cuda" else torch.float32
-    lesson = Lesson(pixels, labels, access, Wish(), Views(), "plg", settings, precision)
+    task = GanTask(pixels, labels, access, InversionLoss(), Views(), "plg", settings, precision)
     place = iter(range(10**9))
     if words.compile:
         gan.generator.compile()
         gan.discriminator.compile()
-    turn = iteration(gan, lesson)
+    turn = iteration(gan, task)
     return lambda: turn(next(place))
 
 

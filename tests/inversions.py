@@ -65,7 +65,7 @@ def learn(config, out):
     return out
 
 
-def lesson(data, **changes):
+def task(data, **changes):
     """Its settings."""
     config = train.Config(
         data=str(data), model="group-cnn-small", mode="non-private", batch_size=30, steps=2,

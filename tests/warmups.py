@@ -37,7 +37,7 @@ def tiny(folder, **changes):
 def warm(config, out):
     with pytest.MonkeyPatch.context() as patch:
         # Copies among the samples that are shown, and no more: that is quick.
-        patch.setattr("sfumato.diffusion.album.ENOUGH", 0)
+        patch.setattr("sfumato.diffusion.generator_data.ENOUGH", 0)
         with open_run(config, verb="warmup", out=out) as run:
             return warmup.run(config, run)
 

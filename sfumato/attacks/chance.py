@@ -1,7 +1,7 @@
 """All the randomness of a head, named by its number.
 
-Heads come in blocks of 256, and each block has its own generator, seeded by the fleet's seed and
-the block's number. So a head is the same however the fleet is cut into batches and chunks.
+Heads come in blocks of 256, and each block has its own generator, seeded by one seed and
+the block's number. So a head is the same however the sequence is cut into batches and chunks.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from torch import Tensor
 from sfumato.attacks.heads import HeadRecipe, split_layers
 
 BLOCK = 256
-"""Heads that draw from one generator. Other numbers are other fleets: never change it."""
+"""Heads that draw from one generator. Other numbers give other heads: never change it."""
 
 Normals = Callable[[tuple[int, ...]], Tensor]
 """Of a shape s: the next standard normals of each head, m x s."""

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from sfumato.attacks.fleet import Heads
 from sfumato.attacks.heads import HeadRecipe, split_layers
+from sfumato.attacks.shadow_heads import Heads
 from sfumato.metrics.features import Features
 from sfumato.privacy.sampling import Batch
 from sfumato.training.hooks import Step
@@ -23,7 +23,7 @@ SHARP = 100.0
 
 
 @dataclass(frozen=True)
-class Game:
+class ReconstructionTask:
     """What a decoder is shown, and what it is asked for."""
 
     pixels: UInt8[Tensor, "n c h w"]
@@ -57,7 +57,7 @@ def softmin_error(
 
 def decoder_step(
     decoder: nn.Module,
-    game: Game,
+    task: ReconstructionTask,
     heads_of: Callable[[int], Heads],
     standardise: Callable[[Heads], Tensor],
     *,
@@ -65,12 +65,12 @@ def decoder_step(
     compile: bool = False,
 ) -> Step:
     """A step that leaves the gradient of the decoder's loss on a batch of heads of its own."""
-    device = game.pixels.device
+    device = task.pixels.device
 
     def loss_of(z: Tensor, members: Tensor) -> Tensor:
         with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-            guesses = decoder(z, game.wanted(len(z)))
-        return softmin_error(guesses.float(), game.truths(members))
+            guesses = decoder(z, task.wanted(len(z)))
+        return softmin_error(guesses.float(), task.truths(members))
 
     measure = torch.compile(loss_of) if compile else loss_of
 
@@ -86,16 +86,16 @@ def decoder_step(
 
 @torch.no_grad()
 def reconstruct(
-    decoder: nn.Module, z: Float[Tensor, "m p"], game: Game, batch_size: int = 256
+    decoder: nn.Module, z: Float[Tensor, "m p"], task: ReconstructionTask, batch_size: int = 256
 ) -> Float[Tensor, "m wanted c h w"]:
     """What the decoder sees in heads, between -1 and 1."""
     decoder.eval()
-    found = [decoder(part, game.wanted(len(part))).clamp(-1, 1) for part in z.split(batch_size)]
+    found = [decoder(part, task.wanted(len(part))).clamp(-1, 1) for part in z.split(batch_size)]
     return torch.cat(found)
 
 
 def nearest_images(
-    heads: Heads, recipe: HeadRecipe, own: Features, game: Game
+    heads: Heads, recipe: HeadRecipe, own: Features, task: ReconstructionTask
 ) -> Float[Tensor, "m classes c h w"]:
     """For comparison, without any network: the attacker's image that lies along a row of weights.
 
@@ -109,4 +109,4 @@ def nearest_images(
         features = torch.nn.functional.normalize(own.values[places], dim=1)
         found.append(places[(centred[:, label] @ features.T).argmax(dim=1)])
     chosen = torch.stack(found, dim=1)
-    return game.pixels[chosen.to(game.pixels.device)].float() / 127.5 - 1
+    return task.pixels[chosen.to(task.pixels.device)].float() / 127.5 - 1

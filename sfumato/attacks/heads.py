@@ -17,7 +17,7 @@ LOGIT_BYTES = 2**26
 
 
 def labels_of(recipe: HeadRecipe) -> Int[Tensor, " n"]:
-    """The classes of a head's images, in the order in which a fleet gives them."""
+    """The classes of a head's images, in the order in which `ShadowHeads` gives them."""
     return torch.arange(recipe.classes).repeat_interleave(recipe.class_size)
 
 

@@ -2,8 +2,8 @@
 
 All are means over images of a loss of logits. The margin (Yuan et al. 2023) has a gradient of 1 on
 two logits, however sure the target is; but it counts in the target's own unit, and a private target
-has another. So a `Wish` divides logits by the margin that the target usually has on public images:
-without that a private target may look safe when it is not.
+has another. So `InversionLoss` divides logits by the margin that the target usually has on public
+images: without that a private target may look safe when it is not.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def margin_scale(logits: Logits) -> float:
 
 
 @dataclass(frozen=True)
-class Wish:
+class InversionLoss:
     """A loss, and the unit that logits are counted in."""
 
     loss: str = "margin"

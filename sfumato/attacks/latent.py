@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sfumato.attacks.access import Access
-from sfumato.attacks.inversion import Wish, margins
+from sfumato.attacks.inversion import InversionLoss, margins
 from sfumato.attacks.views import random_view
 from sfumato.data.example_rng import seed_of
 from sfumato.settings.invert import Search, Views
@@ -38,7 +38,7 @@ def search_codes(
     draw: Draw,
     begin: Callable[[int, torch.Generator], Tensor],
     access: Access,
-    wish: Wish,
+    inversion_loss: InversionLoss,
     views: Views,
     search: Search,
     *,
@@ -65,7 +65,8 @@ def search_codes(
             optimizer.zero_grad()
             images = draw(codes, part)
             loss = sum(
-                wish(access.logits(random_view(views, images, generator)), part) for _ in range(2)
+                inversion_loss(access.logits(random_view(views, images, generator)), part)
+                for _ in range(2)
             )
             loss = loss if extra is None else loss + extra(codes, images)
             # A sum over images, so that none waits for others.
@@ -78,7 +79,7 @@ def search_codes(
             tell(number * search.z_steps + step + 1, {"batch": len(part)})
         with torch.no_grad():
             images = draw(codes, part)
-            lead = margins(access.logits(images) / wish.scale, part)
+            lead = margins(access.logits(images) / inversion_loss.scale, part)
         return images.cpu(), lead.cpu()
 
     images, leads = zip(*(find(number, part) for number, part in enumerate(parts)), strict=True)

@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sfumato.attacks.chance import BLOCK, Chance, draw_chance
-from sfumato.attacks.fleet import train_heads
 from sfumato.attacks.heads import HeadRecipe, predict
+from sfumato.attacks.shadow_heads import train_heads
 from sfumato.errors import ConfigError, DataError
 
 

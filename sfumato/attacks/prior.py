@@ -28,7 +28,7 @@ from sfumato.attacks.adversarial import (
     soft_cross_entropy,
 )
 from sfumato.attacks.inversion import margins
-from sfumato.attacks.pupils import Gan, Lesson
+from sfumato.attacks.pupils import Gan, GanTask
 from sfumato.attacks.views import random_view
 from sfumato.errors import SfumatoError
 from sfumato.models.spectral import tighten
@@ -39,7 +39,7 @@ from sfumato.training.replay import Replay
 
 def train_gan(
     gan: Gan,
-    lesson: Lesson,
+    task: GanTask,
     run: Run,
     *,
     seed: int,
@@ -56,12 +56,12 @@ def train_gan(
     state = run.load_checkpoint()
     if state is not None:
         gan.load(state)
-    settings, falls = lesson.settings, 0
+    settings, falls = task.settings, 0
     good = copy.deepcopy(gan.state())
     if compiled:
         gan.generator.compile()
         gan.discriminator.compile()
-    turn, since = iteration(gan, lesson), time.monotonic()
+    turn, since = iteration(gan, task), time.monotonic()
     tell = progress(
         settings.iterations, gan.step, None, run.say, unit="images", counted="iteration"
     )
@@ -72,7 +72,7 @@ def train_gan(
         if gan.step % settings.look_every and gan.step < settings.iterations:
             tell(gan.step, {"batch": settings.gan_batch})
             continue
-        convinced = look(gan, lesson, seed)
+        convinced = look(gan, task, seed)
         if convinced is None:
             falls += 1
             if falls == 3:
@@ -81,7 +81,7 @@ def train_gan(
                 )
             say(f"the GAN diverged before iteration {gan.step}; back to {good['step']}")
             gan.load(copy.deepcopy(good))
-            turn = iteration(gan, lesson)
+            turn = iteration(gan, task)
             gan.luck += falls
             continue
         falls = 0
@@ -106,9 +106,9 @@ def _record(gan: Gan, convinced: float) -> None:
     gan.looks.append(convinced)
 
 
-def iteration(gan: Gan, lesson: Lesson) -> Callable[..., None]:
+def iteration(gan: Gan, task: GanTask) -> Callable[..., None]:
     """One iteration, as a function of a seed."""
-    turn = Replay(lambda generator: iterate(gan, lesson, generator), lesson.access.device)
+    turn = Replay(lambda generator: iterate(gan, task, generator), task.access.device)
 
     def whole(*seed: int) -> None:
         turn(*seed)
@@ -118,84 +118,84 @@ def iteration(gan: Gan, lesson: Lesson) -> Callable[..., None]:
     return whole
 
 
-def iterate(gan: Gan, lesson: Lesson, generator: torch.Generator) -> None:
+def iterate(gan: Gan, task: GanTask, generator: torch.Generator) -> None:
     """Steps of the discriminator on one draw of fakes, then one of the generator."""
-    settings = lesson.settings
+    settings = task.settings
     batch, steps = settings.gan_batch, settings.d_steps
-    z, y = codes(lesson, batch * (steps + 1), generator)
-    with torch.no_grad(), lesson.lower():
+    z, y = codes(task, batch * (steps + 1), generator)
+    with torch.no_grad(), task.lower():
         fakes = gan.generator(z[batch:], y[batch:]).float()
     gan.discriminator.requires_grad_(True)
     for fake, label in zip(fakes.split(batch), y[batch:].split(batch), strict=True):
         gan.optimizers[1].zero_grad(set_to_none=True)
-        discriminator_loss(gan, lesson, fake, label, generator).backward()
+        discriminator_loss(gan, task, fake, label, generator).backward()
         gan.optimizers[1].step()
         tighten(gan.discriminator)
     gan.discriminator.requires_grad_(False)
     gan.optimizers[0].zero_grad(set_to_none=True)
-    generator_loss(gan, lesson, z[:batch], y[:batch], generator).backward()
+    generator_loss(gan, task, z[:batch], y[:batch], generator).backward()
     gan.optimizers[0].step()
 
 
 def codes(
-    lesson: Lesson, count: int, generator: torch.Generator
+    task: GanTask, count: int, generator: torch.Generator
 ) -> tuple[Float[Tensor, "count z"], Int[Tensor, " count"]]:
     """Codes, and classes drawn evenly."""
-    device, classes = lesson.access.device, len(lesson.access.classes)
-    z = torch.randn(count, lesson.settings.latent, generator=generator, device=device)
+    device, classes = task.access.device, len(task.access.classes)
+    z = torch.randn(count, task.settings.latent, generator=generator, device=device)
     return z, torch.randint(classes, (count,), generator=generator, device=device)
 
 
 def discriminator_loss(
-    gan: Gan, lesson: Lesson, fake: Tensor, label: Tensor, generator: torch.Generator
+    gan: Gan, task: GanTask, fake: Tensor, label: Tensor, generator: torch.Generator
 ) -> Float[Tensor, ""]:
     """Tell public images from fakes: each under its label, or none, or by the target's answers."""
-    real, real_label = lesson.real(len(fake), generator)
-    with lesson.lower():
-        if lesson.method != "ked":
-            labels = torch.cat([real_label, label]) if lesson.method == "plg" else None
+    real, real_label = task.real(len(fake), generator)
+    with task.lower():
+        if task.method != "ked":
+            labels = torch.cat([real_label, label]) if task.method == "plg" else None
             both = gan.discriminator(torch.cat([real, fake]), labels).float()
             return hinge_discriminator(*both.split(len(fake)))
         found = gan.discriminator(torch.cat([real, fake])).float()
     on_real, on_fake = found.split(len(fake))
     with torch.no_grad():
-        answers = lesson.access.logits(real).softmax(dim=1)
+        answers = task.access.logits(real).softmax(dim=1)
     return soft_cross_entropy(on_real, answers) + 0.5 * real_or_fake(on_real, on_fake)
 
 
 def generator_loss(
-    gan: Gan, lesson: Lesson, z: Tensor, y: Tensor, generator: torch.Generator
+    gan: Gan, task: GanTask, z: Tensor, y: Tensor, generator: torch.Generator
 ) -> Float[Tensor, ""]:
     """Pass for public images of the class, and be named so by the target."""
     critic: Any = gan.discriminator
-    with lesson.lower():
+    with task.lower():
         fake = gan.generator(z, y).float()
-        if lesson.method == "ked":
-            real, _ = lesson.real(len(fake), generator)
+        if task.method == "ked":
+            real, _ = task.real(len(fake), generator)
             pair = critic.features(real).detach(), critic.features(fake)
             answers = critic(fake).float()
             entropy = soft_cross_entropy(answers, answers.softmax(dim=1))
             return feature_matching(*pair) + 1e-4 * entropy
-        labels = y if lesson.method == "plg" else None
+        labels = y if task.method == "plg" else None
         loss = hinge_generator(critic(fake, labels).float())
-    if lesson.method == "gmi":
+    if task.method == "gmi":
         return loss
-    answers = lesson.access.logits(random_view(lesson.views, fake, generator))
-    return loss + lesson.settings.alpha * lesson.wish(answers, y)
+    answers = task.access.logits(random_view(task.views, fake, generator))
+    return loss + task.settings.alpha * task.inversion_loss(answers, y)
 
 
 @torch.no_grad()
-def look(gan: Gan, lesson: Lesson, seed: int, count: int = 256) -> float | None:
+def look(gan: Gan, task: GanTask, seed: int, count: int = 256) -> float | None:
     """The median margin that the target gives fakes of random codes; None if all is lost."""
-    generator = torch.Generator(lesson.access.device).manual_seed(seed)
+    generator = torch.Generator(task.access.device).manual_seed(seed)
     net = gan.generator if gan.average is None else gan.average.module
-    z, y = codes(lesson, count, generator)
+    z, y = codes(task, count, generator)
     net.eval()
-    with lesson.lower():
+    with task.lower():
         fakes = net(z, y).float()
     net.train()
-    logits = lesson.access.logits(fakes) / lesson.wish.scale
-    wanted = y if lesson.method == "plg" else logits.argmax(dim=1)
+    logits = task.access.logits(fakes) / task.inversion_loss.scale
+    wanted = y if task.method == "plg" else logits.argmax(dim=1)
     found = float(margins(logits, wanted).median())
     weights = [p for net in (gan.generator, gan.discriminator) for p in net.parameters()]
     finite = all(bool(p.isfinite().all()) for p in weights)

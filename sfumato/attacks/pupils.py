@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from sfumato.attacks.access import Access
-from sfumato.attacks.inversion import Wish
+from sfumato.attacks.inversion import InversionLoss
 from sfumato.models.average import new_average
 from sfumato.models.gan import Discriminator, Generator
 from sfumato.settings.invert import GanSettings, Method, Views
@@ -74,13 +74,13 @@ def new_gan(method: Method, access: Access, settings: GanSettings, seed: int) ->
 
 
 @dataclass(frozen=True)
-class Lesson:
+class GanTask:
     """What a GAN learns from: public images with pseudo labels, and the target's answers."""
 
     pixels: Tensor
     labels: Int[Tensor, " n"]
     access: Access
-    wish: Wish
+    inversion_loss: InversionLoss
     views: Views
     method: Method
     settings: GanSettings

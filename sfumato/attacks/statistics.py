@@ -1,4 +1,4 @@
-"""Mean and deviation of every weight over a fleet, in one pass, and heads in those units.
+"""Mean and deviation of every weight over a shadow_heads, in one pass, and heads in those units.
 
 Batches are merged by the rule of Chan et al. (1979), in float64: no large sums of squares are
 subtracted from each other, so a weight of mean 1 and deviation 1e-6 comes out right.
@@ -14,8 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from sfumato.attacks.fleet import Heads
 from sfumato.attacks.heads import HeadRecipe, coordinate
+from sfumato.attacks.shadow_heads import Heads
 from sfumato.errors import DataError, RunError
 from sfumato.files import atomic
 
@@ -32,7 +32,7 @@ class WeightStatistics:
     """Of the heads counted, divided by their number, as numpy's `std` is."""
     count: int
     kind: str
-    """The `Fleet.kind` of the heads."""
+    """The `ShadowHeads.kind` of the heads."""
     correlation: Float[Tensor, "p p"] | None = field(default=None, repr=False)
     """Zero in rows and columns of weights that do not vary, except for ones on the diagonal."""
 
@@ -54,7 +54,7 @@ class WeightStatistics:
         """
         if heads.kind != self.kind:
             raise RunError(
-                f"statistics from another fleet: they are of kind {self.kind[:12]}, the heads of "
+                f"statistics from other shadow heads: of kind {self.kind[:12]}, and the heads of "
                 f"kind {heads.kind[:12]}. Find statistics of heads of the same recipe and features."
             )
         device = heads.weights.device
@@ -107,7 +107,7 @@ def weight_statistics(batches: Iterable[Heads], *, correlation: bool = False) ->
         if kind not in (None, heads.kind):
             raise RunError(
                 f"heads of kind {heads.kind[:12]} came after heads of kind {kind[:12]}: statistics "
-                "are of one recipe and one body's features. Take the batches of one fleet."
+                "are of one recipe and one body's features. Take the batches of one shadow_heads."
             )
         kind = heads.kind
         if len(heads):

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from sfumato.data.example_rng import seed_of
-from sfumato.diffusion.album import Album, copies_too_much, look, worth
 from sfumato.diffusion.denoise import Denoiser, denoising_losses, draw_sigma
+from sfumato.diffusion.generator_data import GeneratorData, copies_too_much, look, worth
 from sfumato.diffusion.geometry import Geometry
 from sfumato.errors import ConfigError, SfumatoError
 from sfumato.models.average import new_half_life_average
@@ -40,7 +40,7 @@ CHECKPOINT_SECONDS = 60.0
 
 
 @dataclass
-class Painter:
+class GeneratorTrainState:
     """A generator while it learns: what a checkpoint holds."""
 
     denoiser: Denoiser
@@ -102,7 +102,9 @@ def new_denoiser(
     )
 
 
-def new_painter(denoiser: Denoiser, settings: Diffusion, device: torch.device) -> Painter:
+def new_train_state(
+    denoiser: Denoiser, settings: Diffusion, device: torch.device
+) -> GeneratorTrainState:
     """A generator at its start."""
     gpu = device.type == "cuda"
     denoiser = placed(denoiser, device)
@@ -112,12 +114,12 @@ def new_painter(denoiser: Denoiser, settings: Diffusion, device: torch.device) -
         denoiser, batch_size=settings.gen_batch, half_life=settings.gen_half_life, ramp=0.1
     )
     assert average is not None
-    return Painter(denoiser, adam, average)
+    return GeneratorTrainState(denoiser, adam, average)
 
 
-def train_painter(
-    painter: Painter,
-    album: Album,
+def train_generator(
+    train_state: GeneratorTrainState,
+    data: GeneratorData,
     settings: Diffusion,
     run: Run | None,
     *,
@@ -139,39 +141,43 @@ def train_painter(
     processes = ProcessGroup() if processes is None else processes
     if settings.gen_batch < processes.size:
         raise ConfigError(f"--gen-batch {settings.gen_batch} is no image for some processes.")
-    start = painter.denoiser.state_dict()  # a network that was brought may be made by chance
+    start = train_state.denoiser.state_dict()  # a network that was brought may be made by chance
     processes.broadcast({name: part for name, part in start.items() if part.is_floating_point()})
-    painter.load(processes.agree(run and run.load_checkpoint()))
+    train_state.load(processes.agree(run and run.load_checkpoint()))
     if compiled:
-        painter.denoiser.compile()
-    turn = new_turn(painter, album, settings, precision, processes)
+        train_state.denoiser.compile()
+    turn = new_turn(train_state, data, settings, precision, processes)
     every = math.ceil(settings.steps / settings.gen_looks)
-    tell = tell_progress(painter, settings, run)
+    tell = tell_progress(train_state, settings, run)
     saved = time.monotonic()
     with whole_steps() as interrupted:
-        while painter.step < settings.steps and not stale(painter.scores, settings.gen_patience):
-            set_rate(painter.optimizer, settings.rate(painter.step))
-            rng = (seed, painter.step, *([processes.rank] if processes.size > 1 else []))
+        while train_state.step < settings.steps and not stale(
+            train_state.scores, settings.gen_patience
+        ):
+            set_rate(train_state.optimizer, settings.rate(train_state.step))
+            rng = (seed, train_state.step, *([processes.rank] if processes.size > 1 else []))
             torch.manual_seed(seed_of(*rng))  # for dropout, which has no dice
             with advised(settings):
                 turn(*rng)
-            painter.average.update_parameters(painter.denoiser)
-            painter.step += 1
-            due = not painter.step % every or painter.step == settings.steps
+            train_state.average.update_parameters(train_state.denoiser)
+            train_state.step += 1
+            due = not train_state.step % every or train_state.step == settings.steps
             if due:
-                look_at(painter, album, settings, run, precision, show, processes)
+                look_at(train_state, data, settings, run, precision, show, processes)
             cut = processes.any(interrupted())
             late = time.monotonic() - saved > CHECKPOINT_SECONDS
             if run is not None and (due or cut or late):
-                run.save_checkpoint(painter.state())  # last: what is written after it is forgotten
+                run.save_checkpoint(
+                    train_state.state()
+                )  # last: what is written after it is forgotten
                 saved = time.monotonic()
             if cut:
                 raise KeyboardInterrupt
-            tell(painter.step, {"batch": settings.gen_batch})
+            tell(train_state.step, {"batch": settings.gen_batch})
     if run is not None:
-        tell_end(painter, settings, run)
-    painter.denoiser.load_state_dict(painter.best)
-    return painter.denoiser.eval().requires_grad_(False)
+        tell_end(train_state, settings, run)
+    train_state.denoiser.load_state_dict(train_state.best)
+    return train_state.denoiser.eval().requires_grad_(False)
 
 
 @contextmanager
@@ -187,17 +193,17 @@ def advised(settings: Diffusion) -> Iterator[None]:
 
 
 def tell_progress(
-    painter: Painter, settings: Diffusion, run: Run | None
+    train_state: GeneratorTrainState, settings: Diffusion, run: Run | None
 ) -> Callable[[int, dict[str, float]], None]:
     """Say where a run that was cut goes on; what then says every few seconds how far it is."""
-    if run is not None and painter.step:
-        run.log(f"going on after {painter.step * settings.gen_batch} images")
-    return progress(settings.steps, painter.step, None, run.say if run else None, unit="images")
+    if run is not None and train_state.step:
+        run.log(f"going on after {train_state.step * settings.gen_batch} images")
+    return progress(settings.steps, train_state.step, None, run.say if run else None, unit="images")
 
 
 def look_at(
-    painter: Painter,
-    album: Album,
+    train_state: GeneratorTrainState,
+    data: GeneratorData,
     settings: Diffusion,
     run: Run | None,
     precision: torch.dtype,
@@ -207,15 +213,15 @@ def look_at(
     """Look at the average, remember it if it was never better, and let the leader tell."""
     found, samples = None, None
     if processes.leads:
-        found, samples = look(painter.average.module, album, precision)
+        found, samples = look(train_state.average.module, data, precision)
     found = processes.agree(found)
     if not math.isfinite(found["held_out_loss"]):
         raise SfumatoError("the generator diverged. Lower --gen-lr, with another --out.")
-    seen = painter.step * settings.gen_batch
-    note_look(painter, {"images": seen, **found})
+    seen = train_state.step * settings.gen_batch
+    note_look(train_state, {"images": seen, **found})
     if run is None or samples is None:
         return
-    run.measure(painter.step, private=False, images=seen, **found)
+    run.measure(train_state.step, private=False, images=seen, **found)
     told = (
         f"{seen} of {settings.steps * settings.gen_batch} images  held-out loss "
         f"{found['held_out_loss']:.4f}  {tell_copies(found)}"
@@ -227,12 +233,12 @@ def look_at(
     show(seen, samples)
 
 
-def note_look(painter: Painter, found: dict[str, float]) -> None:
+def note_look(train_state: GeneratorTrainState, found: dict[str, float]) -> None:
     """Remember what was seen, and the weights if they were never better."""
-    painter.looks.append(found)
-    if painter.best_look is found:
-        state = painter.average.module.state_dict()
-        painter.best = {name: value.clone() for name, value in state.items()}
+    train_state.looks.append(found)
+    if train_state.best_look is found:
+        state = train_state.average.module.state_dict()
+        train_state.best = {name: value.clone() for name, value in state.items()}
 
 
 def tell_copies(found: Mapping[str, float]) -> str:
@@ -240,10 +246,10 @@ def tell_copies(found: Mapping[str, float]) -> str:
     return f"copies {found['copies']:.1%} (of held-out images {found['held_out_copies']:.1%})"
 
 
-def tell_end(painter: Painter, settings: Diffusion, run: Run) -> None:
+def tell_end(train_state: GeneratorTrainState, settings: Diffusion, run: Run) -> None:
     """Say that training stopped early, and whether what is left of it copies."""
-    best, seen = painter.best_look, painter.step * settings.gen_batch
-    if painter.step < settings.steps:
+    best, seen = train_state.best_look, train_state.step * settings.gen_batch
+    if train_state.step < settings.steps:
         run.log(
             f"stopped after {seen} images: {settings.gen_patience} looks brought nothing better "
             f"than the weights after {best['images']:.0f}, which are kept"
@@ -258,8 +264,8 @@ def tell_end(painter: Painter, settings: Diffusion, run: Run) -> None:
 
 
 def new_turn(
-    painter: Painter,
-    album: Album,
+    train_state: GeneratorTrainState,
+    data: GeneratorData,
     settings: Diffusion,
     precision: torch.dtype,
     processes: ProcessGroup,
@@ -269,10 +275,10 @@ def new_turn(
     Each of several processes takes a part of the batch, and all step along the whole gradient. What
     they tell each other stands between two captures.
     """
-    device, step = album.pixels.device, painter.optimizer.step
+    device, step = data.pixels.device, train_state.optimizer.step
 
     def gradient(rng: torch.Generator) -> None:
-        learn(painter, album, settings, precision, rng, processes)
+        learn(train_state, data, settings, precision, rng, processes)
 
     def advance(_: torch.Generator) -> None:
         step()
@@ -287,7 +293,7 @@ def new_turn(
 
     def turn(*seed: int) -> None:
         first(*seed)
-        found = {name: weight.grad for name, weight in painter.denoiser.named_parameters()}
+        found = {name: weight.grad for name, weight in train_state.denoiser.named_parameters()}
         processes.all_reduce({name: grad for name, grad in found.items() if grad is not None})
         second(*seed)
 
@@ -295,32 +301,34 @@ def new_turn(
 
 
 def learn(
-    painter: Painter,
-    album: Album,
+    train_state: GeneratorTrainState,
+    data: GeneratorData,
     settings: Diffusion,
     precision: torch.dtype,
     rng: torch.Generator,
     processes: ProcessGroup,
 ) -> None:
     """Leave the gradient of the mean loss of a batch: what this process's part adds to it."""
-    device = album.pixels.device
+    device = data.pixels.device
     count = len(range(settings.gen_batch)[processes.rank :: processes.size])
-    where = torch.randint(len(album.pixels), (count,), generator=rng, device=device)
-    images = album.pixels[where].float() / 127.5 - 1
+    where = torch.randint(len(data.pixels), (count,), generator=rng, device=device)
+    images = data.pixels[where].float() / 127.5 - 1
     conditions = None
-    if painter.denoiser.network.conditions:  # a network that cannot be told is not misled either
+    if (
+        train_state.denoiser.network.conditions
+    ):  # a network that cannot be told is not misled either
         images, conditions = Geometry(probability=settings.gen_moves, mirror=settings.gen_mirror)(
             images, rng
         )
     sigma = draw_sigma(count, rng, device)
     noise = torch.randn(images.shape, generator=rng, device=device)
-    labels = album.labels[where]
-    painter.optimizer.zero_grad(set_to_none=True)
+    labels = data.labels[where]
+    train_state.optimizer.zero_grad(set_to_none=True)
     piece = count if device.type == "cuda" else AT_ONCE
     for some in (slice(first, first + piece) for first in range(0, count, piece)):
         with torch.autocast(device.type, precision, enabled=precision != torch.float32):
             losses = denoising_losses(
-                painter.denoiser,
+                train_state.denoiser,
                 images[some],
                 labels[some],
                 None if conditions is None else conditions[some],

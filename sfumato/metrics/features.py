@@ -40,7 +40,7 @@ class Features:
 
     @property
     def digest(self) -> str:
-        """What they are known by: a fleet of heads belongs to one set of features."""
+        """What they are known by: shadow heads belong to one set of features."""
         return hash_of(self.values, self.labels)
 
     def to(self, device: torch.device) -> "Features":

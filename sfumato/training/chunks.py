@@ -20,7 +20,7 @@ DEAR = 0.05
 
 
 @dataclass(frozen=True)
-class Cutting:
+class ChunkSizes:
     """Batches of so many examples, more or less, that some processes share."""
 
     expected: float
@@ -30,7 +30,9 @@ class Cutting:
     """Lengths that a batch's last chunk may have; None for any, when nothing is filled up."""
 
     @classmethod
-    def of(cls, plan: Plan, *, processes: int, device: torch.device, compiled: bool) -> "Cutting":
+    def of(
+        cls, plan: Plan, *, processes: int, device: torch.device, compiled: bool
+    ) -> "ChunkSizes":
         """That of a plan: compiled code has one shape, and on a GPU every new one costs seconds.
 
         (cuDNN looks for the best program for each convolution of each shape.)

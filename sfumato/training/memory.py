@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sfumato.clipping.clip import GradientClipper
 from sfumato.data.room import free_memory
 from sfumato.errors import ConfigError
-from sfumato.training.chunks import Cutting
+from sfumato.training.chunks import ChunkSizes
 from sfumato.training.inputs import Inputs
 from sfumato.training.process_group import ProcessGroup
 
@@ -59,14 +59,14 @@ def fitting_batch(
     clipper: GradientClipper,
     inputs: Inputs,
     asked: int | str,
-    cutting: Cutting,
+    chunk_sizes: ChunkSizes,
     processes: ProcessGroup,
     work: Work | None = None,
 ) -> int:
     """The physical batch size: what wastes least of as many as asked for, or with "auto" as fit."""
     if isinstance(asked, int):
-        return cutting.length(asked)
-    found = largest_batch(clipper, inputs, cutting.longest, work, cutting.length)
+        return chunk_sizes.length(asked)
+    found = largest_batch(clipper, inputs, chunk_sizes.longest, work, chunk_sizes.length)
     return processes.agree(found)
 
 

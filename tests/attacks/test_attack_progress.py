@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lessons import new_lesson, small_gan
+from gan_tasks import new_lesson, small_gan
 from torch import nn
 from toy_target import access_to_toy, some_images
 
-from sfumato.attacks.inversion import Wish
+from sfumato.attacks.inversion import InversionLoss
 from sfumato.attacks.latent import Search, search_codes
 from sfumato.attacks.prior import train_gan
 from sfumato.attacks.shadows import train_copies
@@ -44,8 +44,8 @@ def judge(run):
 
 
 def gan(run):
-    lesson = new_lesson()
-    train_gan(small_gan(lesson), lesson, run, seed=0)
+    task = new_lesson()
+    train_gan(small_gan(task), task, run, seed=0)
 
 
 def search(run):
@@ -53,9 +53,14 @@ def search(run):
         return codes.sigmoid().reshape(-1, 1, 8, 8)
 
     search_codes(
-        draw, lambda n, rng: torch.randn(n, 64, generator=rng), access_to_toy(), Wish(), Views(),
-        Search(restarts=2, z_steps=2, z_batch=3), say=run.say,
-    )  # fmt: skip
+        draw,
+        lambda n, rng: torch.randn(n, 64, generator=rng),
+        access_to_toy(),
+        InversionLoss(),
+        Views(),
+        Search(restarts=2, z_steps=2, z_batch=3),
+        say=run.say,
+    )
 
 
 def shadows(run):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from sfumato.attacks.decode import Game, nearest_images, reconstruct, softmin_error
-from sfumato.attacks.fleet import Fleet
+from sfumato.attacks.decode import ReconstructionTask, nearest_images, reconstruct, softmin_error
 from sfumato.attacks.heads import HeadRecipe
+from sfumato.attacks.shadow_heads import ShadowHeads
 from sfumato.errors import ConfigError
 from sfumato.metrics.features import Features
 from sfumato.models.decoder import PublishedDecoder, RowDecoder
@@ -26,10 +26,10 @@ def test_a_picture_of_each_wanted_class(kind, size):
 
 
 def test_without_classes_there_is_one_picture_a_head():
-    game = Game(torch.zeros(4, 1, 28, 28, dtype=torch.uint8), 2, 1, conditional=False)
+    task = ReconstructionTask(torch.zeros(4, 1, 28, 28, dtype=torch.uint8), 2, 1, conditional=False)
     decoder = PublishedDecoder(12, (1, 28, 28), 0, 4)
-    assert reconstruct(decoder, torch.randn(3, 12), game).shape == (3, 1, 1, 28, 28)
-    assert game.truths(torch.tensor([[0, 1], [2, 3]])).shape == (2, 1, 2, 1, 28, 28)
+    assert reconstruct(decoder, torch.randn(3, 12), task).shape == (3, 1, 1, 28, 28)
+    assert task.truths(torch.tensor([[0, 1], [2, 3]])).shape == (2, 1, 2, 1, 28, 28)
 
 
 def test_the_published_sizes():
@@ -71,17 +71,17 @@ def test_a_row_of_weights_points_at_its_image():
     generator = torch.Generator().manual_seed(0)
     features = Features(torch.randn(40, 30, generator=generator), torch.arange(40) % 4)
     recipe = HeadRecipe(classes=4, lr=0.1)
-    heads = Fleet(features.values, features.labels, recipe, 0).heads(0, 6)
+    heads = ShadowHeads(features.values, features.labels, recipe, 0).heads(0, 6)
     pixels = torch.arange(40, dtype=torch.uint8).reshape(40, 1, 1, 1)
-    found = nearest_images(heads, recipe, features, Game(pixels, 4, 1))
+    found = nearest_images(heads, recipe, features, ReconstructionTask(pixels, 4, 1))
     places = ((found[..., 0, 0, 0] + 1) * 127.5).round().long()
     assert torch.equal(places, heads.members)
 
 
 def test_members_become_pictures_class_by_class():
     pixels = torch.arange(4, dtype=torch.uint8).reshape(4, 1, 1, 1).expand(4, 1, 2, 2) * 85
-    game = Game(pixels, classes=2, class_size=2)
-    found = game.truths(torch.tensor([[3, 0, 1, 2]]))
+    task = ReconstructionTask(pixels, classes=2, class_size=2)
+    found = task.truths(torch.tensor([[3, 0, 1, 2]]))
     assert found.shape == (1, 2, 2, 1, 2, 2)
     torch.testing.assert_close(
         found[0, :, :, 0, 0, 0], torch.tensor([[1.0, -1.0], [-1 / 3, 1 / 3]])

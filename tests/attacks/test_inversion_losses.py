@@ -7,7 +7,7 @@ import torch
 
 from sfumato.attacks.inversion import (
     LOSSES,
-    Wish,
+    InversionLoss,
     cross_entropy,
     logit,
     margin,
@@ -117,19 +117,19 @@ def test_the_unit_is_the_usual_lead_of_the_first_answer():
 @pytest.mark.parametrize("name", LOSSES)
 def test_in_its_own_unit_a_louder_target_is_no_other_target(name, louder):
     quiet, public = answers(dtype=torch.float32), answers(2.0, torch.float32).flip(0)
-    before = Wish(name, margin_scale(public))
-    after = Wish(name, margin_scale(louder * public))
+    before = InversionLoss(name, margin_scale(public))
+    after = InversionLoss(name, margin_scale(louder * public))
     torch.testing.assert_close(after(louder * quiet, LABELS), before(quiet, LABELS))
 
 
 def test_without_the_unit_a_louder_target_outweighs_the_discriminator():
     logits = answers(dtype=torch.float32)
-    plain = Wish("margin")
+    plain = InversionLoss("margin")
     torch.testing.assert_close(plain(1.6 * logits, LABELS), 1.6 * plain(logits, LABELS))
 
 
 def test_a_wish_is_worked_out_in_float32():
     logits = answers(dtype=torch.float32).bfloat16()
-    found = Wish("cross-entropy", 2.0)(logits, LABELS)
+    found = InversionLoss("cross-entropy", 2.0)(logits, LABELS)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, cross_entropy(logits.float() / 2, LABELS))

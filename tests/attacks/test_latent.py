@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy_target import SHAPE, access_to_toy, linear_target, stripes
 
-from sfumato.attacks.inversion import LOSSES, Wish, margins
+from sfumato.attacks.inversion import LOSSES, InversionLoss, margins
 from sfumato.attacks.latent import Search, search_codes
 from sfumato.attacks.views import Views
 
@@ -32,9 +32,13 @@ def normal(count, generator):
     return torch.randn(count, 6, generator=generator)
 
 
-def run(draw=draw_few, begin=normal, wish=None, views=None, search=SEARCH, access=None, **more):
+def run(
+    draw=draw_few, begin=normal, inversion_loss=None, views=None, search=SEARCH, access=None, **more
+):
     access = access or access_to_toy()
-    return search_codes(draw, begin, access, wish or Wish(), views or Views(), search, **more)
+    return search_codes(
+        draw, begin, access, inversion_loss or InversionLoss(), views or Views(), search, **more
+    )
 
 
 def test_there_is_an_image_for_every_restart_of_every_class():
@@ -52,7 +56,7 @@ def test_it_begins_from_its_own_code_in_every_piece(z_batch):
 
 def test_margins_are_those_of_the_images_in_the_unit_of_the_wish():
     access = access_to_toy()
-    found = run(wish=Wish("margin", 2.5), access=access)
+    found = run(inversion_loss=InversionLoss("margin", 2.5), access=access)
     wanted = margins(access.logits(found.images) / 2.5, found.labels)
     torch.testing.assert_close(found.margins, wanted)
 
@@ -71,8 +75,8 @@ def test_the_target_ends_convinced(draw, begin, name):
     model = linear_target()
     model[1].bias.data.fill_(1.0)
     access = access_to_toy(model)
-    before = run(draw, begin, Wish(name), access=access, search=replace(SEARCH, z_steps=0))
-    after = run(draw, begin, Wish(name), access=access, search=replace(SEARCH, z_steps=80))
+    before = run(draw, begin, InversionLoss(name), access=access, search=replace(SEARCH, z_steps=0))
+    after = run(draw, begin, InversionLoss(name), access=access, search=replace(SEARCH, z_steps=80))
     assert (before.margins > 0).float().mean() < 0.7
     # The wanted logit alone may lift a neighbour's with it.
     assert (after.margins > 0).float().mean() > (0.6 if name == "logit" else 0.9)
@@ -130,14 +134,14 @@ def test_the_same_starts_and_views_lead_to_the_same_images_in_pieces_of_any_size
     """What the size of a piece does change are the draws: each piece has its own generator."""
     starts = normal(12, torch.Generator().manual_seed(0))
     # Gradients of the size of Adam's epsilon: a mean over the piece would be drowned in it.
-    quiet = Wish("margin", 1e6)
+    quiet = InversionLoss("margin", 1e6)
 
     def run_pieces(size):
         left = iter(starts.split(size))
         search = replace(SEARCH, z_batch=size)
         return run(
             begin=lambda n, g: next(left).clone(),
-            wish=quiet,
+            inversion_loss=quiet,
             views=STILL,
             search=search,
             extra=extra,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lessons import METHODS, new_lesson, same, small_gan, weights
+from gan_tasks import METHODS, new_lesson, same, small_gan, weights
 
 from sfumato.attacks import prior
 from sfumato.attacks.prior import train_gan
@@ -14,18 +14,18 @@ class Cut(Exception):
     """The machine went down."""
 
 
-def train(lesson, path, say=lambda _: None, seed=3):
+def train(task, path, say=lambda _: None, seed=3):
     path.mkdir(exist_ok=True)
-    gan = small_gan(lesson)
-    return gan, train_gan(gan, lesson, Run(path), seed=seed, say=say)
+    gan = small_gan(task)
+    return gan, train_gan(gan, task, Run(path), seed=seed, say=say)
 
 
 def instead(monkeypatch, take):
     """Take iterations so: `take` gets the GAN, how one is taken, and the seed, step and luck."""
     original = prior.iteration
 
-    def iteration(gan, lesson):
-        turn = original(gan, lesson)
+    def iteration(gan, task):
+        turn = original(gan, task)
         return lambda *place: take(gan, turn, place)
 
     monkeypatch.setattr(prior, "iteration", iteration)
@@ -51,7 +51,7 @@ def script(monkeypatch, found):
     """Looks that find what they are told; returns the generator's weights at each."""
     left, seen = iter(found), []
 
-    def told(gan, lesson, seed):
+    def told(gan, task, seed):
         net = gan.generator if gan.average is None else gan.average.module
         seen.append(weights(net))
         return next(left)
@@ -62,8 +62,8 @@ def script(monkeypatch, found):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_training_takes_its_iterations_and_gives_a_generator_that_is_frozen(method, tmp_path):
-    lesson, said = new_lesson(method, iterations=8), []
-    gan, made = train(lesson, tmp_path, said.append)
+    task, said = new_lesson(method, iterations=8), []
+    gan, made = train(task, tmp_path, said.append)
     assert gan.step == 8
     assert len(gan.looks) == len(said) == 3  # after 3, 6, and at the end
     assert not made.training
@@ -72,12 +72,12 @@ def test_training_takes_its_iterations_and_gives_a_generator_that_is_frozen(meth
 
 
 def test_the_target_becomes_convinced_of_fakes(tmp_path):
-    lesson = new_lesson(iterations=80, look_every=20, gan_lr=5e-3, alpha=1.0, gan_width=4)
-    gan, made = train(lesson, tmp_path)
+    task = new_lesson(iterations=80, look_every=20, gan_lr=5e-3, alpha=1.0, gan_width=4)
+    gan, made = train(task, tmp_path)
     assert max(gan.looks) > gan.looks[0] + 0.2
     assert max(gan.looks) > 0
     gan.generator = made
-    assert prior.look(gan, lesson, 3) == pytest.approx(max(gan.looks), abs=1e-5)
+    assert prior.look(gan, task, 3) == pytest.approx(max(gan.looks), abs=1e-5)
 
 
 def test_training_is_a_function_of_its_seed(tmp_path):
@@ -92,8 +92,8 @@ def test_training_is_a_function_of_its_seed(tmp_path):
 @pytest.mark.parametrize("net", ["generator", "discriminator"])
 def test_a_planted_nan_goes_back_to_the_last_good_look_and_says_so(net, tmp_path, monkeypatch):
     taken = poison(monkeypatch, (4, 0), net=net)
-    lesson, said = new_lesson(), []
-    gan, made = train(lesson, tmp_path, said.append)
+    task, said = new_lesson(), []
+    gan, made = train(task, tmp_path, said.append)
     assert said[1] == "the GAN diverged before iteration 6; back to 3"
     assert taken == [(i, 0) for i in range(6)] + [(i, 1) for i in range(3, 9)]
     assert gan.step == 9
@@ -148,10 +148,10 @@ def test_falls_apart_from_each_other_are_forgiven(tmp_path, monkeypatch):
 def test_a_run_that_was_cut_goes_on_to_the_same_generator(
     method, ema, fallen, tmp_path, monkeypatch
 ):
-    lesson = new_lesson(method, gan_ema=ema, iterations=12)
+    task = new_lesson(method, gan_ema=ema, iterations=12)
     bad = [(1, 0)] if fallen else []
     taken = poison(monkeypatch, *bad)
-    whole, wanted = train(lesson, tmp_path / "whole")
+    whole, wanted = train(task, tmp_path / "whole")
 
     def cut(gan, turn, place):
         if place[1:] == (8, len(bad)):
@@ -160,10 +160,10 @@ def test_a_run_that_was_cut_goes_on_to_the_same_generator(
 
     original = instead(monkeypatch, cut)
     with pytest.raises(Cut):
-        train(lesson, tmp_path / "cut")
+        train(task, tmp_path / "cut")
     monkeypatch.setattr(prior, "iteration", original)
     taken.clear()
-    gan, found = train(lesson, tmp_path / "cut")
+    gan, found = train(task, tmp_path / "cut")
     assert taken[0] == (6, len(bad))
     assert same(weights(found), weights(wanted))
     assert same(weights(gan.discriminator), weights(whole.discriminator))
@@ -181,10 +181,10 @@ def test_patience_stops_and_the_best_look_is_returned(tmp_path, monkeypatch):
 
 def test_a_run_that_lost_its_patience_does_not_go_on_when_it_was_cut(tmp_path, monkeypatch):
     seen = script(monkeypatch, [3.0, 2.0, 1.0])
-    lesson = new_lesson(iterations=15, patience=2)
-    train(lesson, tmp_path)
+    task = new_lesson(iterations=15, patience=2)
+    train(task, tmp_path)
     script(monkeypatch, [99.0])
-    gan, made = train(lesson, tmp_path)
+    gan, made = train(task, tmp_path)
     assert gan.step == 9
     assert same(weights(made), seen[0])
 

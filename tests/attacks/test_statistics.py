@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfumato.attacks.fleet import Fleet, Heads
 from sfumato.attacks.heads import HeadRecipe
+from sfumato.attacks.shadow_heads import Heads, ShadowHeads
 from sfumato.attacks.statistics import WeightStatistics, weight_statistics
 from sfumato.errors import DataError, RunError
 
@@ -65,23 +65,23 @@ def test_a_dead_feature_of_heads_that_start_at_zero_says_nothing():
     features = torch.randn(40, 5)
     features[:, 2] = 0
     recipe = HeadRecipe(classes=2, init_std=0.0)
-    fleet = Fleet(features, torch.arange(40) % 2, recipe, 0)
-    found = weight_statistics([fleet.batch(0, 100), fleet.batch(1, 100)])
+    shadow_heads = ShadowHeads(features, torch.arange(40) % 2, recipe, 0)
+    found = weight_statistics([shadow_heads.batch(0, 100), shadow_heads.batch(1, 100)])
     assert found.dropped(recipe, 5)[:2] == ["weight[0, 2]", "weight[1, 2]"]
-    assert found.standardise(fleet.batch(2, 9)).isfinite().all()
+    assert found.standardise(shadow_heads.batch(2, 9)).isfinite().all()
 
 
-def test_heads_of_another_fleet_are_refused():
+def test_heads_of_other_shadow_heads_are_refused():
     features, labels = torch.randn(40, 5), torch.arange(40) % 2
     recipe = HeadRecipe(classes=2)
-    ours = Fleet(features, labels, recipe, 0)
+    ours = ShadowHeads(features, labels, recipe, 0)
     found = weight_statistics([ours.batch(0, 20)])
-    found.standardise(Fleet(features, labels, recipe, 1).batch(0, 3))
+    found.standardise(ShadowHeads(features, labels, recipe, 1).batch(0, 3))
     for other in (
-        Fleet(features + 1, labels, recipe, 0),
-        Fleet(features, labels, HeadRecipe(classes=2, lr=0.1), 0),
+        ShadowHeads(features + 1, labels, recipe, 0),
+        ShadowHeads(features, labels, HeadRecipe(classes=2, lr=0.1), 0),
     ):
-        with pytest.raises(RunError, match="statistics from another fleet"):
+        with pytest.raises(RunError, match="statistics from other shadow heads"):
             found.standardise(other.batch(0, 3))
         with pytest.raises(RunError, match="came after heads of kind"):
             weight_statistics([ours.batch(0, 3), other.batch(0, 3)])

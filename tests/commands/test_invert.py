@@ -97,7 +97,7 @@ def hashes(images):
 def test_no_image_is_in_two_of_the_four_sets(settings, tmp_path, given):
     config = replace(settings, data="digits@0-4", public="digits@5-9", image_size=16)
     if given:
-        target = learn(lesson("digits@0-4", image_size=16, steps=1), tmp_path / "target")
+        target = learn(task("digits@0-4", image_size=16, steps=1), tmp_path / "target")
         config = replace(config, target=str(target))
     with open_run(config, verb="invert", out=tmp_path / "run") as run:
         context = make_context(config, run)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from inversions import attack, digits, learn, lesson, own_net, save, tiny
+from inversions import attack, digits, learn, own_net, save, task, tiny
 from safetensors.torch import save_file
 
 from sfumato.attacks.latent import Search
@@ -25,7 +25,7 @@ def settings(tmp_path_factory):
 @pytest.fixture(scope="module")
 def target(settings, tmp_path_factory):
     """A run of sfumato train on all of the private images."""
-    return learn(lesson(settings.data), tmp_path_factory.mktemp("runs") / "target")
+    return learn(task(settings.data), tmp_path_factory.mktemp("runs") / "target")
 
 
 def refused(config, out, kind, message):
@@ -167,14 +167,14 @@ def test_the_target_cannot_be_its_own_judge(settings, target, tmp_path):
 
 def test_a_judge_that_met_the_targets_images_is_refused(settings, tmp_path):
     both = saved(tmp_path / "both.npz", six_classes(digits("0-2", "train", 60)))
-    judge = learn(lesson(both), tmp_path / "judge")
+    judge = learn(task(both), tmp_path / "judge")
     config = replace(settings, judge=(judge,))
     refused(config, tmp_path / "run", DataError, "learnt 90 of the images .* another judge")
 
 
 def test_a_judge_that_met_the_images_it_is_compared_on_is_refused(settings, tmp_path):
     held_out = saved(tmp_path / "held.npz", six_classes(digits("0-2", "test", 20)))
-    config = replace(settings, judge=(learn(lesson(held_out), tmp_path / "judge"),))
+    config = replace(settings, judge=(learn(task(held_out), tmp_path / "judge"),))
     refused(config, tmp_path / "run", DataError, "learnt 60 of the images that nobody may know")
 
 
@@ -208,10 +208,10 @@ def test_a_judge_with_weights_of_the_target_is_refused(settings, target, tmp_pat
     fresh = [k for k in range(240) if k % 80 >= 60]  # neither learnt by the target nor scored on
     others = saved(tmp_path / "others.npz", six_classes(digits("0-2", "train", 80).select(fresh)))
     weights = target / "model.safetensors"
-    judge = learn(lesson(others, weights=weights), tmp_path / "fine-tuned")
+    judge = learn(task(others, weights=weights), tmp_path / "fine-tuned")
     config = replace(settings, target=str(target), judges=(), judge=(judge,))
     attack(config, tmp_path / "fine")  # what it began with is not what it is
-    judge = learn(lesson(others, weights=weights, freeze=("3.weight",)), tmp_path / "frozen")
+    judge = learn(task(others, weights=weights, freeze=("3.weight",)), tmp_path / "frozen")
     config = replace(config, judge=(judge,))
     refused(
         config, tmp_path / "run", DataError, 'shares weights .*"3.weight", 1 tensor.* another judge'
@@ -229,7 +229,7 @@ def six_classes(private):
 
 
 def test_a_judge_whose_classes_have_another_order_is_refused(settings, tmp_path):
-    judge = learn(lesson("digits@5-7,0-2", image_size=16), tmp_path / "judge")
+    judge = learn(task("digits@5-7,0-2", image_size=16), tmp_path / "judge")
     config = replace(settings, judge=(judge,))
     refused(config, tmp_path / "run", ConfigError, "knows the classes 5, 6, 7, 0.* in this order")
 

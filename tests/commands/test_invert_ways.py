@@ -13,10 +13,10 @@ from inversions import (
     attack,
     digits,
     learn,
-    lesson,
     own_net,
     same,
     scores_of,
+    task,
     tiny,
 )
 from PIL import Image
@@ -38,7 +38,7 @@ settings, finished = fixtures(tiny, attack)
 
 
 def test_a_target_that_sfumato_trained_is_attacked_as_it_is(settings, tmp_path):
-    target = learn(lesson(settings.data, epsilon=8.0, mode="ghost_mixed"), tmp_path / "target")
+    target = learn(task(settings.data, epsilon=8.0, mode="ghost_mixed"), tmp_path / "target")
     before = (target / "model.safetensors").read_bytes()
     data = defaults(Config)["data"]  # the target knows its own
     config = replace(settings, target=str(target), data=data)
@@ -130,7 +130,7 @@ def test_other_things_of_the_same_names_are_other_classes_to_judges(settings, tm
 
 
 def test_what_a_given_target_does_not_heed_is_said(settings, tmp_path):
-    target = learn(lesson(settings.data), tmp_path / "target")
+    target = learn(task(settings.data), tmp_path / "target")
     config = replace(settings, target=str(target), model="wrn-16-4", stage="select")
     attack(config, tmp_path / "run")
     said = (tmp_path / "run/log.txt").read_text()
@@ -213,7 +213,7 @@ def test_a_judge_that_is_there_sees_images_as_it_learnt_to(settings, finished, t
         others = invert_stages.judging_images(make_context(settings, run))
     others.save_npz(tmp_path / "lessons.npz", others.select(range(0, len(others), 9)))
     # scnn has BatchNorm, which sfumato train replaces: the judge must be built like that.
-    judge = learn(lesson(tmp_path / "lessons.npz", model="scnn", image_size=32), tmp_path / "judge")
+    judge = learn(task(tmp_path / "lessons.npz", model="scnn", image_size=32), tmp_path / "judge")
     config = replace(settings, judges=(), judge=(judge,), image_size=32)
     attack(config, tmp_path / "judged")
     (name,) = scores_of(tmp_path / "judged")["judges"]

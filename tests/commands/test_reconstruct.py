@@ -151,7 +151,7 @@ def test_a_head_that_somebody_brings(finished, tmp_path):
         attack(replace(TINY, target=tmp_path / "nan.safetensors"), finished)
 
 
-def test_statistics_of_another_fleet_are_refused(finished, tmp_path):
+def test_statistics_of_other_shadow_heads_are_refused(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "stages" / "evaluate")
     (tmp_path / "run" / "done.json").unlink()
@@ -159,7 +159,7 @@ def test_statistics_of_another_fleet_are_refused(finished, tmp_path):
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     config["config"]["lr"] = 0.2
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RunError, match="another fleet"):
+    with pytest.raises(RunError, match="other shadow heads"):
         attack(other, tmp_path / "run")
 
 

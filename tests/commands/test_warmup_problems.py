@@ -71,7 +71,7 @@ def test_private_images_never_reach_the_generator(settings, tmp_path):
     with open_run(settings, verb="warmup", out=tmp_path / "run") as run:
         context = make_context(settings, run)
         with pytest.raises(PrivacyError, match="which is private"):
-            warmup_generator.album_of(replace(context, public=context.private))
+            warmup_generator.generator_data_of(replace(context, public=context.private))
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -17,7 +17,7 @@ from sfumato.commands.warmup.context import make_context
 from sfumato.config import to_json
 from sfumato.data.example_rng import seed_of
 from sfumato.diffusion import generator
-from sfumato.diffusion.album import look
+from sfumato.diffusion.generator_data import look
 from sfumato.errors import ConfigError
 from sfumato.files import read_lines
 from sfumato.runs import open_run
@@ -52,27 +52,27 @@ def by_hand(settings, folder):
     """The steps of two processes, one after the other: their parts of the gradient added up."""
     with open_run(settings, verb="warmup", out=folder) as run:
         context = make_context(settings, run)
-    album, diffusion = warmup_generator.album_of(context), settings.diffusion
+    data, diffusion = warmup_generator.generator_data_of(context), settings.diffusion
     start = warmup_generator.make_denoiser(context)
-    painter = generator.new_painter(start, diffusion, context.device)
-    weights = list(painter.denoiser.parameters())
+    train_state = generator.new_train_state(start, diffusion, context.device)
+    weights = list(train_state.denoiser.parameters())
     for step in range(diffusion.steps):
         parts = []
         for rank in (0, 1):
             seed = seed_of(settings.seed, step, rank)
             torch.manual_seed(seed)
             rng = torch.Generator().manual_seed(seed)
-            generator.learn(painter, album, diffusion, torch.float32, rng, ProcessGroup(rank, 2))
+            generator.learn(train_state, data, diffusion, torch.float32, rng, ProcessGroup(rank, 2))
             parts.append([weight.grad.clone() for weight in weights])
         for weight, *pair in zip(weights, *parts, strict=True):
             weight.grad = sum(pair)
-        generator.set_rate(painter.optimizer, diffusion.rate(step))
-        painter.optimizer.step()
-        painter.average.update_parameters(painter.denoiser)
+        generator.set_rate(train_state.optimizer, diffusion.rate(step))
+        train_state.optimizer.step()
+        train_state.average.update_parameters(train_state.denoiser)
         if step % 2:
-            found, _ = look(painter.average.module, album, torch.float32)
-            generator.note_look(painter, found)
-    return painter
+            found, _ = look(train_state.average.module, data, torch.float32)
+            generator.note_look(train_state, found)
+    return train_state
 
 
 def test_two_processes_step_along_one_gradient(settings, two, tmp_path):
@@ -95,15 +95,15 @@ def test_the_parts_of_a_batch_weigh_as_one(settings, tmp_path, monkeypatch, size
     diffusion = replace(settings.diffusion, gen_batch=batch)
     with open_run(settings, verb="warmup", out=tmp_path / "run") as run:
         context = make_context(settings, run)
-    album = warmup_generator.album_of(context)
-    painter = generator.new_painter(
+    data = warmup_generator.generator_data_of(context)
+    train_state = generator.new_train_state(
         warmup_generator.make_denoiser(context), diffusion, context.device
     )
     total = 0
     for rank in range(size):
         rng = torch.Generator().manual_seed(rank)
-        generator.learn(painter, album, diffusion, torch.float32, rng, ProcessGroup(rank, size))
-        total += next(painter.denoiser.parameters()).grad
+        generator.learn(train_state, data, diffusion, torch.float32, rng, ProcessGroup(rank, size))
+        total += next(train_state.denoiser.parameters()).grad
     torch.testing.assert_close(total, torch.ones_like(total))
 
 
@@ -173,9 +173,9 @@ def test_a_step_in_two_recordings_is_the_step(settings, tmp_path, device):
     settings = replace(settings, device=device)
     with open_run(settings, verb="warmup", out=tmp_path / "run") as run:
         context = make_context(settings, run)
-    album, processes = warmup_generator.album_of(context), ProcessGroup(0, 2)
+    data, processes = warmup_generator.generator_data_of(context), ProcessGroup(0, 2)
     ours, theirs = (
-        generator.new_painter(
+        generator.new_train_state(
             warmup_generator.make_denoiser(context).eval(), settings.diffusion, context.device
         )
         for _ in range(2)
@@ -183,11 +183,11 @@ def test_a_step_in_two_recordings_is_the_step(settings, tmp_path, device):
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
-        turn = generator.new_turn(ours, album, settings.diffusion, torch.float32, processes)
+        turn = generator.new_turn(ours, data, settings.diffusion, torch.float32, processes)
         for step in range(WARM + 4):
             turn(5, step)
             rng = torch.Generator(context.device).manual_seed(seed_of(5, step))
-            generator.learn(theirs, album, settings.diffusion, torch.float32, rng, processes)
+            generator.learn(theirs, data, settings.diffusion, torch.float32, rng, processes)
             theirs.optimizer.step()
     finally:
         leave_processes()

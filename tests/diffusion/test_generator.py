@@ -10,8 +10,8 @@ from cuts import cut_in
 
 from sfumato.data.images import Images
 from sfumato.diffusion import generator
-from sfumato.diffusion.album import SHOWN, Album, copies_too_much, look, worth
-from sfumato.diffusion.generator import new_denoiser, new_painter, train_painter
+from sfumato.diffusion.generator import new_denoiser, new_train_state, train_generator
+from sfumato.diffusion.generator_data import SHOWN, GeneratorData, copies_too_much, look, worth
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.runs import Run
 from sfumato.settings.diffusion import Diffusion
@@ -34,24 +34,24 @@ def images_of(pixels, labels, name="public", private=False):
     )  # fmt: skip
 
 
-def album_of(dark, bright, held_out, held_out_labels):
+def generator_data_of(dark, bright, held_out, held_out_labels):
     """Dark images under one label and bright ones under the other."""
     learnt = images_of(torch.cat([dark, bright]), [0] * len(dark) + [1] * len(bright))
-    return Album(learnt, images_of(held_out, held_out_labels), CPU)
+    return GeneratorData(learnt, images_of(held_out, held_out_labels), CPU)
 
 
-NEVER_BETTER = album_of(
+NEVER_BETTER = generator_data_of(
     grey([60] * 20, 20), grey([120] * 20, 20), grey([200, 30] * 10, 20, seed=1), [0, 1] * 10
 )
 """What is learnt here makes the held-out images ever harder to denoise."""
-ONE_BY_HEART = album_of(
+ONE_BY_HEART = generator_data_of(
     grey([0] * 20), grey([160] * 20, 40), grey([160] * 20, 40, seed=1), [1] * 20
 )
 """What is learnt here helps the held-out images, and all samples of one class are one image."""
-ALL_BY_HEART = album_of(grey([0]), grey([255]), grey([90, 165] * 10), [0, 1] * 10)
+ALL_BY_HEART = generator_data_of(grey([0]), grey([255]), grey([90, 165] * 10), [0, 1] * 10)
 
 
-def train(album, folder, **changes):
+def train(data, folder, **changes):
     settings = Diffusion(
         **{
             "gen_width": 8, "gen_multipliers": (1,), "gen_blocks": 1, "gen_dropout": 0.0,
@@ -60,10 +60,10 @@ def train(album, folder, **changes):
         }
     )  # fmt: skip
     torch.manual_seed(0)
-    painter = new_painter(new_denoiser(settings, (1, 8, 8), 2), settings, CPU)
+    train_state = new_train_state(new_denoiser(settings, (1, 8, 8), 2), settings, CPU)
     told = []
-    made = train_painter(painter, album, settings, Run(folder, told.append))
-    return painter, made, "\n".join(told)
+    made = train_generator(train_state, data, settings, Run(folder, told.append))
+    return train_state, made, "\n".join(told)
 
 
 def test_a_batch_in_pieces_is_learnt_from_as_a_whole_one_is(tmp_path, monkeypatch):
@@ -73,7 +73,7 @@ def test_a_batch_in_pieces_is_learnt_from_as_a_whole_one_is(tmp_path, monkeypatc
     whole, _, _ = train(NEVER_BETTER, tmp_path / "whole", **changes)
     monkeypatch.setattr(generator, "AT_ONCE", 20)
     pieces, _, _ = train(NEVER_BETTER, tmp_path / "pieces", **changes)
-    one, other = (painter.denoiser.state_dict() for painter in (whole, pieces))
+    one, other = (train_state.denoiser.state_dict() for train_state in (whole, pieces))
     for name, weight in one.items():
         torch.testing.assert_close(other[name], weight, rtol=1e-3, atol=1e-5, msg=name)
 
@@ -92,30 +92,34 @@ def test_a_gpu_that_is_too_small_is_said_in_words(monkeypatch, tmp_path):
         train(NEVER_BETTER, tmp_path)
 
 
-def losses(painter):
-    return [found["held_out_loss"] for found in painter.looks]
+def losses(train_state):
+    return [found["held_out_loss"] for found in train_state.looks]
 
 
 def test_patience_stops_it_early_and_the_best_weights_are_kept(tmp_path):
-    painter, made, log = train(NEVER_BETTER, tmp_path, gen_patience=3)
-    assert [found["images"] for found in painter.looks] == [32, 64, 96, 128]
-    assert min(losses(painter)) == losses(painter)[0] == painter.best_look["held_out_loss"]
+    train_state, made, log = train(NEVER_BETTER, tmp_path, gen_patience=3)
+    assert [found["images"] for found in train_state.looks] == [32, 64, 96, 128]
+    assert (
+        min(losses(train_state)) == losses(train_state)[0] == train_state.best_look["held_out_loss"]
+    )
     assert (
         "stopped after 128 images: 3 looks brought nothing better than the weights after 32," in log
     )
     found, _ = look(made, NEVER_BETTER, torch.float32)
-    assert found["held_out_loss"] == pytest.approx(painter.best_look["held_out_loss"])
+    assert found["held_out_loss"] == pytest.approx(train_state.best_look["held_out_loss"])
 
 
 def test_copies_stop_it_early_though_held_out_images_are_denoised_better(tmp_path):
     slowly = {"gen_batch": 32, "gen_images": 1600, "gen_lr": 5e-3, "gen_half_life": 100}
-    painter, made, log = train(ONE_BY_HEART, tmp_path, gen_patience=2, gen_looks=5, **slowly)
-    judged = list(map(copies_too_much, painter.looks))
+    train_state, made, log = train(ONE_BY_HEART, tmp_path, gen_patience=2, gen_looks=5, **slowly)
+    judged = list(map(copies_too_much, train_state.looks))
     assert judged in ([False, True, True], [False, False, True, True])
-    assert losses(painter) == sorted(losses(painter), reverse=True), "by the loss it would go on"
-    assert painter.best_look is painter.looks[-3]
+    assert losses(train_state) == sorted(losses(train_state), reverse=True), (
+        "by the loss it would go on"
+    )
+    assert train_state.best_look is train_state.looks[-3]
     assert log.count("too many, so it learns by heart, and this look does not count") == 2
-    assert f"stopped after {painter.looks[-1]['images']} images" in log
+    assert f"stopped after {train_state.looks[-1]['images']} images" in log
     assert "WARNING" not in log
     found, shown = look(made, ONE_BY_HEART, torch.float32)
     assert not copies_too_much(found)
@@ -123,11 +127,11 @@ def test_copies_stop_it_early_though_held_out_images_are_denoised_better(tmp_pat
 
 
 def test_if_every_look_copies_the_fewest_copies_are_kept_and_that_is_said(tmp_path):
-    painter, made, log = train(ALL_BY_HEART, tmp_path, gen_looks=5)
-    assert all(map(copies_too_much, painter.looks))
-    copies = [found["copies"] for found in painter.looks]
-    assert painter.best_look["copies"] == min(copies)
-    assert painter.best_look["held_out_loss"] > min(losses(painter))
+    train_state, made, log = train(ALL_BY_HEART, tmp_path, gen_looks=5)
+    assert all(map(copies_too_much, train_state.looks))
+    copies = [found["copies"] for found in train_state.looks]
+    assert train_state.best_look["copies"] == min(copies)
+    assert train_state.best_look["held_out_loss"] > min(losses(train_state))
     assert "WARNING: this generator COPIES the images it learnt, at every look" in log
     assert "after 64 images" in log
     found, _ = look(made, ALL_BY_HEART, torch.float32)
@@ -139,16 +143,16 @@ def test_private_images_are_in_no_album():
     secret = images_of(grey([0, 255]), [0, 1], "faces", private=True)
     for learnt, unseen in ((secret, fine), (fine, secret)):
         with pytest.raises(PrivacyError, match='training a generator would read "faces"'):
-            Album(learnt, unseen, CPU)
+            GeneratorData(learnt, unseen, CPU)
 
 
 def test_what_is_held_out_must_be_like_what_is_learnt():
     fine = images_of(grey([0, 255]), [0, 1])
     for other in (replace(fine, classes=("a", "b")), replace(fine, pixels=fine.pixels[..., :6])):
         with pytest.raises(DataError, match="differ in size or classes"):
-            Album(fine, other, CPU)
+            GeneratorData(fine, other, CPU)
     with pytest.raises(DataError, match='"public" is empty'):
-        Album(fine, fine.select([]), CPU)
+        GeneratorData(fine, fine.select([]), CPU)
 
 
 def test_what_copies_is_worth_less_than_what_does_not():

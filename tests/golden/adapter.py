@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from sfumato import load_model
 from sfumato.attacks.chance import draw_chance
-from sfumato.attacks.fleet import Fleet
 from sfumato.attacks.heads import HeadRecipe
+from sfumato.attacks.shadow_heads import ShadowHeads
 from sfumato.attacks.shadows import _generator as shadow_generator
 from sfumato.cli import main
 from sfumato.clipping.clip import GradientClipper
@@ -221,8 +221,10 @@ def shadow_draws(seed: int, *name: object) -> np.ndarray:
 def head_members(seed: int) -> Tensor:
     """Which images some reconstruction heads are trained on."""
     features = torch.zeros(20, 4)
-    fleet = Fleet(features, torch.arange(20) % 2, HeadRecipe(classes=2, class_size=2), seed)
-    return fleet.members(3, 5)
+    shadow_heads = ShadowHeads(
+        features, torch.arange(20) % 2, HeadRecipe(classes=2, class_size=2), seed
+    )
+    return shadow_heads.members(3, 5)
 
 
 def head_starts(seed: int) -> Tensor:

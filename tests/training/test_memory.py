@@ -11,7 +11,7 @@ from torch import nn
 
 from sfumato.clipping.clip import GradientClipper
 from sfumato.training import memory
-from sfumato.training.chunks import Cutting
+from sfumato.training.chunks import ChunkSizes
 from sfumato.training.inputs import Inputs
 from sfumato.training.memory import Work, completes, fitting_batch, largest_that_fits, out_of_memory
 from sfumato.training.process_group import ProcessGroup
@@ -125,7 +125,7 @@ def test_room_is_wanted_for_chance_and_no_more(monkeypatch, expected, most):
     monkeypatch.setattr(memory, "LARGEST", {"cpu": 8192})
     monkeypatch.setattr(memory, "free_bytes", lambda _: 10**15)
     clipper = GradientClipper(nn.Sequential(nn.Flatten(), nn.Linear(144, 3)))
-    alone = Cutting(expected, expected**0.5)
+    alone = ChunkSizes(expected, expected**0.5)
     assert fitting_batch(clipper, inputs(), "auto", alone, ProcessGroup()) == most
     shared = replace(alone, processes=2)
     assert shared.longest == (most + 1) // 2
@@ -135,16 +135,20 @@ def test_room_is_wanted_for_chance_and_no_more(monkeypatch, expected, most):
 
 
 def test_of_what_fits_a_length_is_tried_that_wastes_little():
-    cutting = Cutting(600.0, 24.0, shapes=1)
+    chunk_sizes = ChunkSizes(600.0, 24.0, shapes=1)
     meter = Meter(straight, 80_000 * MB)
     room = straight(515) + 1
-    found = largest_that_fits(meter.measure, meter.run, room, cutting.longest, cutting.length)
-    assert found == cutting.length(512) < 350
+    found = largest_that_fits(
+        meter.measure, meter.run, room, chunk_sizes.longest, chunk_sizes.length
+    )
+    assert found == chunk_sizes.length(512) < 350
     assert meter.ran == [found]
     meter = Meter(lambda n: straight(n) if n < 20 else 2 * straight(n), 80_000 * MB)
-    found = largest_that_fits(meter.measure, meter.run, room, cutting.longest, cutting.length)
-    assert meter.ran == [cutting.length(512), found]
-    assert found == cutting.length(256)
+    found = largest_that_fits(
+        meter.measure, meter.run, room, chunk_sizes.longest, chunk_sizes.length
+    )
+    assert meter.ran == [chunk_sizes.length(512), found]
+    assert found == chunk_sizes.length(256)
 
 
 def test_plain_work_is_an_ordinary_gradient_of_what_counts():

@@ -20,7 +20,7 @@ from sfumato.models.average import new_average, new_half_life_average
 from sfumato.models.wrn import tanh_cnn
 from sfumato.models.zoo import build_model, head_parameters, pixel_statistics
 from sfumato.training import memory
-from sfumato.training.chunks import Cutting
+from sfumato.training.chunks import ChunkSizes
 from sfumato.training.inputs import Inputs
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.setup import choose_parameters, make_optimizer, make_schedule, pick_device
@@ -209,7 +209,7 @@ def test_auto_takes_what_fits_and_no_more_than_the_batch(monkeypatch):
     each = memory.bytes_per_example(clipper, inputs())
     assert 12 * 12 * 4 < each < 100_000
     monkeypatch.setattr(memory, "free_bytes", lambda _: 40 * each)
-    large, small = Cutting(1000.0, 32.0), Cutting(10.0, 3.0)
+    large, small = ChunkSizes(1000.0, 32.0), ChunkSizes(10.0, 3.0)
     assert memory.fitting_batch(clipper, inputs(), "auto", large, ProcessGroup()) == 32
     assert memory.fitting_batch(clipper, inputs(), "auto", small, ProcessGroup()) == 13
     assert memory.fitting_batch(clipper, inputs(), 64, large, ProcessGroup()) == 64

@@ -133,15 +133,15 @@ def given_judge(context: Context, path: Path) -> tuple[nn.Module, Inputs]:
     classes have another order would name others than it means.
     """
     settings, weights, _ = given_run(path, context.config.train)
-    lessons = load_images(settings.data, "train", people=settings.people, **settings.loading)
-    if lessons.shape[0] != context.members.shape[0]:
+    judge_images = load_images(settings.data, "train", people=settings.people, **settings.loading)
+    if judge_images.shape[0] != context.members.shape[0]:
         raise ConfigError(
-            f"judge {path} looks at {lessons.shape[0]} colour channels, and the target's images "
+            f"judge {path}: takes {judge_images.shape[0]} colour channels, and images of the target "
             f"have {context.members.shape[0]}. Train it with --grey, or on colour images."
         )
-    if lessons.classes != judged_classes(context):
+    if judge_images.classes != judged_classes(context):
         raise ConfigError(
-            f"judge {path} knows the classes {', '.join(lessons.classes)}. It should know "
+            f"judge {path} knows the classes {', '.join(judge_images.classes)}. It should know "
             f"{', '.join(judged_classes(context))}, private and public ones, in this order. Train "
             "it on them, or use --judges."
         )
@@ -162,7 +162,7 @@ def given_judge(context: Context, path: Path) -> tuple[nn.Module, Inputs]:
             f'judge {path} shares weights with the target ("{twins[0]}", {len(twins)} tensors in '
             "all), so what convinces one convinces the other. Take another judge."
         )
-    train_state, inputs = train.prepare(settings, lessons, context.device)
+    train_state, inputs = train.prepare(settings, judge_images, context.device)
     missing = load_weights(train_state.model, weights)
     if missing:
         raise ConfigError(f'{weights} has no "{missing[0]}": the run {path} is not whole.')

@@ -42,9 +42,11 @@ def judge(context: Context, stage: Run) -> None:
         place.path.mkdir(parents=True, exist_ok=True)
         if place.finished:
             continue
-        context.run.log(f'judge "{name}" learns {len(lessons.classes)} classes')
+        context.run.log(f'judge "{name}" learns {len(judge_images.classes)} classes')
         model = new_judge(context, name)
-        inputs = inputs_of(model, lessons, context.device, shift=2, precision=context.precision)
+        inputs = inputs_of(
+            model, judge_images, context.device, shift=2, precision=context.precision
+        )
         train_plainly(
             model,
             len(lessons),
@@ -107,7 +109,7 @@ def selection_of(context: Context) -> Selection:
 def wish_of(context: Context) -> Wish:
     """The inversion loss, in the target's unit."""
     scale = selection_of(context).scale if context.config.own_unit else 1.0
-    return Wish(context.config.loss, scale)
+    return InversionLoss(context.config.loss, scale)
 
 
 def prior(context: Context, stage: Run) -> None:
@@ -121,7 +123,7 @@ def prior(context: Context, stage: Run) -> None:
     pixels, labels = context.public.pixels, context.public.labels
     if config.method == "plg":  # the baselines learn from all public images, and no label
         pixels, labels = pixels[chosen.places.flatten()], chosen.labels
-    lesson = Lesson(
+    task = GanTask(
         pixels.to(context.device),
         labels.to(context.device),
         access,
@@ -131,7 +133,7 @@ def prior(context: Context, stage: Run) -> None:
         config.gan,
         context.precision,
     )
-    made = train_gan(gan, lesson, stage, seed=config.seed, say=stage.log, compiled=config.compile)
+    made = train_gan(gan, task, stage, seed=config.seed, say=stage.log, compiled=config.compile)
     stage.save_tensors("model.safetensors", made.state_dict())
     kept = {"iterations": gan.step, "margin_at_each_look": gan.looks}
     stage.finish({**kept, "best_look": gan.looks.index(max(gan.looks))})

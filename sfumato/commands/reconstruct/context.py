@@ -109,4 +109,4 @@ def fleet_of(context: Context, *, private: bool = False) -> Fleet:
     found = own_features(context, private=private)
     seed = context.config.seed + (1 if private else 0)
     source = own_features(context).digest
-    return Fleet(found.values, found.labels, context.recipe, seed, source)
+    return ShadowHeads(found.values, found.labels, context.recipe, seed, source)

@@ -35,8 +35,8 @@ def train(context: Context, stage: Run) -> None:
     train_state.load(stage.load_checkpoint())
     step = decoder_step(
         decoder,
-        game_of(context, context.own),
-        heads_by_step(context, fleet),
+        task_of(context, context.own),
+        heads_by_step(context, shadow_heads),
         statistics.standardise,
         precision=torch.bfloat16 if config.precision == "bf16" else torch.float32,
         compile=config.compile,
@@ -53,13 +53,13 @@ def game_of(context: Context, images: Images) -> Game:
     """What the decoder is asked for, on one set of images."""
     recipe = context.recipe
     pixels = images.pixels.to(context.device)
-    return Game(pixels, recipe.classes, recipe.class_size, context.config.conditional)
+    return ReconstructionTask(pixels, recipe.classes, recipe.class_size, context.config.conditional)
 
 
 def build_decoder(context: Context, fleet: Fleet) -> nn.Module:
     """The attacker's network for heads of this fleet."""
     torch.manual_seed(context.config.seed)
-    weights = context.recipe.num_parameters(fleet.dimension)
+    weights = context.recipe.num_parameters(shadow_heads.dimension)
     return new_decoder(context, weights).to(context.device)
 
 
@@ -88,7 +88,7 @@ def heads_by_step(context: Context, fleet: Fleet) -> Callable[[int], Heads]:
         nonlocal last
         number, place = divmod(step * size, pool)
         if last is None or last[0] != number:
-            last = number, fleet.batch(number, pool)
+            last = number, shadow_heads.batch(number, pool)
         heads, rows = last[1], slice(place, place + size)
         return Heads(heads.weights[rows], heads.members[rows], heads.kind)
 

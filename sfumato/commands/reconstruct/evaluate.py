@@ -66,26 +66,26 @@ def attack(context: Context) -> Trials:
     """Train heads on the target images, and let the attacker's network look at their weights."""
     config, fleet, statistics = (
         context.config,
-        fleet_of(context, private=True),
+        shadow_heads_of(context, private=True),
         statistics_of(context),
     )
-    decoder, game = trained_decoder(context, fleet), game_of(context, context.targets)
-    partner = partners(config.trials, fleet.per_permutation)
-    heads = fleet.heads(0, config.trials)
-    guesses = reconstruct(decoder, statistics.standardise(heads), game).cpu()
-    own = fleet_of(context).heads(0, REFERENCES)
-    references = reconstruct(decoder, statistics.standardise(own), game).cpu()
+    decoder, task = trained_decoder(context, shadow_heads), task_of(context, context.targets)
+    partner = partners(config.trials, shadow_heads.per_permutation)
+    heads = shadow_heads.heads(0, config.trials)
+    guesses = reconstruct(decoder, statistics.standardise(heads), task).cpu()
+    own = shadow_heads_of(context).heads(0, REFERENCES)
+    references = reconstruct(decoder, statistics.standardise(own), task).cpu()
     fake = None
     if statistics.correlation is not None:
         noise = statistics.fake(config.trials, seed=config.seed).to(context.device)
-        fake = reconstruct(decoder, noise, game).cpu()
+        fake = reconstruct(decoder, noise, task).cpu()
     simple = {}
     if config.conditional and not context.recipe.hidden:
-        own_images = game_of(context, context.own)
+        own_images = task_of(context, context.own)
         found = nearest_images(heads, context.recipe, own_features(context), own_images)
         simple["nearest_by_weights"] = found.cpu()
     accuracy = accuracy_of_heads(
-        heads.weights[:256], context.recipe, fleet.features, fleet.labels
+        heads.weights[:256], context.recipe, shadow_heads.features, shadow_heads.labels
     ).mean()
     size = context.recipe.class_size if config.conditional else heads.members.shape[1]
     return Trials(

@@ -13,7 +13,7 @@ def shadow(context: Context, stage: Run) -> None:
     """See how fast heads can be made and how good they are; nothing is kept."""
     fleet = fleet_of(context)
     began = time.perf_counter()
-    heads = fleet.heads(0, 256)
+    heads = shadow_heads.heads(0, 256)
     rate = len(heads) / (time.perf_counter() - began)
     found = own_features(context)
     score = accuracy_of_heads(heads.weights, context.recipe, found.values, found.labels)
@@ -22,7 +22,7 @@ def shadow(context: Context, stage: Run) -> None:
         {
             "heads_per_second": round(rate),
             "accuracy_of_heads": float(score.mean()),
-            "weights": recipe.num_parameters(fleet.dimension),
+            "weights": recipe.num_parameters(shadow_heads.dimension),
             "noise_multiplier": recipe.noise_multiplier,
             "steps": recipe.steps,
         }
@@ -33,10 +33,10 @@ def stats(context: Context, stage: Run) -> None:
     """Mean and deviation of every weight over many heads."""
     config, fleet = context.config, fleet_of(context)
     starts = range(0, config.stats_heads, 4096)
-    batches = (fleet.heads(i, min(4096, config.stats_heads - i)) for i in starts)
+    batches = (shadow_heads.heads(i, min(4096, config.stats_heads - i)) for i in starts)
     found = weight_statistics(batches, correlation=config.null == "both")
     found.save(stage.path / "statistics.safetensors")
-    constant = found.dropped(context.recipe, fleet.dimension)
+    constant = found.dropped(context.recipe, shadow_heads.dimension)
     if constant:
         some = ", ".join(constant[:5])
         stage.log(f"{len(constant)} weights are the same in all heads and say nothing: {some} ...")

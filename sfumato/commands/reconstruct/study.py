@@ -67,8 +67,8 @@ def first_head(context: Context) -> tuple[Tensor, Tensor]:
     fleet = fleet_of(context, private=True)
     game, heads = game_of(context, context.targets), fleet.heads(0, 1)
     z = statistics_of(context).standardise(heads)
-    guesses = reconstruct(trained_decoder(context, fleet), z, game)[0].cpu()
-    return game.truths(heads.members)[0, :, 0].cpu() / 2 + 0.5, guesses / 2 + 0.5
+    guesses = reconstruct(trained_decoder(context, shadow_heads), z, task)[0].cpu()
+    return task.truths(heads.members)[0, :, 0].cpu() / 2 + 0.5, guesses / 2 + 0.5
 
 
 def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
@@ -107,7 +107,7 @@ def look_at(context: Context, path: Path) -> dict[str, Any]:
     heads = Heads(weights[None].to(context.device), fleet.members(0, 1), fleet.kind)
     z = statistics_of(context).standardise(heads)
     far = float(z.square().mean().sqrt())
-    guesses = reconstruct(trained_decoder(context, fleet), z, game_of(context, context.own))[
+    guesses = reconstruct(trained_decoder(context, shadow_heads), z, task_of(context, context.own))[
         0
     ].cpu()
     # Heads of one name are different heads, and one head has one picture.

@@ -162,11 +162,11 @@ def learn(
         step = with_hooks(
             step, [CanaryHook(clipper.model, plan, canaries, observe(canaries, plan, run))]
         )
-    cutting = Cutting.of(
+    chunk_sizes = ChunkSizes.of(
         plan, processes=processes.size, device=inputs.device, compiled=config.compile
     )
     asked = config.physical_batch_size
-    size = fitting_batch(clipper, inputs, asked, cutting, processes, work)
+    size = fitting_batch(clipper, inputs, asked, chunk_sizes, processes, work)
     if run is not None and size != asked:
         run.log(f"{size} examples are taken at once")
     batches = poisson_batches(
@@ -177,7 +177,7 @@ def learn(
         stage="train",
         start=train_state.step,
         chunk_size=size,
-        round_to=cutting.round_to(size),
+        round_to=chunk_sizes.round_to(size),
     )
     if canaries is not None:
         batches = canaries.keep_out(batches)

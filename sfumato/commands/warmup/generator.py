@@ -39,7 +39,7 @@ def split(context: Context, stage: Run) -> None:
 def album_of(context: Context) -> Album:
     """Public images on the device; some of each class are held out."""
     held_out, own = parts_of(context)
-    return Album(own, held_out, context.device)
+    return GeneratorData(own, held_out, context.device)
 
 
 def parts_of(context: Context) -> tuple[Images, Images]:
@@ -84,8 +84,8 @@ def generator(context: Context, stage: Run | None) -> None:
     if stage is not None:
         stage.save_tensors("model.safetensors", made.state_dict())
         blueprint_of(context).keep(stage)
-        best = dict(painter.best_look)
-        seen = {"images_seen": painter.step * settings.gen_batch}
+        best = dict(train_state.best_look)
+        seen = {"images_seen": train_state.step * settings.gen_batch}
         stage.finish({**seen, "images_at_best": best.pop("images"), **best, "promise": NOTHING})
 
 

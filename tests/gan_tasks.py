@@ -3,8 +3,8 @@
 import torch
 from toy_target import access_to_toy, some_images
 
-from sfumato.attacks.inversion import Wish
-from sfumato.attacks.pupils import GanSettings, Lesson, new_gan
+from sfumato.attacks.inversion import InversionLoss
+from sfumato.attacks.pupils import GanSettings, GanTask, new_gan
 from sfumato.attacks.views import Views
 
 METHODS = ("plg", "gmi", "ked")
@@ -17,18 +17,29 @@ def rng(seed=0):
 def new_lesson(method="plg", **settings):
     """Twelve images of noise with labels, and a target that can be asked."""
     small = {
-        "iterations": 9, "gan_batch": 8, "d_steps": 2, "gan_width": 2, "latent": 4,
-        "look_every": 3, "patience": 0,
-    }  # fmt: skip
+        "iterations": 9,
+        "gan_batch": 8,
+        "d_steps": 2,
+        "gan_width": 2,
+        "latent": 4,
+        "look_every": 3,
+        "patience": 0,
+    }
     images = some_images()
-    return Lesson(
-        images.pixels, images.labels, access_to_toy(), Wish("margin", 0.5), Views(), method,
-        GanSettings(**(small | settings)), torch.float32,
-    )  # fmt: skip
+    return GanTask(
+        images.pixels,
+        images.labels,
+        access_to_toy(),
+        InversionLoss("margin", 0.5),
+        Views(),
+        method,
+        GanSettings(**(small | settings)),
+        torch.float32,
+    )
 
 
-def small_gan(lesson, seed=0):
-    return new_gan(lesson.method, lesson.access, lesson.settings, seed)
+def small_gan(task, seed=0):
+    return new_gan(task.method, task.access, task.settings, seed)
 
 
 def batch(n=8):

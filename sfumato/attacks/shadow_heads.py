@@ -1,4 +1,4 @@
-"""An endless sequence of heads, each a function of the fleet's seed and its own number.
+"""An endless sequence of heads, each a function of one seed and its own number.
 
 Each class is permuted and cut into consecutive sets of `class_size` images; head k takes the k-th
 set of every class. When a class is used up, a new permutation begins. So heads of one permutation
@@ -35,16 +35,16 @@ class Heads:
 
     weights: Float[Tensor, "m p"] = field(repr=False)
     members: Int[Tensor, "m n"] = field(repr=False)
-    """Rows of the fleet's features that a head was trained on, class by class."""
+    """Rows of the table of features that a head was trained on, class by class."""
     kind: str
-    """The `Fleet.kind` that they come from: what statistics must agree with."""
+    """The `ShadowHeads.kind` that they come from: what statistics must agree with."""
 
     def __len__(self) -> int:
         return len(self.weights)
 
 
 @dataclass(frozen=True, eq=False)
-class Fleet:
+class ShadowHeads:
     """Heads of one recipe on one table of features. The device of the table trains them."""
 
     features: Float[Tensor, "rows d"] = field(repr=False)
@@ -52,7 +52,7 @@ class Fleet:
     recipe: HeadRecipe
     seed: int
     source: str = ""
-    """The body that the features come from. Fleets of one source and recipe, on train and on test
+    """The body that the features come from. Heads of one source and recipe, on train and on test
     images for instance, are of one kind and share statistics. Empty: these very features."""
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Fleet:
         return hashlib.sha256(dumps(parts).encode()).hexdigest()
 
     def batch(self, number: int, count: int) -> Heads:
-        """Batch `number` of the fleet, if it is cut into batches of `count`."""
+        """Batch `number` of the shadow_heads, if it is cut into batches of `count`."""
         return self.heads(number * count, count)
 
     def heads(self, first: int, count: int, room: int | None = None) -> Heads:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sfumato.attacks.chance import BLOCK, draw_chance
-from sfumato.attacks.fleet import Fleet, train_heads
 from sfumato.attacks.heads import HeadRecipe, accuracy_of_heads, labels_of
 from sfumato.attacks.primal import train_primal
+from sfumato.attacks.shadow_heads import ShadowHeads, train_heads
 from sfumato.errors import ConfigError, DataError
 
 PRIVATE = {"noise_multiplier": 1.0, "max_norm": 2.0, "rate": 0.5}
@@ -30,22 +30,22 @@ def table(rows=200, d=9, dtype=torch.float32):
     return features.to(dtype), labels
 
 
-def fleet(recipe=RECIPES[0], seed=1, **changes):
+def shadow_heads(recipe=RECIPES[0], seed=1, **changes):
     features, labels = table(**changes)
-    return Fleet(features, labels, recipe, seed)
+    return ShadowHeads(features, labels, recipe, seed)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_any_batch_can_be_replayed_bit_for_bit(recipe):
-    once = fleet(recipe).batch(1, 300)
-    assert torch.equal(fleet(recipe).batch(1, 300).weights, once.weights)
-    assert not torch.equal(fleet(recipe, seed=2).batch(1, 300).weights, once.weights)
-    assert not torch.equal(fleet(recipe, seed=2).batch(1, 300).members, once.members)
+    once = shadow_heads(recipe).batch(1, 300)
+    assert torch.equal(shadow_heads(recipe).batch(1, 300).weights, once.weights)
+    assert not torch.equal(shadow_heads(recipe, seed=2).batch(1, 300).weights, once.weights)
+    assert not torch.equal(shadow_heads(recipe, seed=2).batch(1, 300).members, once.members)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_head_is_the_same_in_every_batch_and_with_any_memory(recipe):
-    ours = fleet(recipe)
+    ours = shadow_heads(recipe)
     whole = ours.heads(0, 3 * BLOCK + 10)
     assert torch.equal(ours.heads(0, 3 * BLOCK + 10, room=1).weights, whole.weights)
     for first, count in ((0, 1), (100, 200), (BLOCK - 1, BLOCK + 2), (BLOCK, BLOCK), (700, 78)):
@@ -56,7 +56,7 @@ def test_a_head_is_the_same_in_every_batch_and_with_any_memory(recipe):
 
 
 def test_the_heads_of_a_batch_belong_to_their_members():
-    ours = fleet(HeadRecipe(epochs=5, class_size=2, rate=0.5), dtype=torch.float64)
+    ours = shadow_heads(HeadRecipe(epochs=5, class_size=2, rate=0.5), dtype=torch.float64)
     made = ours.heads(BLOCK, BLOCK)
     chance = draw_chance(ours.recipe, 9, ours.seed, range(1, 2), ours.features)
     again = train_primal(ours.recipe, ours.features[made.members], labels_of(ours.recipe), chance)
@@ -66,7 +66,7 @@ def test_the_heads_of_a_batch_belong_to_their_members():
 
 
 def test_heads_of_one_permutation_share_no_image_and_the_next_one_combines_anew():
-    ours = fleet(HeadRecipe(class_size=2))
+    ours = shadow_heads(HeadRecipe(class_size=2))
     per = ours.per_permutation
     assert per == int(torch.bincount(ours.labels).min()) // 2
     for turn in range(3):
@@ -78,7 +78,7 @@ def test_heads_of_one_permutation_share_no_image_and_the_next_one_combines_anew(
 
 
 def test_every_image_is_used_equally_often():
-    ours = fleet(HeadRecipe())
+    ours = shadow_heads(HeadRecipe())
     turns = 400
     counts = torch.bincount(ours.members(0, turns * ours.per_permutation).flatten(), minlength=200)
     for label, size in enumerate(torch.bincount(ours.labels).tolist()):
@@ -109,7 +109,7 @@ def test_each_image_is_present_with_the_chance_of_the_rate():
 
 def test_trained_heads_know_their_classes_and_noise_makes_them_worse():
     def accuracy(**settings):
-        ours = fleet(HeadRecipe(class_size=2, **settings))
+        ours = shadow_heads(HeadRecipe(class_size=2, **settings))
         heads = ours.heads(0, 64)
         return float(accuracy_of_heads(heads.weights, ours.recipe, *table()).mean())
 
@@ -119,12 +119,12 @@ def test_trained_heads_know_their_classes_and_noise_makes_them_worse():
 
 MEASURE = """
 import torch
-from sfumato.attacks.fleet import Fleet
+from sfumato.attacks.shadow_heads import ShadowHeads
 from sfumato.attacks.heads import HeadRecipe
 torch.set_num_threads(1)
 private = {"rate": 0.5, "noise_multiplier": 1.0, "max_norm": 1.0}
 def peak(recipe, room):
-    Fleet(torch.randn(400, 256), torch.arange(400) % 10, recipe, 0).heads(0, 2048, room)
+    ShadowHeads(torch.randn(400, 256), torch.arange(400) % 10, recipe, 0).heads(0, 2048, room)
     # Not getrusage: its peak is inherited from the process that started this one.
     lines = dict(line.split(":") for line in open("/proc/self/status"))
     return 1024 * int(lines["VmHWM"].split()[0])
@@ -142,19 +142,19 @@ def test_training_takes_about_the_memory_it_is_given():
     assert 0.2 < primal < 1.1
 
 
-def test_fleets_of_one_source_are_of_one_kind_and_others_are_not():
+def test_shadow_heads_of_one_source_are_of_one_kind_and_others_are_not():
     (features, labels), recipe = table(), RECIPES[0]
     kinds = [
-        Fleet(features, labels, recipe, 0).kind,
-        Fleet(features + 1, labels, recipe, 0).kind,
-        Fleet(features, labels.flip(0), recipe, 0).kind,
-        Fleet(features, labels, HeadRecipe(epochs=6), 0).kind,
-        Fleet(features, labels, recipe, 0, source="vgg").kind,
-        Fleet(features, labels, HeadRecipe(epochs=6), 0, source="vgg").kind,
+        ShadowHeads(features, labels, recipe, 0).kind,
+        ShadowHeads(features + 1, labels, recipe, 0).kind,
+        ShadowHeads(features, labels.flip(0), recipe, 0).kind,
+        ShadowHeads(features, labels, HeadRecipe(epochs=6), 0).kind,
+        ShadowHeads(features, labels, recipe, 0, source="vgg").kind,
+        ShadowHeads(features, labels, HeadRecipe(epochs=6), 0, source="vgg").kind,
     ]
     assert len(set(kinds)) == len(kinds)
-    assert Fleet(features, labels, recipe, 5).kind == kinds[0]
-    assert Fleet(features[:100], labels[:100], recipe, 5, source="vgg").kind == kinds[4]
+    assert ShadowHeads(features, labels, recipe, 5).kind == kinds[0]
+    assert ShadowHeads(features[:100], labels[:100], recipe, 5, source="vgg").kind == kinds[4]
 
 
 def test_bad_tables_are_refused_by_what_is_wrong_with_them():
@@ -170,9 +170,9 @@ def test_bad_tables_are_refused_by_what_is_wrong_with_them():
     ]
     for arguments, message in cases:
         with pytest.raises(DataError, match=message):
-            Fleet(*arguments, RECIPES[0], 0)
+            ShadowHeads(*arguments, RECIPES[0], 0)
     with pytest.raises(ConfigError, match="count from 0"):
-        fleet().heads(-1, 2)
+        shadow_heads().heads(-1, 2)
     recipe = HeadRecipe(class_size=2)
     chance = draw_chance(recipe, 4, 0, range(1))
     with pytest.raises(DataError, match=r"20 images.*given 10"):

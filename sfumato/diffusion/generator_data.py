@@ -27,10 +27,10 @@ SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Album:
+class GeneratorData:
     """Public images on the device: those to learn from, and those held out.
 
-    Nothing that looks at an album adds noise: private images are a `PrivacyError`.
+    Nothing that looks at an data adds noise: private images are a `PrivacyError`.
     """
 
     learnt: Images
@@ -41,7 +41,7 @@ class Album:
         for images in (self.learnt, self.unseen):
             images.require_public("training a generator")
             if not len(images):
-                raise DataError(f'"{images.name}" is empty: an album has images of both kinds.')
+                raise DataError(f'"{images.name}" is empty: an data has images of both kinds.')
         if (self.learnt.shape, self.learnt.classes) != (self.unseen.shape, self.unseen.classes):
             raise DataError(
                 f'"{self.learnt.name}" and "{self.unseen.name}" differ in size or classes: images '
@@ -101,7 +101,7 @@ def worth(found: Mapping[str, float]) -> tuple[bool, float]:
 
 @torch.no_grad()
 def look(
-    denoiser: nn.Module, album: Album, precision: torch.dtype
+    denoiser: nn.Module, data: GeneratorData, precision: torch.dtype
 ) -> tuple[dict[str, float], UInt8[Tensor, "k c h w"]]:
     """How well held-out images are denoised, how many samples are copies, and some samples.
 
@@ -110,32 +110,32 @@ def look(
     """
     denoiser = denoiser.eval()
     assert isinstance(denoiser, Denoiser)
-    each = max(SHOWN, math.ceil(ENOUGH / album.classes))
-    labels = torch.arange(album.classes).repeat_interleave(each)
+    each = max(SHOWN, math.ceil(ENOUGH / data.classes))
+    labels = torch.arange(data.classes).repeat_interleave(each)
     samples = draw_images(
         denoiser,
         labels,
         torch.arange(len(labels)),
-        album.shape,
+        data.shape,
         solver="dpm",
         steps=12,
         precision=precision,
     )
     numbers = {
-        "held_out_loss": held_out_loss(denoiser, album, precision),
-        "copies": find_copies(samples, album.pixels.cpu()).share,
-        "held_out_copies": album.held_out_copies,
+        "held_out_loss": held_out_loss(denoiser, data, precision),
+        "copies": find_copies(samples, data.pixels.cpu()).share,
+        "held_out_copies": data.held_out_copies,
     }
-    return numbers, samples.unflatten(0, (album.classes, each))[:, :SHOWN].flatten(0, 1)
+    return numbers, samples.unflatten(0, (data.classes, each))[:, :SHOWN].flatten(0, 1)
 
 
-def held_out_loss(denoiser: Denoiser, album: Album, precision: torch.dtype) -> float:
+def held_out_loss(denoiser: Denoiser, data: GeneratorData, precision: torch.dtype) -> float:
     """The mean loss of held-out images, under noise that is the same at every look."""
-    device = album.pixels.device
+    device = data.pixels.device
     rng = torch.Generator(device).manual_seed(0)
     total = torch.zeros((), device=device)
     for pixels, labels in zip(
-        album.held_out.split(256), album.held_out_labels.split(256), strict=True
+        data.held_out.split(256), data.held_out_labels.split(256), strict=True
     ):
         images = pixels.float() / 127.5 - 1
         sigma = draw_sigma(len(images), rng, device)
@@ -143,4 +143,4 @@ def held_out_loss(denoiser: Denoiser, album: Album, precision: torch.dtype) -> f
         with torch.autocast(device.type, precision, enabled=precision != torch.float32):
             found = denoising_losses(denoiser, images, labels, sigma=sigma, noise=noise)
         total += found.sum()
-    return float(total) / len(album.held_out)
+    return float(total) / len(data.held_out)
