@@ -160,7 +160,7 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 
 
 def fits_in(method: str, case: Case, way: Way, device: torch.device) -> Callable[[int], bool]:
-    """Whether a step of so many examples fits; each is tried with a model of its own."""
+    """Whether a step of this many examples fits; each is tried with a model of its own."""
 
     def fits(batch: int) -> bool:
         release()  # here the last trial's error is gone, and with it all that its frames held

@@ -233,7 +233,7 @@ def _read_dataclass(kind: Any, data: Any, name: str) -> Any:
     if missing:
         raise ConfigError(
             f'setting "{prefix}{min(missing)}" is missing: another version of sfumato wrote these '
-            "settings, which did not know it. Go on with that version, or begin anew."
+            "settings, which did not know it. Go on with that version, or start again."
         )
     return kind(**{key: _read(hints[key], data[key], prefix + key) for key in names})
 

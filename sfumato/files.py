@@ -54,15 +54,16 @@ def append_line(path: Path, record: Mapping[str, Any], *, durable: bool) -> None
         _sync_folder(path.parent)
 
 
-def read_lines(path: Path, *, mend: bool = False) -> list[dict[str, Any]]:
+def read_lines(path: Path, *, repair: bool = False) -> list[dict[str, Any]]:
     """The JSON lines of a file; none if it is not there.
 
-    A last line cut short by a crash was never relied on: it does not count, and `mend` removes it.
+    A last line cut short by a crash was never relied on: it does not count, and `repair` removes
+    it.
     """
     if not path.exists():
         return []
     whole, newline, torn = path.read_bytes().rpartition(b"\n")
-    if torn and mend:
+    if torn and repair:
         os.truncate(path, len(whole) + len(newline))
     try:
         return [json.loads(line) for line in whole.splitlines()]

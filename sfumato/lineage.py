@@ -44,7 +44,7 @@ class Origin:
     data: str
     """Name of the data that its run was about; see `data_name`."""
     public_share: bool
-    """Whether a share of them was declared public, and learnt without noise."""
+    """Whether a share of them was declared public, and trained on without noise."""
     private: bool
     """Whether it was made in `private/`, where no ledger covers anything."""
     ledger: str
@@ -106,7 +106,7 @@ def _parsed(file: Path, note: str) -> Origin:
             _ = one.lines  # to the end, or it is damaged
     except (ValueError, zlib.error, RecursionError, SfumatoError) as problem:
         raise DataError(
-            f"{file}: its note of where it comes from is damaged ({problem}). Copy it anew."
+            f"{file}: its note of where it comes from is damaged ({problem}). Copy it again."
         ) from problem
     return found
 
@@ -129,7 +129,7 @@ def _notes(file: Path) -> dict[str, str]:
         with safe_open(file, framework="pt") as opened:
             return opened.metadata() or {}
     except SafetensorError:
-        return {}  # it is of another kind, or damaged: whoever reads its tensors says so
+        return {}  # it is of another kind, or damaged: the reader of its tensors says so
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def origin_in_place(file: Path) -> Origin | None:
         return None
     settings = record.get("config", {})
     whole = "\n".join(map(dumps, lines)).encode()
-    # What lies deeper, in private/ say, may have learnt from what its run began with.
+    # What lies deeper, in private/ say, may depend on what its run began with.
     inside = [folder for folder in file.parents if folder.is_relative_to(run)]
     places = (folder / START for folder in (*inside, *stage_and_run(file.parent)))
     start = next((place for place in places if place.exists()), None)

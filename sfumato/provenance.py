@@ -5,7 +5,7 @@ settings, the summary, and the copy of it in the weights' own note; weights with
 note. So a run can be checked without done.json too: the weights and the ledger are enough.
 
 What is found is loss and change in one place: a file that was cut, a number that was edited,
-weights that were exchanged. It is no signature: whoever forges all of them forges the run.
+weights that were exchanged. It is no signature: anyone who forges all of them forges the run.
 """
 
 import math

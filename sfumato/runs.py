@@ -144,7 +144,7 @@ class Run:
 
     def ledger_records(self) -> list[dict[str, Any]]:
         """The lines of ledger.jsonl, ready to be added to; empty when there is none yet."""
-        return read_lines(self.path / "ledger.jsonl", mend=True)
+        return read_lines(self.path / "ledger.jsonl", repair=True)
 
     def write_ledger(self, record: Mapping[str, Any]) -> None:
         """Append a line to ledger.jsonl; it is on disk when this returns.
@@ -176,8 +176,8 @@ class Run:
     ) -> Path:  # fmt: skip
         """An artefact in the safetensors format, with a note of where it comes from.
 
-        `made` describes the network that the tensors are weights of, as model.json does: whoever
-        reads both sees whether one of them was exchanged.
+        `made` describes the network that the tensors are weights of, as model.json does: a program
+        that reads both sees whether one of them was exchanged.
         """
         from safetensors.torch import save
 

@@ -40,7 +40,7 @@ Stages = Mapping[str, Sequence[str]]
 
 def has_begun(folder: Path) -> bool:
     """Whether anything was made in a run or stage that another config must not take over."""
-    if len(read_lines(folder / "ledger.jsonl", mend=True)) > 1:
+    if len(read_lines(folder / "ledger.jsonl", repair=True)) > 1:
         return True
     private = {f"private/{name}" for name in contents(folder / "private")}
     left = (contents(folder) - {"private"}) | private

@@ -24,7 +24,7 @@ def trusting(known: bool = True) -> Iterator[None]:
 
 
 def is_own_code(name: str) -> bool:
-    """Whether a model's name is somebody's module:function."""
+    """Whether a model's name is a module:function."""
     module, _, function = name.partition(":")
     return bool(function) and module != "torchvision"
 

@@ -30,10 +30,10 @@ def noise_images(count, size, seed=0):
     )  # fmt: skip
 
 
-def few_digits(path, learnt=80, others=240):
+def few_digits(path, trained_on=80, others=240):
     """An .npz of digits of 8 x 8 pixels; every third has a wrong label, which only memory tells."""
     parts = []
-    for split, count in (("train", learnt), ("test", others)):
+    for split, count in (("train", trained_on), ("test", others)):
         images = load_images("digits", split, image_size=8)
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         images = images.select(order[:count])

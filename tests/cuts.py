@@ -13,7 +13,7 @@ class Cut(Exception):
 
 @contextmanager
 def cut_in(name, after):
-    """What is done inside is cut in the call of module:function after so many of them."""
+    """What is done inside is cut in the call of module:function after that many of them."""
     original, calls = resolve_name(name), []
 
     def cut(*arguments, **options):

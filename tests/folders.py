@@ -1,4 +1,4 @@
-"""Images as people keep them: one PNG an image, in one folder a class."""
+"""Images as people keep them: one PNG an image, in one folder per class."""
 
 from PIL import Image
 

@@ -30,7 +30,7 @@ MADE = (
 
 @cache
 def digits(classes, split, each):
-    """The first so many of each class, of 16 pixels."""
+    """The first few of each class, of 16 pixels."""
     images = load_images(f"digits@{classes}", split, image_size=16)
     labels = range(len(images.classes))
     places = [torch.nonzero(images.labels == label)[:each, 0] for label in labels]
@@ -104,7 +104,7 @@ def two_heads(classes):
 
 
 def own_net(classes):
-    """A network of somebody's own, with a BatchNorm that has seen images."""
+    """A network of your own, with a BatchNorm that has seen images."""
     return nn.Sequential(
         nn.Conv2d(1, 6, 3, 2), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(3), nn.Flatten(),
         nn.Linear(54, classes),

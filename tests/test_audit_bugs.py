@@ -10,7 +10,7 @@
     a parameter outside the norm       admission; what one example adds
     statistics without noise           admission; check "statistics"
     the same noise in every step       check "fresh noise"
-    a seed that somebody knows         the ledger, in its objections
+    a seed that is known         the ledger, in its objections
 
 What canaries cannot see (another layer than their own) is found by admission before the first step,
 and by what one example adds, which is measured in the first step. In tests of the second line of

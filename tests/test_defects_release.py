@@ -32,7 +32,7 @@ def settings(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def taught(settings, tmp_path_factory):
-    """A run whose teacher has learnt, and nothing else was done."""
+    """A run whose teacher is trained, and nothing else was done."""
     out = tmp_path_factory.mktemp("runs") / "taught"
     make(replace(settings, stage="teacher"), out)
     return out

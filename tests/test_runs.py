@@ -243,7 +243,7 @@ def test_a_torn_last_line_does_not_count_and_is_mended(tmp_path):
         file.write('{"a": 2')
     assert read_lines(path) == [{"a": 1}]
     assert path.read_text().endswith('{"a": 2')
-    assert read_lines(path, mend=True) == [{"a": 1}]
+    assert read_lines(path, repair=True) == [{"a": 1}]
     append_line(path, {"a": 3}, durable=True)
     assert read_lines(path) == [{"a": 1}, {"a": 3}]
 

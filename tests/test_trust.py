@@ -31,7 +31,7 @@ def finished_run(tmp_path_factory):
 
 @pytest.fixture(name="folder")
 def a_strangers_folder(finished, tmp_path, monkeypatch):
-    """One stands in it, as after unpacking somebody's archive, and calls the console script."""
+    """One stands in it, as after unpacking an archive, and calls the console script."""
     shutil.copytree(finished, tmp_path / "run")
     edit(tmp_path / "run/config.json", ("config", "model"), "others:make")
     describe(tmp_path / "run")

@@ -1,10 +1,11 @@
-"""Was this image one of those the model learnt? Scores of four attacks, larger for "yes".
+"""Was this image one of those the model was trained on? Scores of four attacks, larger for "yes".
 
 All of them look at one number: the log-odds phi = ln(p_y / (1 - p_y)) that a model gives an image's
 own class. The loss attack takes it as it is. The others ask how unusual it is for this very image,
 and learn that from shadow models, of which some had the image and some did not: LiRA by a Gaussian
-fitted to each side (Carlini et al. 2022), RMIA by a comparison with images that nobody learnt
-(Zarifzadeh et al. 2024). Letters: m shadow models, n images under attack, z images of a population.
+fitted to each side (Carlini et al. 2022), RMIA by a comparison with images that no model was
+trained on (Zarifzadeh et al. 2024). Letters: m shadow models, n images under attack, z images of a
+population.
 """
 
 import math
@@ -37,7 +38,7 @@ def log_odds(
 
 
 def loss_scores(phi: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
-    """The log-probability of the right class: an image with a small loss was rather learnt."""
+    """The log-probability of the right class: an image with a small loss was rather trained on."""
     return F.logsigmoid(phi)
 
 
@@ -46,7 +47,8 @@ def lira_online(
 ) -> Float64[Tensor, " n"]:
     """The log-likelihood ratio of phi: models with the image against models without it.
 
-    `inside[k, i]` says that shadow model k learnt image i. Each image needs a model on each side.
+    `inside[k, i]` says that shadow model k was trained on image i. Each image needs a model on each
+    side.
     """
     mean_in, variance_in = _fit(shadows, inside)
     mean_out, variance_out = _fit(shadows, ~inside)
@@ -78,8 +80,8 @@ def rmia(
     """The share of a population that the image beats: p(x|target)/p(x) > gamma p(z|target)/p(z).
 
     p(x) is what an average model would say. Only models without x are asked, and their mean m is
-    moved towards 1, to ((1 + a) m + (1 - a)) / 2, since half of all models would have learnt x.
-    The population was learnt by nobody, neither by the target nor by a shadow model.
+    moved towards 1, to ((1 + a) m + (1 - a)) / 2, since half of all models would have been trained
+    on x. No model was trained on the population, neither the target nor a shadow model.
     """
     if not len(population):
         raise DataError("RMIA compares with a population, and there is none. Give other images.")
@@ -115,7 +117,7 @@ def _require_models(count: Float64[Tensor, " n"]) -> None:
     if bool((count < 1).any()):
         image = int((count < 1).nonzero()[0])
         raise DataError(
-            f"image {image} is on one side of all shadow models: each needs some that learnt it "
+            f"image {image} is on one side of all shadow models: each needs some trained on it "
             "and some that did not. Train more of them, in pairs of halves."
         )
 

@@ -89,7 +89,7 @@ def set_canary_aside(images: Images, seed: int) -> tuple[Images, Images]:
 
 
 def trial(train: Trainer, rest: Images, canary: Images, number: int, seed: int) -> float:
-    """How sure a model is of the canary's label; it learnt the canary if `number` is odd.
+    """How sure a model is of the canary's label; it was trained on the canary if `number` is odd.
 
     NaN is what a model says that broke.
     """
@@ -109,7 +109,7 @@ def trial(train: Trainer, rest: Images, canary: Images, number: int, seed: int) 
 
 
 def check_trials(scores: Mapping[int, float]) -> None:
-    """Refuse early what no further call would mend: models that broke, or one again and again."""
+    """Refuse early what no further call would fix: models that broke, or one again and again."""
     if len(scores) > 1 and all(map(math.isnan, scores.values())):
         raise DataError(
             f"the models of all {len(scores)} calls so far answered NaN: the training breaks, and "

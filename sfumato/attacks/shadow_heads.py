@@ -194,7 +194,9 @@ def _check(features: Tensor, labels: Tensor, recipe: HeadRecipe) -> None:
         raise DataError(f"features are {features.dtype}. Give them in float32 or float64.")
     if not bool(torch.isfinite(features).all()):
         row = int((~torch.isfinite(features)).any(1).nonzero()[0])
-        raise DataError(f"the features of image {row} are not finite. Leave it out, or mend them.")
+        raise DataError(
+            f"the features of image {row} are not finite. Leave it out, or repair them."
+        )
     outside = (labels < 0) | (labels >= recipe.classes)
     if bool(outside.any()):
         raise DataError(

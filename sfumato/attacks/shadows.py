@@ -1,6 +1,6 @@
 """Shadow models: many copies of one network, trained side by side on random halves of a pool.
 
-What a model says of an image it learnt, and of one it did not, an attacker finds out on models of
+What a model says of an image it was trained on, and of another, an attacker finds out on models of
 its own. The copies are one stack of weights: each step is one vmap over them, each copy with its
 own batch, and the optimizer, which works number by number, does not notice the stack. Training is
 plain, without augmentation: what an attacker who knows the recipe does when it has no better idea.
@@ -51,7 +51,7 @@ class Copies:
 
 
 def draw_halves(count: int, images: int, seed: int) -> Bool[Tensor, "m n"]:
-    """Which of so many shadow models has which image: `[k, i]`.
+    """Which of the shadow models has which image: `[k, i]`.
 
     Guarantee: models come in pairs, a random half and all the rest, so each image is in exactly
     half of them; the halves of one pair differ by at most one image in size.

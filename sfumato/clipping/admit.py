@@ -39,7 +39,7 @@ DRAWS = 24
 TOLERANCE = 2e-4
 """Relative; float32 sums in another order differ by less, wrong rules by much more."""
 SELDOM = 100
-"""In the long run what one example adds is measured in one batch of so many: about 1 % of work."""
+"""In the long run what one example adds is measured in a batch of this size: about 1 % of work."""
 _DICE = random.SystemRandom()  # not torch's, so that nobody else's chance moves
 
 
@@ -90,7 +90,7 @@ def clipped_gradient(
     mask: Tensor | None = None,
     mode: str = "ghost_mixed",
 ) -> Clipped:
-    """The sum of clipped gradients of `loss_fn(model, *inputs)`, which gives one loss an example.
+    """The sum of clipped gradients of `loss_fn(model, *inputs)`, which gives one loss per example.
 
     Guarantee: that of `GradientClipper.clip`, for a model that has been admitted on noise of the
     same shape. For a single sum; in a loop make a `GradientClipper`, admit it once and call its
@@ -152,7 +152,7 @@ def one_at_a_time(
 
 
 def contributions_due(before: int) -> bool:
-    """Whether to measure what examples add, after so many other batches.
+    """Whether to measure what examples add, after this many other batches.
 
     Of the first for certain, later of one in `SELDOM`, which nobody can foresee.
     """

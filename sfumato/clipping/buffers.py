@@ -50,7 +50,7 @@ class Buffers:
     """The buffers and parameters of a model, watched: what a pass writes there is an error.
 
     What is written between passes is the caller's own (weights that are loaded, statistics of
-    public images), and so is a table that a layer writes anew each time with what it held before.
+    public images), and so is a table that a layer writes again each time with what it held before.
     """
 
     def __init__(self, model: nn.Module) -> None:

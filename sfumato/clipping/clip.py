@@ -81,7 +81,7 @@ class GradientClipper:
         `clipping.max_norm` to the total; where `mask` is false it adds nothing. An example whose
         gradient is not finite adds nothing.
         With `tell`, which is told losses, norms, factors and mask before the sums are there, it
-        spoils the sum, and it is for whoever is told to see that by its norm.
+        spoils the sum, and it is for the caller to see that by its norm.
 
         An example may have several rows in the inputs (views, the images of one person), next to
         each other; the loss is then one number for all of them. All that belongs to the batch must
@@ -209,7 +209,7 @@ class GradientClipper:
         With `retain` the tape can be finished once more.
         """
         if tape.count != len(tape.parts):
-            raise UnsupportedLayer(tape.wandered("the end of the forward pass"))
+            raise UnsupportedLayer(tape.lost_track("the end of the forward pass"))
         check_losses(losses, tape.examples)
         # A compiler plans memory itself, and before torch 2.12 takes a freed graph for used up.
         keep = retain or torch.compiler.is_compiling()

@@ -59,7 +59,7 @@ LISTING = (torch.cat, torch.concat, torch.stack, torch.hstack, torch.vstack)
 
 @dataclass(frozen=True)
 class Pass:
-    """What is known beforehand of a pass of so many examples."""
+    """What is known beforehand of a pass of this many examples."""
 
     norms: tuple[Tensor, ...]
     keeps: tuple[Tensor, ...]

@@ -1,4 +1,4 @@
-"""Whether the loss of one example looks at another, asked of the very passes that are learnt from.
+"""Whether the loss of one example looks at another, asked of the very passes that train the model.
 
 The trial before training (`admit`) sees the model alone, on noise, a few examples at a time. Here
 one example's loss is sent back through the graph of a real batch. Nothing of it may arrive at
@@ -36,7 +36,7 @@ from sfumato.errors import PrivacyError
 EXACT, ROUNDED = 1e-2, 1e-1
 """Share of a tensor's size by which rounding may move it, in float32 and where bfloat16 is used."""
 RARELY = 50
-"""In the long run, one pass in so many is looked at."""
+"""In the long run, one pass in this many is looked at."""
 SOME = 64
 """Examples of a pass that is made for this alone."""
 PLACE_MATTERS = (
@@ -50,7 +50,7 @@ _DICE = random.SystemRandom()  # not torch's, so that nobody else's chance moves
 
 
 def is_due(before: int, rarely: int | None = RARELY) -> bool:
-    """Whether to look at a pass, after so many others of its kind.
+    """Whether to look at a pass, after this many others of its kind.
 
     At the first for certain, then with a chance of 1/2, 1/3, ... down to one in `rarely`.
     """

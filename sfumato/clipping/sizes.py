@@ -123,7 +123,7 @@ def axis_of_examples(few: Shape, many: Shape) -> int | None:
     """The one axis that grows with the number of examples, or None if nothing changes.
 
     Raises `ValueError` where something changes that is no axis of examples: several axes, or one
-    that is not so many rows for each example.
+    that does not have the same number of rows for each example.
     """
     if few == many:
         return None

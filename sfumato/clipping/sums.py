@@ -170,6 +170,6 @@ def _add_up(
         found = torch.autograd.grad(values, wanted, sums, retain_graph=again, allow_unused=True)
         for name, gradient in zip(names, found, strict=True):
             if gradient is None:
-                raise UnsupportedLayer(tape.wandered(f"what uses {name}"))
+                raise UnsupportedLayer(tape.lost_track(f"what uses {name}"))
             total[name] = gradient.detach()
     return total

@@ -142,10 +142,10 @@ class Tape:
             part.rounded = torch.is_autocast_enabled(leaf.device.type)
             part.func, part.call, part.meeting = self.func, self.calls, self.here
         elif self.count >= len(self.parts):
-            raise UnsupportedLayer(self.wandered(operation))
+            raise UnsupportedLayer(self.lost_track(operation))
         part = self.parts[self.count]
         if (part.kind, part.operation, part.shape) != (kind, operation, tuple(leaf.shape)):
-            raise UnsupportedLayer(self.wandered(operation))
+            raise UnsupportedLayer(self.lost_track(operation))
         self.count += 1
         self.values.append(leaf)
         self.extras.append(None)
@@ -169,7 +169,7 @@ class Tape:
             part = self.parts[self.count] if self.count < len(self.parts) else None
             found = part.meeting if part is not None and part.call == self.calls else None
             if found is None and any(_carries_gradient(t) for t in tensors):
-                raise UnsupportedLayer(self.wandered(func))
+                raise UnsupportedLayer(self.lost_track(func))
         self.here = found or NOWHERE
         return found
 
@@ -263,7 +263,7 @@ class Tape:
             self.alive.append(leaf)
         return leaf
 
-    def wandered(self, operation: str) -> str:
+    def lost_track(self, operation: str) -> str:
         """What to say when the pass is not the one that was examined."""
         return (
             f"the model took another path than when it was examined (at {operation}, use number "

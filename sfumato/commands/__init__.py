@@ -36,7 +36,7 @@ class Recipe:
     writes_file: Callable[[Any], bool] = lambda _: False
     """Whether settings ask for files in a place of their own, by `write_file`, and for no run."""
     write_file: Callable[[Any, Path | None, Callable[[str], None]], Summary] | None = None
-    """Writes them to the place that was asked for, with somebody to tell what goes on."""
+    """Writes them to the place that was asked for, and tells what goes on."""
     again: str | None = None
     """A stage that a finished run may take again."""
 

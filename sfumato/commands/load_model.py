@@ -28,7 +28,7 @@ def load_model(
     comes with it. Raises `RunError` where there is no such model, it cannot be built again, or the
     run is damaged (`sfumato.provenance`): then nobody knows what is promised.
 
-    A network of somebody's own is built by code whose name the folder gives. It is imported and run
+    A network of your own is built by code whose name the folder gives. It is imported and run
     with `trust_code` alone: a folder from elsewhere may name anything.
     """
     if not isinstance(run, Run | str | Path):
@@ -93,7 +93,7 @@ def why_none(folder: Path) -> str:
             f"{folder} has made a generator, and no classifier: draw images from it with sfumato "
             f"warmup draw {folder} --out FILE.npz."
         )
-    return f"{folder} has no model.json: an earlier version of sfumato made it. Train it anew."
+    return f"{folder} has no model.json: an earlier version of sfumato made it. Train it again."
 
 
 def read_description(folder: Path) -> Description:

@@ -25,7 +25,7 @@ from sfumato.settings.train import Training
 def book_of_weights(config: Training, images: Images) -> Ledger | None:
     """The ledger of the weights to begin with, if they learnt the same data; or why they cannot.
 
-    What is learnt from them costs what they have cost, and more; so does what these began with.
+    What is trained from them costs what they have cost, and more; so does what these began with.
     """
     if config.weights is None or config.mode == "non-private":
         return None
@@ -36,13 +36,14 @@ def book_of_weights(config: Training, images: Images) -> Ledger | None:
     spent = book.epsilon(delta)
     if spent == float("inf"):
         raise PrivacyError(
-            f"{config.weights} has learnt {data} without privacy, so nothing that begins with it "
-            "can promise anything. Begin with other weights, or train with --mode non-private."
+            f"{config.weights} was trained on {data} without privacy, so nothing that begins with "
+            "it can promise anything. Begin with other weights, or train with --mode non-private."
         )
     if config.epsilon is not None and spent >= config.epsilon:
         raise PrivacyError(
-            f"{config.weights} has learnt {data} under epsilon {spent:.3g} already, and --epsilon "
-            f"{config.epsilon:g} is for that and for what comes: raise it, or begin with others."
+            f"{config.weights} was trained on {data} under epsilon {spent:.3g} already, and "
+            f"--epsilon {config.epsilon:g} is for that and for what comes: raise "
+            "it, or begin with others."
         )
     return book
 
@@ -69,14 +70,14 @@ def tell_origin(config: Training, images: Images, say: Callable[[str], None]) ->
     others = ", ".join(dict.fromkeys(book.header.data for book in books))
     if others:
         say(
-            f"{config.weights} has learnt {others}, which is treated as other data than {data}. If "
-            "images are in both, what both have cost adds up for them, and the promise here leaves "
-            "that out: give the data the name that they had."
+            f"{config.weights} was trained on {others}, which is treated as other data than "
+            f"{data}. If images are in both, what both have cost adds up for them, and the "
+            "promise here leaves that out: give the data the name that they had."
         )
     elif origin_of(config.weights) is None:
         say(
-            f"{config.weights} does not say what it has learnt, and counts as public. If it has "
-            f"seen images of {data}, the promise leaves that out."
+            f"{config.weights} does not say what it was trained on, and counts as public. If it "
+            f"has seen images of {data}, the promise leaves that out."
         )
 
 
@@ -84,8 +85,8 @@ def require_strange(config: Training, images: Images) -> None:
     """Refuse weights that learnt the same data, for a verb that has no ledger to go on with."""
     if book_of_weights(config, images) is not None:
         raise PrivacyError(
-            f"{config.weights} has learnt {images.name}, and here it would count as public: the "
-            "ledger would leave out what that cost. Begin with other weights."
+            f"{config.weights} was trained on {images.name}, and here it would count as public: "
+            "the ledger would leave out what that cost. Begin with other weights."
         )
 
 
@@ -95,7 +96,7 @@ def require_covered(config: Training) -> None:
     First of all, weights that are not there, or that lie in a damaged run (`sfumato.provenance`).
 
     Such are those in a run's `private/`, and those of a warm-up that took a share of the data for
-    public: a promise to all examples would be one to that share too, learnt without noise.
+    public: a promise to all examples would be one to that share too, which was used without noise.
     """
     if config.weights is None:
         return
@@ -105,13 +106,13 @@ def require_covered(config: Training) -> None:
         return
     require_whole(config.weights.expanduser().resolve().parent)
     for origin in _origins(config.weights):
-        # In private/ anything may have been learnt of the data that those before it learnt.
-        learnt = {one.data for one in origin.all} if origin.private else {origin.data}
-        if data_name(config.data) not in learnt:
+        # In private/ anything may come from the data that those before it were trained on.
+        trained_on = {one.data for one in origin.all} if origin.private else {origin.data}
+        if data_name(config.data) not in trained_on:
             continue
         if origin.verb == "warmup" and origin.public_share:
             raise PrivacyError(
-                f"{config.weights} has learnt a public share of {config.data}, without noise: "
+                f"{config.weights} was trained on a public share of {config.data}, without noise: "
                 "sfumato would promise privacy to the images of that share too. Go on with sfumato "
                 "warmup train --out and the run of that warm-up, which leaves them out."
             )

@@ -56,19 +56,19 @@ def given_run(folder: Path, config: Training) -> tuple[Train, Path, Ledger | Non
     return settings, weights, ledger
 
 
-def say_unheeded(
+def say_ignored(
     folder: Path,
     config: Settings,
     settings: Training,
     run: Run,
-    heeded: Collection[str] = (),
+    used: Collection[str] = (),
 ) -> None:
     """Name the settings here that would make another model: the one in the folder is there.
 
-    `heeded` are those that the verb has another use for.
+    `used` are those that the verb has another use for.
     """
     free = {"data", "data_root", "device", "seed", "noise_seed", "epsilon", "mode", "weights"}
-    free |= set(heeded)
+    free |= set(used)
     given, usual, trained = flat(config), defaults(type(config)), flat(settings)
     other = [
         f"--{name.replace('_', '-')}"
@@ -78,15 +78,15 @@ def say_unheeded(
         and name not in Training.MAY_CHANGE
     ]
     if other:
-        run.log(f"{folder} is as it was trained; not heeded: {', '.join(other)}")
+        run.log(f"{folder} is as it was trained; ignored: {', '.join(other)}")
 
 
 def require_heeded(folder: Path, config: Settings, settings: Training) -> None:
     """Refuse a --data or --weights that the run in the folder has of its own."""
     if config.data not in (settings.data, defaults(type(config))["data"]):
         raise ConfigError(
-            f'{folder} learnt "{settings.data}", and --data is "{config.data}". Leave --data out, '
-            "or give another run."
+            f'{folder} was trained on "{settings.data}", not "{config.data}". Leave --data '
+            "out, or give another run."
         )
     if config.weights is not None:
         raise ConfigError(f"{folder} has weights of its own: leave --weights out.")

@@ -42,7 +42,7 @@ def to_grey(images: Images) -> Images:
 def overlap(a: Images, b: Images) -> Int[Tensor, " places"]:
     """The places in `a`, in order, of images that are also in `b`, pixel for pixel.
 
-    Every copy in `a` counts. An image that was flipped, resized or saved anew with loss is another
+    Every copy in `a` counts. An image that was flipped, resized or saved again with loss is another
     image, and is not found. Raises `DataError` if the images differ in size or channels, since then
     no two could ever be equal.
     """

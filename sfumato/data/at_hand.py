@@ -1,4 +1,5 @@
-"""What a person has at hand, a file, a picture or pixels, as images of the kind a network learnt.
+"""What a person has at hand, a file, a picture or pixels, as images of the kind a network was
+trained on.
 
 Files and pictures are framed as those of a folder are, pixels as a set in memory is: whichever way
 a network's images came, the same arithmetic is here.

@@ -1,4 +1,4 @@
-"""Images from a folder tree with one folder a class.
+"""Images from a folder tree with one folder per class.
 
     pictures/cat/1.jpg  pictures/dog/2.png           split by us, one fifth of each class for test
     pictures/train/cat/1.jpg  pictures/test/cat/2.jpg   split by you ("val" works for "test")
@@ -97,7 +97,7 @@ def _tell_nested(files: list[Path], root: Path) -> None:
     if nested is not None:
         warn(
             f"there are folders in the classes of {root}, such as {nested.parent.name}. If these "
-            "are people, each image of theirs is hidden, and they are not: add --unit person "
+            "are people, each of their images is hidden, and they are not: add --unit person "
             "--people folder.",
             SfumatoWarning,
             stacklevel=2,

@@ -33,7 +33,7 @@ class Framing:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least 1.")
 
     def require_room(self, count: int, channels: int, size: tuple[int, int]) -> None:
-        """Refuse so many images that would not fit; `size` (height, width) is theirs as they are.
+        """Refuse images that would not fit; `size` (height, width) is theirs as they are.
 
         Asked before any of them is decoded or enlarged.
         """

@@ -120,7 +120,7 @@ class Images:
         )
 
     def only(self, classes: str | Sequence[int]) -> "Images":
-        """The images of these classes alone, which are numbered anew, from 0, as they are listed.
+        """The images of these classes alone, which are renumbered, from 0, as they are listed.
 
         `classes` is a list as after the @ of a source ("cat,deer", "0-4,7"; see `find_classes`), or
         places in `classes`. Images stay in their order; names, people and privacy go with them.
@@ -130,9 +130,9 @@ class Images:
         else:
             places = distinct(classes, self.classes, self.name)
             listed = ",".join(map(str, places))
-        anew = torch.full((len(self.classes),), -1)
-        anew[places] = torch.arange(len(places))
-        labels = anew[self.labels]
+        renumbered = torch.full((len(self.classes),), -1)
+        renumbered[places] = torch.arange(len(places))
+        labels = renumbered[self.labels]
         kept = self.select(torch.nonzero(labels >= 0).flatten())
         stem, dash, split = self.name.rpartition("-")
         known = dash and split in ("train", "test")
@@ -169,7 +169,7 @@ class Images:
     def public_share(self, share: float, seed: int = 0) -> tuple["Images", "Images"]:
         """Declare `share` of every class public. Returns the public part and the private rest.
 
-        This is a decision about people, not a computation: whoever calls it promises that these
+        This is a decision about people, not a computation: the caller promises that these
         images may be seen. The ledger of what follows speaks of the private rest alone. Raises
         `DataError` if a class has no image in one of them.
         """

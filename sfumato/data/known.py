@@ -38,7 +38,7 @@ class Known:
         return cls(images=len(images), classes=images.classes, digest=made.hexdigest())
 
     def require(self, images: Images, who: str, remedy: str) -> None:
-        """Refuse other images than these; `who` learnt them."""
+        """Refuse other images than these; `who` was trained on them."""
         found = Known.of(images)
         if found == self:
             return
@@ -48,12 +48,12 @@ class Known:
         elif found.images != self.images:
             what = f"it had {self.images} images, and has {found.images}"
         raise DataError(
-            f'{who} learnt other data: "{images.name}" has changed since ({what}). {remedy}'
+            f'{who} was trained on other data: "{images.name}" has changed since ({what}). {remedy}'
         )
 
 
 def known_data(run: Path) -> Known | None:
-    """The data that a run or stage has learnt; None where nobody wrote that down."""
+    """The data that a run or stage was trained on; None where nobody wrote that down."""
     file = run / "private" / DATA
     return from_json(Known, read_json(file)) if file.exists() else None
 
@@ -64,7 +64,7 @@ def require_same_data(images: Images, run: Run | None) -> None:
         return
     known = known_data(run.path) if run.has_begun else None
     if known is not None:
-        remedy = "What it paid was for those. Bring them back, or begin anew with another --out."
+        remedy = "What it paid was for those. Bring them back, or start again with another --out."
         known.require(images, str(run.path), remedy)
     elif not run.has_begun:
         run.write_json(f"private/{DATA}", Known.of(images))

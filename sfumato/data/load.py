@@ -35,7 +35,7 @@ def load_images(
 
     `source` is a name (digits and patches, which are embedded; mnist, fashion_mnist,
     emnist-letters, cifar10, cifar100, svhn, celeba, imagenette), a path to an .npz file in the
-    Keras layout, or a folder with one folder a class. SOURCE@CLASSES keeps the classes listed
+    Keras layout, or a folder with one folder per class. SOURCE@CLASSES keeps the classes listed
     (mnist@0-4, cifar10@cat,deer), numbered from 0 in that order; a path that is there with an @ in
     its name is that path. Images are private unless said otherwise.
 

@@ -1,7 +1,7 @@
 """Who is on which image: for promises about people instead of images.
 
 A private step on people samples people, takes up to `most` images of each, and clips what all of
-them together change. So the promise hides whether somebody is in the data at all, with however
+them together change. So the promise hides whether a person is in the data at all, with however
 many images.
 """
 
@@ -48,7 +48,7 @@ class People:
         begin = counts.cumsum(0) - counts  # of each person in the rows below
         owner = torch.repeat_interleave(torch.arange(len(people)), counts)
         # A row for each image of these people, named by its turn among those of its person: places
-        # in the data move when somebody else leaves.
+        # in the data move when another person leaves.
         turn = torch.arange(len(owner)) - begin[owner]
         order = ExampleRng.of(seed, step, turn).throw(1)[0].argsort(stable=True)
         order = order[owner[order].argsort(stable=True)]  # shuffled within each person
@@ -82,7 +82,7 @@ def people_by_folder(files: Sequence[Path], root: Path) -> list[str]:
         parts = file.relative_to(root).parts
         if len(parts) < 3:
             raise DataError(
-                f"{file} lies directly in its class: with people=folder there is one folder a "
+                f"{file} lies directly in its class: with people=folder there is one folder per "
                 "person below each class, as in sick/anna/1.png."
             )
         names.append(parts[1])

@@ -1,6 +1,6 @@
-"""A watch on learning by heart: how many made images are copies of images that were learnt.
+"""A watch on learning by heart: how many made images are copies of training images.
 
-An image is called a copy of its nearest learnt image if that is less than a third as far away as
+An image is called a copy of its nearest training image if that is less than a third as far away as
 the second nearest (Yoon et al. 2023): a new image lies about as far from both. Distances are
 Euclidean, in pixels, so a copy that was mirrored or moved is not found.
 
@@ -33,7 +33,7 @@ Pixels = UInt8[Tensor, "n c h w"]
 
 @dataclass(frozen=True)
 class Copies:
-    """For each image, how near its nearest learnt image is, and which one it is."""
+    """For each image, how near its nearest training image is, and which one it is."""
 
     ratios: Float[Tensor, " n"]
     """Distance to the nearest over distance to the second nearest, between 0 and 1."""
@@ -52,13 +52,13 @@ class Copies:
         return len(self.places) / max(1, len(self.ratios))
 
 
-def copy_rates(made: Images, learnt: Images, held_out: Images) -> dict[str, float]:
-    """The share of copies among made images, and among images that nobody learnt from.
+def copy_rates(made: Images, trained_on: Images, held_out: Images) -> dict[str, float]:
+    """The share of copies among made images, and among images that no model was trained on.
 
-    Adds no noise: `learnt` and `held_out` must be public, or it is a `PrivacyError`.
+    Adds no noise: `trained_on` and `held_out` must be public, or it is a `PrivacyError`.
     """
     purpose = "counting copies"
-    known = learnt.require_public(purpose).pixels
+    known = trained_on.require_public(purpose).pixels
     unseen = held_out.require_public(purpose).pixels
     return {
         "copies": find_copies(made.pixels, known).share,
@@ -66,25 +66,30 @@ def copy_rates(made: Images, learnt: Images, held_out: Images) -> dict[str, floa
     }
 
 
-def find_copies(made: Pixels, learnt: UInt8[Tensor, "learnt _ _ _"], piece: int = 2048) -> Copies:
-    """The two nearest learnt images of each made image, on the device of the learnt ones.
+def find_copies(
+    made: Pixels, trained_on: UInt8[Tensor, "trained _ _ _"], piece: int = 2048
+) -> Copies:
+    """The two nearest training images of each made image, on the device of the training images.
 
     Guarantee: distances are exact, since whole numbers are added up in float64, and so they do not
     depend on `piece`, the rows of either set that are compared at a time. Learnt images that equal
     each other count once: a copy of a double is a copy.
     """
-    if made.shape[1:] != learnt.shape[1:]:
+    if made.shape[1:] != trained_on.shape[1:]:
         raise DataError(
-            f"made images are {tuple(made.shape[1:])} and learnt images {tuple(learnt.shape[1:])} "
-            "(channels, height, width): they can only be compared if they are alike."
+            f"made images are {tuple(made.shape[1:])} and training images "
+            f"{tuple(trained_on.shape[1:])} (channels, height, width): they can only be "
+            "compared if they are alike."
         )
-    distinct, places = _distinct(learnt.flatten(1))
+    distinct, places = _distinct(trained_on.flatten(1))
     if len(distinct) < 2:
         raise DataError(
-            f"{len(learnt)} learnt images, {len(distinct)} of them different: to tell copies takes "
-            "a nearest and a second nearest. Give at least 2 different images."
+            f"{len(trained_on)} training images, {len(distinct)} of them different: to tell "
+            "copies takes a nearest and a second nearest. Give at least 2 different images."
         )
-    found = [_two_nearest(rows.to(learnt.device), distinct, piece) for rows in _pieces(made, piece)]
+    found = [
+        _two_nearest(rows.to(trained_on.device), distinct, piece) for rows in _pieces(made, piece)
+    ]
     squares = torch.cat([torch.empty(0, 2, dtype=torch.float64), *(s.cpu() for s, _ in found)])
     nearest = torch.cat([torch.empty(0, dtype=torch.int64), *(w.cpu() for _, w in found)])
     # Distinct images are not both at distance 0, so the second is never 0.
@@ -96,14 +101,14 @@ def _pieces(images: Pixels, piece: int) -> tuple[UInt8[Tensor, "rows d"], ...]:
 
 
 def _two_nearest(
-    rows: UInt8[Tensor, "rows d"], learnt: UInt8[Tensor, "learnt d"], piece: int
+    rows: UInt8[Tensor, "rows d"], trained_on: UInt8[Tensor, "trained d"], piece: int
 ) -> tuple[Float[Tensor, "rows 2"], Int[Tensor, " rows"]]:
     """Squared distances to the two nearest, and the place of the nearest, piece by piece."""
     x = rows.double()
     own = x.square().sum(dim=1, keepdim=True)
     squares = x.new_full((len(x), 2), torch.inf)
     place = torch.zeros(len(x), 1, dtype=torch.int64, device=x.device)
-    for number, part in enumerate(learnt.split(piece)):
+    for number, part in enumerate(trained_on.split(piece)):
         y = part.double()
         # |x - y|^2 = |x|^2 + |y|^2 - 2 x.y, whole numbers below 2^53 throughout.
         gaps = own + y.square().sum(dim=1) - 2 * x @ y.T

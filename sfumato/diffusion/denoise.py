@@ -185,7 +185,7 @@ def preconditioning(sigma: Each, sigma_data: float) -> tuple[Each, Each, Each, E
 
 
 def require_fit(denoiser: Denoiser, shape: tuple[int, int, int], classes: int | None) -> None:
-    """Raise `ConfigError` unless the denoiser is for such images and so many classes."""
+    """Raise `ConfigError` unless the denoiser is for such images and this many classes."""
     network: Any = denoiser.network
     _check_shape(network, shape)
     known = getattr(network, "classes", classes)

@@ -242,7 +242,7 @@ def note_look(train_state: GeneratorTrainState, found: dict[str, float]) -> None
 
 
 def tell_copies(found: Mapping[str, float]) -> str:
-    """Copies among samples, beside those among images that nobody learnt."""
+    """Copies among samples, beside those among images that no model was trained on."""
     return f"copies {found['copies']:.1%} (of held-out images {found['held_out_copies']:.1%})"
 
 
@@ -256,10 +256,10 @@ def tell_end(train_state: GeneratorTrainState, settings: Diffusion, run: Run) ->
         )
     if copies_too_much(best):
         run.log(
-            "WARNING: this generator COPIES the images it learnt, at every look. The weights with "
-            f"the fewest are kept, after {best['images']:.0f} images: {tell_copies(best)}. Give it "
-            "more public images (--public-share), a smaller network (--gen-width), or look sooner "
-            "(--gen-looks), with another --out."
+            "WARNING: this generator COPIES the images it was trained on, at every look. The "
+            f"weights with the fewest are kept, after {best['images']:.0f} images: "
+            f"{tell_copies(best)}. Give it more public images (--public-share), a smaller network "
+            "(--gen-width), or look sooner (--gen-looks), with another --out."
         )
 
 

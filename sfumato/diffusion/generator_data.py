@@ -33,30 +33,33 @@ class GeneratorData:
     Nothing that looks at an data adds noise: private images are a `PrivacyError`.
     """
 
-    learnt: Images
+    trained_on: Images
     unseen: Images
     device: torch.device
 
     def __post_init__(self) -> None:
-        for images in (self.learnt, self.unseen):
+        for images in (self.trained_on, self.unseen):
             images.require_public("training a generator")
             if not len(images):
                 raise DataError(f'"{images.name}" is empty: an data has images of both kinds.')
-        if (self.learnt.shape, self.learnt.classes) != (self.unseen.shape, self.unseen.classes):
+        if (self.trained_on.shape, self.trained_on.classes) != (
+            self.unseen.shape,
+            self.unseen.classes,
+        ):
             raise DataError(
-                f'"{self.learnt.name}" and "{self.unseen.name}" differ in size or classes: images '
-                "that are held out must be like those that are learnt."
+                f'"{self.trained_on.name}" and "{self.unseen.name}" differ in size or classes: '
+                "images that are held out must be like those that are trained on."
             )
 
     @cached_property
     def pixels(self) -> UInt8[Tensor, "n c h w"]:
-        """What is learnt."""
-        return self.learnt.pixels.to(self.device)
+        """What is trained on."""
+        return self.trained_on.pixels.to(self.device)
 
     @cached_property
     def labels(self) -> Int[Tensor, " n"]:
         """Its labels."""
-        return self.learnt.labels.to(self.device)
+        return self.trained_on.labels.to(self.device)
 
     @cached_property
     def held_out(self) -> UInt8[Tensor, "m c h w"]:
@@ -71,16 +74,16 @@ class GeneratorData:
     @property
     def classes(self) -> int:
         """How many classes there are."""
-        return len(self.learnt.classes)
+        return len(self.trained_on.classes)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width."""
-        return self.learnt.shape
+        return self.trained_on.shape
 
     @cached_property
     def held_out_copies(self) -> float:
-        """The share of copies among images that were not learnt: those are so by chance."""
+        """The share of copies among images that were not trained on: those are so by chance."""
         return find_copies(self.held_out.cpu(), self.pixels.cpu()).share
 
 

@@ -50,7 +50,7 @@ class Geometry:
         return move(images, conditions), conditions
 
     def draw(self, count: int, generator: torch.Generator) -> Conditions:
-        """Movements for so many images, on the generator's device."""
+        """Movements for a number of images, on the generator's device."""
         device = generator.device
         chance = torch.rand(8, count, generator=generator, device=device)
         normal = torch.randn(4, count, generator=generator, device=device)

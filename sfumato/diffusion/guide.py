@@ -33,10 +33,10 @@ CLIP = 1e-5
 
 @dataclass(frozen=True)
 class DiscriminatorGuide:
-    """A discriminator as the guide of `draw_images`: silent but for sigmas it has learnt well.
+    """A discriminator as the guide of `draw_images`: silent but for sigmas it has learned well.
 
     Below the lowest it would tell bytes from smooth numbers, above the highest there is nothing to
-    tell: 1 in 100 of the sigmas it learnt from was larger.
+    tell: 1 in 100 of the sigmas it was trained on was larger.
     """
 
     discriminator: nn.Module

@@ -1,7 +1,8 @@
 """Many images, drawn piece by piece: never all in memory, by any number of processes.
 
-An image is a function of its number, so a piece is the same whoever draws it, and one that is on
-disk is not drawn again. Pieces are small: a command that is cut loses minutes, on any machine.
+An image is a function of its number, so a piece is the same for everyone who draws it, and one that
+is on disk is not drawn again. Pieces are small: a command that is cut loses minutes, on any
+machine.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ def piece_size(device: torch.device) -> int:
 def image_seeds(seed: int, numbers: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     """A seed for each image of a drawing; with another `seed` they are others.
 
-    Guarantee: a million images of any of a thousand seeds have seeds of their own. torch heeds 32
+    Guarantee: a million images of any of a thousand seeds have seeds of their own. torch uses 32
     bits of a seed alone, so they must be apart there; those of seed 0 are the numbers themselves.
     """
     return (numbers + seed * GOLDEN % 2**32) % 2**32
@@ -39,7 +40,7 @@ def image_seeds(seed: int, numbers: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
 
 @dataclass(frozen=True)
 class Pieces:
-    """So many images in files of so many; the folder is the leader's alone."""
+    """A number of images, in files of a fixed size; the folder is the leader's alone."""
 
     folder: Path | None
     count: int
@@ -78,7 +79,7 @@ class Pieces:
             yield torch.from_numpy(np.load(self._path(start)))
 
     def first(self, count: int) -> UInt8[Tensor, "k c h w"]:
-        """The first so many images, or all if there are fewer."""
+        """The first images, as many as asked for, or all if there are fewer."""
         found: list[Tensor] = []
         for piece in self:
             found.append(piece)

@@ -41,7 +41,7 @@ SIGMA_MAX = 80.0
 def noise_schedule(
     steps: int, sigma_min: float = 0.002, sigma_max: float = SIGMA_MAX, rho: float = 7.0
 ) -> list[float]:
-    """Sigmas for so many steps: from `sigma_max` down to `sigma_min`, and then 0.
+    """Sigmas for a number of steps: from `sigma_max` down to `sigma_min`, and then 0.
 
     Their rho-th roots are evenly spaced (Karras et al. 2022, eq. 5): steps are short where little
     noise is left. They are plain numbers, so that a step need not wait for a GPU to compare them.
@@ -108,7 +108,7 @@ class _Line:
     def middle(self, value: Tensor | None, step: float | None) -> Tensor | None:
         """The value half a step on; as it is if the one before, or the step's length, is not known.
 
-        After a silence the line starts anew: it would lead across a gap of unknown length.
+        After a silence the line starts again: it would lead across a gap of unknown length.
         """
         last, self.last = self.last, None
         if value is None or step is None:
@@ -138,7 +138,7 @@ def draw_images(
     """One image of `shape` (channels, height, width) for each seed; image i is of class labels[i].
 
     It begins as noise of deviation `sigma`; or, with a `base`, as base[i] under that noise: larger
-    features stay, and smaller ones are drawn anew (Meng et al. 2022).
+    features stay, and smaller ones are drawn again (Meng et al. 2022).
 
     Guarantee: an image is a function of its own seed, label and base, whatever else is drawn and on
     whatever device, as far as the network's answers are. The path is kept in float64; the network

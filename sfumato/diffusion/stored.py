@@ -1,8 +1,8 @@
 """A generator as a run leaves it: weights, and the few lines that say what they are weights of.
 
 Whoever draws from a generator needs its network, image size and class names, and none of the
-images it learnt. `generator.json` beside the weights has all of that, and says whether a ledger
-speaks for what is drawn.
+images it was trained on. `generator.json` beside the weights has all of that, and says whether a
+ledger speaks for what is drawn.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,8 @@ class Blueprint:
     told: bool = True
     """Whether ours can be told how an image was moved."""
     ledger: bool = False
-    """Whether it learnt private images, and its folder has the ledger that speaks of them."""
+    """Whether it was trained on private images, and its folder has the ledger that speaks of
+    them."""
 
     def new_denoiser(self) -> Denoiser:
         """Untrained: our network, or the one that was brought. One that does not fit is refused."""
@@ -85,7 +86,7 @@ class Stored:
         return placed(made, device).eval().requires_grad_(False)
 
     def guide(self, device: torch.device, precision: torch.dtype) -> DiscriminatorGuide:
-        """What bends samples towards the images that it learnt."""
+        """What bends samples towards the images that it was trained on."""
         if self.guide_weights is None:
             raise RunError("this generator has no guide: one is trained by --guide-weight 1.")
         made = self.blueprint.new_discriminator()
@@ -103,7 +104,7 @@ def read_stored(
     if not (folder / NAME).exists():
         raise RunError(
             f"{folder / NAME} is not there, so nobody knows what the weights beside it are of. "
-            "Train the generator anew, with another --out."
+            "Train the generator again, with another --out."
         )
     blueprint = read_finished(Blueprint, read_json(folder / NAME))
     if blueprint.brought not in (None, known):

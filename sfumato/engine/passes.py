@@ -52,7 +52,7 @@ class Passes:
         self._begun, self._seen = step, 0
 
     def check(self, examples: int, gathered: int) -> None:
-        """Refuse so many examples more in a sum of so many, if they are not paid for."""
+        """Refuse more examples in a sum than were planned, if they are not paid for."""
         total, most = gathered + examples, self.plan.expected_batch
         if total > most:
             raise PrivacyError(

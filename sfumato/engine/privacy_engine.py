@@ -321,7 +321,7 @@ class PrivacyEngine:
         return complete
 
     def _is_complete_with(self, examples: int) -> bool:
-        """Whether so many examples end the logical batch; numbers that are not paid for raise."""
+        """Whether this many examples end the logical batch; numbers that are not paid for raise."""
         if self._uses_loader:
             return check_drawn(examples, self._drawn)
         if self._drawn is not None:

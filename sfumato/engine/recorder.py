@@ -93,7 +93,7 @@ class Recorder:
         if calls > 1:
             raise ConfigError(
                 f"the model ran {calls} times in training mode since the last step, and only one "
-                "pass can be clipped. Give it everything in one call, and run what is not learnt "
+                "pass can be clipped. Give it everything in one call, and run what is not trained "
                 "from under torch.no_grad()."
             )
         return tape
@@ -136,7 +136,7 @@ class Recorder:
             return self._follow(*args, **kwargs)
 
     def _follow(self, *args: Any, **kwargs: Any) -> Any:
-        """A pass that is learnt from, on a tape."""
+        """A pass that trains the model, on a tape."""
         assert self.optimizer is not None
         refuse_compiled(self.module)
         refuse_batch_norm(self.module)

@@ -34,7 +34,7 @@ def over_classes(
     """The mean of the class means, its interval, and the lowest and highest class.
 
     The interval is a percentile bootstrap that draws classes with all their values or, with
-    `inner`, draws as many values anew in each class that was drawn. It is right for many classes
+    `inner`, draws as many values again in each class that was drawn. It is right for many classes
     and too narrow for few; of one class there is none (None). The same seed gives the same limits.
     To pool runs, give a class that occurs in several of them one number.
     """

@@ -58,7 +58,7 @@ def compare_sets(
     """The name of the features, and for each set how it compares with the real images.
 
     At most `most` images of a set are taken, spread evenly. Distances drift with the number of
-    images: whoever wants to compare two sets gives as many of each.
+    images: a caller who wants to compare two sets gives as many of each.
     """
 
     def table(images: Images) -> Tensor:

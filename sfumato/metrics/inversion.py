@@ -182,7 +182,7 @@ def _summary(values: Values, *, level: float, resamples: int, seed: int) -> dict
         for name, (numbers, classes) in values.items()
     }
     found: dict[str, Any] = {
-        # Gaps are small beside the noise in single guesses, so these are drawn anew as well.
+        # Gaps are small beside the noise in single guesses, so these are drawn again as well.
         name: estimate(*column, inner=name == "member_gap")
         for name, column in columns.items()
     }

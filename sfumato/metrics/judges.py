@@ -111,4 +111,6 @@ def _check(judge: str, kind: str, seen: Seen, labels: Tensor) -> None:
             "all names of the judge, private and public, from 0."
         )
     if not (seen.logits.isfinite().all() and seen.features.isfinite().all()):
-        raise DataError(f'judge "{judge}" says NaN or infinity of {kind}: mend or leave it out.')
+        raise DataError(
+            f'judge "{judge}" says NaN or infinity of {kind}: repair it or leave it out.'
+        )

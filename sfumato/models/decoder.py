@@ -99,7 +99,7 @@ class RowDecoder(nn.Module):
         )
         self.blocks = nn.Sequential(FlatBlock(width), FlatBlock(width))
         self.last = nn.Conv2d(width, 16 * channels, 3, padding=1)
-        # Most of a picture is linear in the weights of its row; the rest is learnt on top of it.
+        # Most of a picture is linear in the weights of its row; the rest is trained on top of it.
         self.skip = nn.Linear(row, channels * size * size)
 
     def forward(self, weights: Weights, wanted: Classes) -> Pictures:

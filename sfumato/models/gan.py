@@ -3,7 +3,7 @@
 The residual networks of Miyato and Koyama 2018 ("cGANs with projection discriminator"), which
 pseudo-label-guided inversion builds on (Yuan et al. 2023). The class enters the generator only by
 the gain and bias after each normalisation, and the discriminator only by an inner product with its
-features: so what a class means is learnt beside what any image is.
+features: so the network learns what a class means beside what any image is.
 
 Pixels lie in [0, 1] on both sides, as they do for the target. Everything runs under autocast:
 convolutions in its precision; statistics, spectral norms, heads and the pixels in float32.

@@ -66,7 +66,7 @@ def group_norm_like(norm: BatchNorm) -> nn.Module:
     """A GroupNorm with the scale and shift of a BatchNorm, and its fused activation if it has one.
 
     A scale or shift that does not learn goes on not learning. At most 32 groups, and at least 8
-    channels in each where there are so many: on a map of one pixel, a group of one channel would
+    channels in each where there are that many: on a map of one pixel, a group of one channel would
     normalise a single number to nothing.
     """
     channels = norm.num_features

@@ -1,7 +1,7 @@
-"""A linear model on scattering coefficients: features that cost no budget, since none is learnt.
+"""A linear model on scattering coefficients: features that cost no budget, since none is trained.
 
 Wavelets turn and stretch, their moduli are averaged, twice over (Bruna and Mallat 2013). For small
-data or small epsilon such fixed features beat learnt ones (Tramer and Boneh 2021).
+data or small epsilon such fixed features beat trained ones (Tramer and Boneh 2021).
 """
 
 import math

@@ -1,9 +1,9 @@
 """A denoiser of one hidden layer, for small images and a tight budget: quick, and few weights.
 
-Noise of a private step falls on every weight, so what can be told with few is learnt sooner. Class
+Noise of a private step falls on every weight, so what can be told with few is learned sooner. Class
 and noise level go in together, as products of one class and one of a few overlapping ranges of
 levels, and from there also straight to the pixels: the mean of a class, which decides what a sample
-will be, is learnt before anything else. Called like a UNet2DModel of diffusers (`--denoiser`).
+will be, is learned before anything else. Called like a UNet2DModel of diffusers (`--denoiser`).
 """
 
 from types import SimpleNamespace

@@ -336,12 +336,12 @@ def find_function(module: str, function: str) -> Any:
 
 
 def own_function(module: str, function: str, classes: int) -> nn.Module:
-    """The network that somebody's own function makes for so many classes."""
+    """The network that your own function makes for this many classes."""
     make = find_function(module, function)
     try:
         with files_beside_you():
             made = make(classes)
-    except Exception as problem:  # whatever somebody's own code raises
+    except Exception as problem:  # whatever your own code raises
         raise ConfigError(
             f"{module}:{function} is called with the number of classes, and fails: "
             f"{type(problem).__name__}: {problem}."

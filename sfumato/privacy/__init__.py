@@ -26,7 +26,7 @@ Last *what attacks prove* (`proof`): what any attack can reach, and what one tha
 14. `proof.tradeoff`     what any attack can reach against a plan, as a ROC curve
 15. `proof.lower`        what an attack that succeeds proves: lower bounds on epsilon
 16. `proof.checks`       whether a mechanism does what the ledger says, from what canaries saw
-17. `proof.lower_noise`  lower bounds for whoever believes that the noise is Gaussian
+17. `proof.lower_noise`  lower bounds for those who believe that the noise is Gaussian
 
 This room knows tensors and numbers. It knows nothing of images, models or files.
 """

@@ -34,7 +34,7 @@ class Budget:
         check_numbers(epsilon=self.epsilon, delta=self.delta)
         if not self.epsilon > 0:
             raise ConfigError(
-                f"epsilon={self.epsilon:g} must be above 0: at 0 nothing can be learnt from the "
+                f"epsilon={self.epsilon:g} must be above 0: at 0 nothing can be learned from the "
                 "data. Between 1 and 8 is usual."
             )
         check_delta(self.delta)

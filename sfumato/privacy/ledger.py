@@ -39,7 +39,7 @@ class Header:
     noise: Literal["philox", "chacha20"] = "philox"
     """Where the noise comes from: a fast generator for research, or a cryptographic stream."""
     fixed_seed: bool = False
-    """The randomness came from a seed that somebody knows: for research, not for release."""
+    """The randomness came from a seed that is known: for research, not for release."""
     secret: str = ""
     """The commitment of the run's secret: noise from any other is refused."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])

@@ -3,7 +3,7 @@
 Everything sfumato does to private data is a Gaussian release on a Poisson batch, so one kind of
 event is enough: a full-batch release has rate 1, an exact one has no noise. Keeping events apart
 from accountants (an idea of Google's dp-accounting) means that a better accountant can price an
-old ledger anew.
+old ledger again.
 """
 
 import math

@@ -6,7 +6,7 @@ which is public, does not show which sums were equal.
 
 A CPU hashes the sums, and knows their tag before it goes on. On a GPU tag and keys are made where
 the sums lie, and used there (`kernels.digest`, `kernels.seal`): nobody waits for the tag until
-somebody asks for it.
+asked for.
 """
 
 import hashlib

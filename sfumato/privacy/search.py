@@ -50,7 +50,7 @@ def most_steps(price_of: Callable[[int], float], target: float, limit: int) -> i
     """The largest number of steps whose price is at most `target`; 0 if one is too many.
 
     `price_of(steps)` rises with the steps. Beyond `limit` nothing is priced: it is an error if even
-    about so many cost too little.
+    about this many cost too little.
     """
 
     @cache

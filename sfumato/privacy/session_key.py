@@ -25,7 +25,7 @@ class SessionKey:
 
     key: bytes = field(repr=False)
     fixed: bool = False
-    """Made from a seed that somebody knows: whatever it protects is not for release."""
+    """Made from a seed that is known: whatever it protects is not for release."""
 
     def __post_init__(self) -> None:
         if len(self.key) != 32:

@@ -2,7 +2,7 @@
 
 Everything here comes from the open part of a run, which its ledger covers. What `private/` holds
 is read in one other place, `scores`, and only when it is asked for. Epsilon is derived from the
-ledger again, never taken from a summary. Nothing is written, locked or mended, so a run that is
+ledger again, never taken from a summary. Nothing is written, locked or repaired, so a run that is
 still training can be looked at.
 """
 
@@ -42,7 +42,7 @@ class Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Epsilon after so many uses of private data; those beyond `done` are planned."""
+    """Epsilon after this many uses of private data; those beyond `done` are planned."""
 
     steps: tuple[int, ...]
     epsilon: tuple[float, ...]
@@ -62,7 +62,7 @@ class Card:
     summary: dict[str, Any]
     """Numbers and words of done.json; empty while the run goes on."""
     promise: Promise | None
-    """Without a ledger there is none: nothing in the open part was learnt from private images."""
+    """Without a ledger there is none: nothing in the open part was trained on private images."""
     damage: tuple[str, ...]
     """Why the ledger cannot be believed: what is missing or changed in it; empty if it is whole."""
     subject: Subject | None

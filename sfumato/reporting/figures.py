@@ -193,7 +193,7 @@ def save_epsilon_curve(path: Path, plan: Plan, delta: float, points: int = 24) -
 def new_figure(
     rows: int, columns: int, cell: float | tuple[float, float], left: float = 0.0
 ) -> tuple[Any, Any]:
-    """A figure without a screen, and its axes row by row; a cell is so many inches."""
+    """A figure without a screen, and its axes row by row; `cell` is in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

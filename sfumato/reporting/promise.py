@@ -1,4 +1,4 @@
-"""What the ledgers of a run promise: read from their files, added up again, never mended."""
+"""What the ledgers of a run promise: read from their files, added up again, never repaired."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -52,7 +52,7 @@ def keep_audit(run: Run, record: Scores) -> None:
 
 
 def findings_of(path: Path) -> Findings:
-    """What the run in this directory found. Only where somebody asked for what is private."""
+    """What the run in this directory found. Only where private output was asked for."""
     if (path / FINDINGS).exists():
         return read_findings(path / FINDINGS)
     verb = str(_json(path / "config.json").get("verb", "train"))

@@ -49,7 +49,7 @@ class Subject:
 def read_subject(
     path: Path, verb: str, settings: Mapping[str, Any], *, include_private: bool
 ) -> tuple[Subject | None, dict[str, Any]]:
-    """The model that was given or attacked, if there is one; and the settings that were heeded.
+    """The model that was given or attacked, if there is one; and the settings that were used.
 
     Guarantee: without `include_private` no file under a folder called `private` is opened.
     """

@@ -230,7 +230,7 @@ class Warmup(WithTraining):
 
     @property
     def promises(self) -> bool:
-        """Whether a private stage may be reached: whoever wants a generator needs no epsilon."""
+        """Whether a private stage may be reached: a generator alone needs no epsilon."""
         late = self.stage in ("all", "train", "evaluate")
         return self.split.private or late or self.train.privacy.epsilon is not None
 

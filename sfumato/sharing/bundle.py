@@ -7,8 +7,8 @@
     card.json           the same for programs, with the hash of each other file; written last
 
 The card vouches for the files and the ledger for the card, so a check finds what was lost, added,
-swapped or claimed without payment. It is no signature: whoever invents a ledger and hashes all
-files anew can lie, and only the maker's name stands against that.
+swapped or claimed without payment. It is no signature: anyone who invents a ledger and hashes all
+files again can lie, and only the maker's name stands against that.
 """
 
 import re
@@ -144,7 +144,7 @@ def verify_bundle(folder: Path | str) -> Verdict:
     return Verdict(card, problems, card_remarks(card))
 
 
-MEND = "Get the bundle anew, or write it again."
+MEND = "Get the bundle again, or write it again."
 
 
 def _require_card(folder: Path) -> None:

@@ -87,7 +87,7 @@ def read_soft_labels(folder: Path) -> tuple[Float[Tensor, "n classes"], float]:
 def soft_label_problems(
     logits: Float[Tensor, "n classes"], temperature: float, images: int, classes: int
 ) -> list[str]:
-    """What keeps soft labels from being those of so many images and classes."""
+    """What keeps soft labels from being those of this many images and classes."""
     problems = []
     if logits.shape != (images, classes):
         problems.append(
@@ -95,7 +95,7 @@ def soft_label_problems(
             f"in {logits.shape[1]} classes: they do not belong together."
         )
     if not logits.isfinite().all():
-        problems.append("some logits are not finite: nothing can be learnt from them.")
+        problems.append("some logits are not finite: nothing can be learned from them.")
     if not 0 < temperature < math.inf:
         problems.append(f"temperature={temperature:g} must be a positive number.")
     return problems

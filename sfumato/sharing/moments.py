@@ -123,7 +123,8 @@ def sum_moments(
     num_groups: int = 1,
     batch_size: int = 512,
 ) -> Float[Tensor, "groups d"]:
-    """The sum of clipped vectors over all images (or people: each has one, the mean of theirs).
+    """The sum of clipped vectors over all images (or people: each has one, the mean over their
+    images).
 
     Guarantee: one image (or person) more or less changes the table by at most `gauge.max_norm`. It
     is exact, and private: only `privatize` may release it.

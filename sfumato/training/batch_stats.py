@@ -29,7 +29,7 @@ class BatchStats:
         on_gpu = device.type == "cuda"
         self.numbers = torch.zeros(5, device=device)
         self._there = torch.zeros(5, pin_memory=on_gpu)
-        # External: in a capture it is then a node, of which each replay tells anew.
+        # External: in a capture it is then a node, of which each replay tells again.
         self._arrived = torch.cuda.Event(external=True) if on_gpu else None
 
     def begin(self) -> None:
@@ -53,7 +53,7 @@ class BatchStats:
             self._arrived.record(torch.cuda.current_stream(self.numbers.device))
 
     def read(self, chunks: int, processes: ProcessGroup) -> list[float]:
-        """What was told of so many chunks. It waits for the norms of the last, not for its sums.
+        """What was told of this many chunks. It waits for the norms of the last, not for its sums.
 
         Of several processes, what they have added up.
         """

@@ -21,7 +21,7 @@ DEAR = 0.05
 
 @dataclass(frozen=True)
 class ChunkSizes:
-    """Batches of so many examples, more or less, that some processes share."""
+    """How batches of about this many examples are cut into chunks for each process."""
 
     expected: float
     deviation: float

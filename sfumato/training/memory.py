@@ -119,7 +119,7 @@ def largest_that_fits(
 ) -> int:
     """The `length` of the largest power of two, or of `most`, that was seen to take at most `room`.
 
-    `measure` and `run` take a step of so many examples, and return the bytes it took at its peak;
+    `measure` and `run` take a step of this many examples, and return the bytes it took at its peak;
     None if there were not as many. A step that takes too much is tried again with half.
     """
 

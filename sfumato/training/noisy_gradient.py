@@ -40,8 +40,8 @@ class NoisyGradient:
     def begin(self) -> None:
         """Forget what was added.
 
-        The next sums lie elsewhere: what was released lies where the last were, and whoever kept a
-        gradient would see the sums of this step before they have their noise.
+        The next sums lie elsewhere: what was released lies where the last were, and anyone who kept
+        a gradient would see the sums of this step before they have their noise.
         """
         self._sums = None
 
@@ -57,7 +57,7 @@ class NoisyGradient:
         self.sums.add(total)
 
     def all_reduce(self, **more: Tensor) -> None:
-        """Add up the sums of all processes, and other numbers of theirs on the way."""
+        """Add up the sums of all processes, and other numbers on the way."""
         self.processes.all_reduce({**self.sums, **{f" {name}": t for name, t in more.items()}})
 
     def release(

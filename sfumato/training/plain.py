@@ -33,7 +33,7 @@ def train_plainly(
 ) -> nn.Module:
     """Take `epochs` over `size` images, by steps that leave gradients; a run that was cut goes on.
 
-    Nothing here is private: whoever calls it answers for the images that `step` reads.
+    Nothing here is private: the caller answers for the images that `step` reads.
     """
     batch_size = min(batch_size, size)
     steps = max(1, round(epochs * size / batch_size))

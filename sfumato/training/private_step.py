@@ -117,7 +117,7 @@ class Gather:
         self.clipper, self.clip, self.secret = clipper, clip, paid.secret
         self.scope = paid.secret.scope(paid.ledger.header.id)
         # Views belong to the place of an image in the data, and dropout to its place in a batch.
-        # Both places move when somebody joins, which is covered only while nobody knows what is
+        # Both places move when a person joins, which is covered only while nobody knows what is
         # drawn.
         self.inputs = replace(inputs, seed=self.secret.seed(("views", *self.scope, "train")))
         self.noisy = NoisyGradient(lambda: clipper.parameters, processes=processes)
@@ -129,7 +129,7 @@ class Gather:
         """Sums and `stats` of the batch. An example that is not finite spoils the sums."""
         self.noisy.begin()
         self.stats.begin()
-        # At first often, then ever more rarely: recorded steps are much quicker than this.
+        # At first often, then ever more rarely: recorded steps are much faster than this.
         unmixed = is_due(batch.step, rarely=None)
         for number, (seed, given) in enumerate(self._chunks(batch)):
             if unmixed and not number:

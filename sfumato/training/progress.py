@@ -67,6 +67,6 @@ def price_list(plan: Plan, ledger: Ledger, stage: str) -> Callable[[int], float]
 
 
 def stale(looks: Sequence[float], patience: int) -> bool:
-    """Whether so many looks have brought nothing better, which is more; with patience 0 never."""
+    """Whether this many looks have brought nothing better, which is more; with patience 0 never."""
     since = len(looks) - 1 - looks.index(max(looks)) if looks else 0
     return 0 < patience <= since

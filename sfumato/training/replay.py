@@ -80,7 +80,7 @@ class Capture:
 
 
 class Captured:
-    """A function of tensors, captured once for each shape of theirs and replayed from then on.
+    """A function of tensors, captured once for each of their shapes and replayed from then on.
 
     The rules are those of `Replay`; chance in it comes from torch's own generator. What a call
     gives is overwritten by the next. Away from a GPU it is the function itself; so it is after a
@@ -118,7 +118,7 @@ class Captured:
             torch.cuda.synchronize(self.device)
             oldest = next(iter(self.captures))
             del self.captures[oldest], self.calls[oldest]
-        # What the calls before held, the capture needs for itself. And graphs of theirs that are
+        # What the calls before held, the capture needs for itself. And their graphs that are
         # only not collected yet would tie it to the stream that they ran on.
         gc.collect()
         torch.cuda.empty_cache()

@@ -73,7 +73,7 @@ class Description:
     def keep(self, run: Run, network: nn.Module, promise: Mapping[str, Any] | None = None) -> None:
         """Write the weights, and this in their file and beside it.
 
-        Beside it last: whoever finds model.json finds a whole model.
+        Beside it last: with model.json there is a whole model.
         """
         run.save_tensors("model.safetensors", network.state_dict(), promise, self)
         run.write_json(NAME, self)
@@ -107,7 +107,7 @@ class TrainedModel:
     """In evaluation mode. It takes what `preprocess` gives, and answers with logits."""
     description: Description
     ledger: Ledger | None = field(default=None, repr=False)
-    """Of the private images that it learnt, where it learnt any."""
+    """Of the private images that it was trained on, where there were any."""
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def test_a_head_without_the_image_is_one_that_was_never_given_it(rate):
 
 
 def _divided_by(recipe):
-    """The same recipe with its divisor, whoever is there, and no noise."""
+    """The same recipe with its divisor, for any set of people, and no noise."""
 
     class Fixed(HeadRecipe):
         divisor = recipe.divisor

@@ -14,7 +14,7 @@ from sfumato.metrics.leakage import roc
 
 
 def shadow_world(models=16, images=40, memory=0.0, seed=0):
-    """Log-odds of shadow models that add `memory` to what they learnt, and who learnt what."""
+    """Log-odds of shadow models that add `memory` for training images, and who has which image."""
     generator = torch.Generator().manual_seed(seed)
     hardness = 2 * torch.randn(images, generator=generator).double()
     inside = draw_halves(models, images, seed)

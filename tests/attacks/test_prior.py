@@ -104,7 +104,7 @@ def test_a_generator_step_leaves_no_gradient_on_discriminator_or_target(method, 
 
     monkeypatch.setattr(prior, "generator_loss", without_traces)
     iterate(gan, task, rng())
-    assert all(judged[0])  # it had learnt just before
+    assert all(judged[0])  # it was trained just before
     assert all(p.grad is None for p in gan.discriminator.parameters())
     # The gain of a class that no fake had is not pulled, but has a gradient of 0.
     assert all(p.grad is not None for p in gan.generator.parameters())

@@ -357,11 +357,11 @@ def test_a_run_that_is_not_whole_is_refused_by_what_is_missing(plain, tmp_path, 
 
 
 def test_images_that_were_exchanged_since_are_noticed(tmp_path):
-    data = few_digits(tmp_path / "digits.npz", learnt=60, others=40)
+    data = few_digits(tmp_path / "digits.npz", trained_on=60, others=40)
     run = small_run(tmp_path / "run", data, mode="non-private", epochs=1)
-    few_digits(data, learnt=59, others=40)
+    few_digits(data, trained_on=59, others=40)
     config = Config(run=run, shadows=0, device="cpu")
-    with pytest.raises(DataError, match="learnt 60 images"):
+    with pytest.raises(DataError, match="trained on 60 images"):
         do(config, tmp_path / "out")
     Path(data).unlink()
     with pytest.raises(DataError):

@@ -246,7 +246,7 @@ def test_digits_are_inverted_in_a_minute(tmp_path, capsys):
         main(["invert", "--preset", "digits-cpu", "--out", str(out), "--json"])
     assert stopped.value.code == 0
     heard = capsys.readouterr()
-    assert "attack accuracy, for your eyes" in heard.err
+    assert "attack accuracy (private)" in heard.err
     assert "accuracy" not in heard.out
     scores = scores_of(out)
     judge = scores["judges"]["group-cnn"]

@@ -29,7 +29,7 @@ def target(settings, tmp_path_factory):
 
 
 def refused(config, out, kind, message):
-    """Refused for this reason, with nothing learnt and nothing in the way of a better command."""
+    """Refused for this reason, with nothing trained and nothing in the way of a better command."""
     with pytest.raises(kind, match=message):
         attack(config, out)
     assert not (out / "private/stages").exists()
@@ -169,13 +169,13 @@ def test_a_judge_that_met_the_targets_images_is_refused(settings, tmp_path):
     both = saved(tmp_path / "both.npz", six_classes(digits("0-2", "train", 60)))
     judge = learn(task(both), tmp_path / "judge")
     config = replace(settings, judge=(judge,))
-    refused(config, tmp_path / "run", DataError, "learnt 90 of the images .* another judge")
+    refused(config, tmp_path / "run", DataError, "trained on 90 of the images .* another judge")
 
 
 def test_a_judge_that_met_the_images_it_is_compared_on_is_refused(settings, tmp_path):
     held_out = saved(tmp_path / "held.npz", six_classes(digits("0-2", "test", 20)))
     config = replace(settings, judge=(learn(task(held_out), tmp_path / "judge"),))
-    refused(config, tmp_path / "run", DataError, "learnt 60 of the images that nobody may know")
+    refused(config, tmp_path / "run", DataError, "trained on 60 of the images that nobody may know")
 
 
 def test_a_judge_with_two_heads_is_refused(settings, tmp_path):
@@ -205,7 +205,9 @@ def test_numbers_that_make_no_sense_are_refused_at_once(flags, capsys, tmp_path)
 
 
 def test_a_judge_with_weights_of_the_target_is_refused(settings, target, tmp_path):
-    fresh = [k for k in range(240) if k % 80 >= 60]  # neither learnt by the target nor scored on
+    fresh = [
+        k for k in range(240) if k % 80 >= 60
+    ]  # neither among the images of the target nor scored on
     others = saved(tmp_path / "others.npz", six_classes(digits("0-2", "train", 80).select(fresh)))
     weights = target / "model.safetensors"
     judge = learn(task(others, weights=weights), tmp_path / "fine-tuned")

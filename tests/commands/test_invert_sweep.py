@@ -158,7 +158,7 @@ def test_what_one_target_is_refused_for_stops_the_sweep_at_its_start(
 
 
 def test_people_are_promised_to_where_they_are_known(tmp_path, monkeypatch):
-    monkeypatch.setattr(invert_sweep, "LADDER", (2, 4))  # nothing can be learnt of noise
+    monkeypatch.setattr(invert_sweep, "LADDER", (2, 4))  # nothing can be learned from noise
     faces, test = portraits(60, 12), portraits(30, 6, seed=1)
     faces.save_npz(tmp_path / "faces.npz", test)
     public = digits("5-7", "train", 20)

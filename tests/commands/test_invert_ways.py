@@ -134,7 +134,7 @@ def test_what_a_given_target_does_not_heed_is_said(settings, tmp_path):
     config = replace(settings, target=str(target), model="wrn-16-4", stage="select")
     attack(config, tmp_path / "run")
     said = (tmp_path / "run/log.txt").read_text()
-    assert "not heeded: --model, " in said
+    assert "ignored: --model, " in said
     assert "--batch-size" not in said  # as the target was trained
     assert "--public" not in said
 

@@ -277,10 +277,10 @@ def test_weights_of_other_data_and_of_nobody_are_spoken_of(settings, first, tmp_
     other = replace(settings, data=save(tmp_path / "other.npz", "3-5"), steps=1)
     go(replace(other, weights=first / "model.safetensors"), tmp_path / "run")
     said = (tmp_path / "run/log.txt").read_text()
-    assert "has learnt own-train, which is treated as other data than other-train" in said
+    assert "was trained on own-train, which is treated as other data than other-train" in said
     torch.save(load_file(first / "model.safetensors"), tmp_path / "saved.pt")
     go(replace(other, weights=tmp_path / "saved.pt"), tmp_path / "next")
-    assert "saved.pt does not say what it has learnt" in (tmp_path / "next/log.txt").read_text()
+    assert "saved.pt does not say what it was trained on" in (tmp_path / "next/log.txt").read_text()
     go(replace(settings, weights=first / "model.safetensors", epsilon=3.0), tmp_path / "same")
     assert "treated as other data" not in (tmp_path / "same/log.txt").read_text()
 
@@ -312,7 +312,7 @@ def test_a_release_does_not_begin_with_weights_that_learnt_its_data(settings, fi
         tmp_path, data=settings.data, weights=first / "model.safetensors", epsilon=8.0,
         noise_multiplier=None,
     )  # fmt: skip
-    with pytest.raises(PrivacyError, match="learnt own-train, and here it would count as public"):
+    with pytest.raises(PrivacyError, match="trained on own-train, and here it would count"):
         make(config, tmp_path / "run")
 
 
@@ -334,7 +334,7 @@ def test_a_warm_up_does_not_begin_with_weights_that_learnt_its_data(settings, fi
     config = tiny_warmup(
         tmp_path, data=settings.data, weights=first / "model.safetensors", epsilon=8.0
     )
-    with pytest.raises(PrivacyError, match="learnt own-train, and here it would count as public"):
+    with pytest.raises(PrivacyError, match="trained on own-train, and here it would count"):
         warm(config, tmp_path / "run")
 
 

@@ -39,7 +39,7 @@ def test_a_whole_attack_leaves_pictures_and_scores_in_private(finished):
     assert scores["privacy"]["epsilon_proved"] >= 0
     assert "epsilon" not in scores["privacy"]
     done = json.loads((finished / "done.json").read_text())
-    assert "learnt without privacy from train images" in done["text"]
+    assert "trained without privacy from train images" in done["text"]
     assert not {"auc", "accuracy_of_heads", "tpr_at_1_percent_fpr"} & set(done)
     assert str(finished) not in summaries(finished)
     targets = finished / "stages" / "features" / "private" / "features.safetensors"
@@ -87,7 +87,7 @@ def test_noise_is_priced_and_bounded(finished, tmp_path):
     said = []
     with open_run(config, verb="reconstruct", out=tmp_path / "run", say=said.append) as run:
         text = reconstruct.run(config, run)["text"]
-    assert re.search(r"for your eyes: AUC 0\.\d{3}, TPR 0\.\d{3} \(", said[-1])
+    assert re.search(r"the attack \(private\): AUC 0\.\d{3}, TPR 0\.\d{3} \(", said[-1])
     assert not (tmp_path / "run/log.txt").exists()  # which may be shared
     privacy = json.loads((tmp_path / "run/private/scores.json").read_text())["privacy"]
     assert privacy["tpr_bound_at_1_percent_fpr"] == pytest.approx(0.1, abs=2e-3)
@@ -123,7 +123,7 @@ def test_a_head_that_somebody_brings(finished, tmp_path):
     found = attack(replace(TINY, target=tmp_path / "mine.safetensors"), finished)
     (picture,) = finished.glob("private/target-mine-*.png")
     assert found["distance"] > 0
-    assert "learnt" not in found["text"]
+    assert "trained on" not in found["text"]
     picture.unlink()
     torch.save(head, tmp_path / "mine.pt")
     with pytest.raises(SystemExit):  # a finished run still looks at heads
@@ -135,7 +135,7 @@ def test_a_head_that_somebody_brings(finished, tmp_path):
     (run / "plan.json").write_text('{"expected_batch": 20, "rate": 0.2}')
     found = attack(replace(TINY, target=run), finished)
     assert len(list(finished.glob("private/target-mine-*.png"))) == 2  # two heads of one name
-    assert "It learnt 100 examples, and heads of this recipe 10" in found["text"]
+    assert "It was trained on 100 examples, and heads of this recipe 10" in found["text"]
     save_file(
         {"w.weight": torch.zeros(3, 5), "w.bias": torch.zeros(3)}, tmp_path / "no.safetensors"
     )

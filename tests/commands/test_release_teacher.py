@@ -48,11 +48,11 @@ def test_the_release_inherits_every_line_of_its_teacher(settings, teacher, tmp_p
 
 
 def test_what_a_teacher_that_is_there_does_not_heed_is_said(settings, teacher, tmp_path):
-    heeded = with_teacher(settings, teacher, delta=1e-6, stage="moments")
-    make(heeded, tmp_path / "heeded")
-    assert "not heeded" not in (tmp_path / "heeded/log.txt").read_text()
-    make(replace(heeded, lr=9.0, augmult=2), tmp_path / "run")
-    assert f"{teacher} is as it was trained; not heeded: --lr, --augmult" in (
+    used = with_teacher(settings, teacher, delta=1e-6, stage="moments")
+    make(used, tmp_path / "used")
+    assert "ignored:" not in (tmp_path / "used/log.txt").read_text()
+    make(replace(used, lr=9.0, augmult=2), tmp_path / "run")
+    assert f"{teacher} is as it was trained; ignored: --lr, --augmult" in (
         (tmp_path / "run/log.txt").read_text()
     )
 

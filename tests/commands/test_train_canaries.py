@@ -132,9 +132,11 @@ def test_two_processes_see_of_canaries_what_one_does(tmp_path):
     run_small(tmp_path / "one", **settings)
     coins = read_canaries(tmp_path / "one")
     # Not forked: autograd refuses that once a test before this one has let it begin threads.
-    anew = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn")
     parts = [
-        anew.Process(target=take_part, args=(rank, tmp_path / "two", coins, settings), daemon=True)
+        context.Process(
+            target=take_part, args=(rank, tmp_path / "two", coins, settings), daemon=True
+        )
         for rank in (0, 1)
     ]
     for part in parts:

@@ -40,10 +40,10 @@ def killed(tmp_path, monkeypatch):
 
 def test_steps_that_were_paid_and_lost_are_counted_and_told(killed, capsys):
     go(replace(SETTINGS, physical_batch_size=7), killed)
-    assert "4 steps, for your eyes, were paid and had no effect" in capsys.readouterr().out
+    assert "4 steps (a private count) were paid and had no effect" in capsys.readouterr().out
     assert read_json(killed / "private/scores.json")["steps_left_out"] == 4
     said = (killed / "log.txt").read_text()
-    assert "for your eyes" not in said + (killed / "done.json").read_text()
+    assert "private count" not in said + (killed / "done.json").read_text()
     assert "without a checkpoint yet: what was paid is not paid again. 4 steps from here on" in said
     assert len(read_lines(killed / "ledger.jsonl")) == 6
 

@@ -129,8 +129,8 @@ def test_copies_are_said_beside_those_of_held_out_images(finished):
 
 def test_drawn_copies_are_said_aloud(finished, settings):
     said = []
-    held_out, learnt = warmup_generator.parts_of(make_context(settings, None))
-    found = watch(learnt, learnt, held_out, finished / "stages/generator", said.append)
+    held_out, trained_on = warmup_generator.parts_of(make_context(settings, None))
+    found = watch(trained_on, trained_on, held_out, finished / "stages/generator", said.append)
     assert found["copies"] == 1
     assert said[-1].startswith("copies among 43 drawn images: 100.0% (of held-out images ")
     assert "WARNING: they replay public images" in said[-1]
@@ -188,7 +188,7 @@ def test_a_guide_that_was_cut_draws_no_image_again(settings, tmp_path, monkeypat
     config = replace(settings, guide_weight=2.0, guide_epochs=1.0, stage="guide")
     with cut_in("sfumato.diffusion.guide:telling_loss", 0):
         warm(config, tmp_path / "run")
-    assert drawn == [13] * 4, "43 public images are learnt"
+    assert drawn == [13] * 4, "training has 43 public images"
     warm(config, tmp_path / "run")
     assert len(drawn) == 4
     assert not list((tmp_path / "run/stages/guide").glob("piece-*"))

@@ -1,4 +1,5 @@
-"""sfumato warmup sample --run: images from a generator that is there, without what it learnt."""
+"""sfumato warmup sample --run: images from a generator that is there, without what it was trained
+on."""
 
 import json
 import shutil
@@ -78,9 +79,9 @@ def test_copies_and_held_out_loss_are_said_with_the_images(draw, run, tmp_path):
         assert code == 0, told
         assert "copies among 30 drawn images: 0.0% (of held-out images" in told
         assert f"held-out loss of the generator {loss:.4f}" in told
-    learnt = np.load(run / "stages/split/public.npz")["x_train"]
+    trained_on = np.load(run / "stages/split/public.npz")["x_train"]
     replayed = replace(load_images(tmp_path / "images.npz", "train", private=False),
-                       pixels=torch.from_numpy(learnt[:30, None]))  # fmt: skip
+                       pixels=torch.from_numpy(trained_on[:30, None]))  # fmt: skip
     heard = []
     replayed.save_npz(tmp_path / "replayed.npz")
     warmup_watch.watch_file(tmp_path / "replayed.npz", run, read_stored(run / "stages/generator"),
@@ -203,7 +204,7 @@ def test_pieces_of_other_settings_are_not_mixed_in(draw, tmp_path, monkeypatch):
 
 
 def with_ledger(run, folder, seed=None):
-    """The same run, as if its generator had learnt private images."""
+    """The same run, as if its generator were trained on private images."""
     shutil.copytree(run, folder)
     place = folder / "stages/generator"
     secret = SessionKey.draw() if seed is None else SessionKey.from_seed(seed)
@@ -252,7 +253,7 @@ def spoilt(folder, run, how):
         ("verb", "a.npz", (), "is a run of sfumato train: one of sfumato warmup is wanted"),
         ("stages/generator", "a.npz", (), "has no finished generator. sfumato warmup generator"),
         ("stages/generator/done.json", "a.npz", (), "has no finished generator"),
-        ("stages/generator/generator.json", "a.npz", (), "Train the generator anew"),
+        ("stages/generator/generator.json", "a.npz", (), "Train the generator again"),
         ("stages/guide", "a.npz", ("--guide-weight", 1), "has no trained guide"),
         (None, None, (), "there is no --out. Give FILE.npz"),
         (None, "a", (), "Give FILE.npz"),

@@ -86,7 +86,7 @@ def test_how_good_images_are_stays_private_and_is_shown(settings, finished, tmp_
     config = replace(settings, stage="evaluate")
     with open_run(config, verb="warmup", out=tmp_path / "run", say=said.append) as run:
         warmup_evaluate.evaluate(make_context(config, run), run.stage("evaluate"))
-    (line,) = [words for words in said if words.startswith("images, for your eyes")]
+    (line,) = [words for words in said if words.startswith("images (private)")]
     assert "30 drawn" in line
     assert "30 public" in line
     for path in (tmp_path / "run").rglob("*"):

@@ -123,7 +123,7 @@ def test_drawn_images_are_no_longer_private_and_pictures_of_them_are_there(finis
     drawn = load_images(str(finished / "stages/sample/images.npz"), "train", private=False)
     assert drawn.labels.bincount().tolist() == [10, 10, 10]
     pictures = sorted(path.stem for path in (finished / "stages/generator/samples").glob("*.png"))
-    assert [int(name) for name in pictures] == [40, 80, 120], "about so many images were seen"
+    assert [int(name) for name in pictures] == [40, 80, 120], "about this many images were seen"
     assert set(scores_of(finished)) == {"drawn", "test_images", "fidelity"}
 
 

@@ -1,4 +1,4 @@
-"""What a person has at hand becomes images of the kind that a network learnt."""
+"""What a person has at hand becomes images of the kind that a network was trained on."""
 
 import pytest
 import torch

@@ -86,7 +86,7 @@ def test_a_cutout_greys_one_square():
 
 
 def test_a_cutout_covers_about_half_of_the_images():
-    # The square is larger than the image, so that whoever has one is grey all over.
+    # The square is larger than the image, so that an image that has one is grey all over.
     covered = cutout(torch.zeros(400, 1, 6, 6), 16, rng(400)) == 0.5
     shares = covered.flatten(1).float().mean(dim=1)
     assert set(shares.tolist()) == {0.0, 1.0}

@@ -1,4 +1,4 @@
-"""What a folder of somebody's own holds besides good images, and what is said about it."""
+"""What a folder of your own holds besides good images, and what is said about it."""
 
 import numpy as np
 import pytest

@@ -36,18 +36,18 @@ def images_of(pixels, labels, name="public", private=False):
 
 def generator_data_of(dark, bright, held_out, held_out_labels):
     """Dark images under one label and bright ones under the other."""
-    learnt = images_of(torch.cat([dark, bright]), [0] * len(dark) + [1] * len(bright))
-    return GeneratorData(learnt, images_of(held_out, held_out_labels), CPU)
+    trained_on = images_of(torch.cat([dark, bright]), [0] * len(dark) + [1] * len(bright))
+    return GeneratorData(trained_on, images_of(held_out, held_out_labels), CPU)
 
 
 NEVER_BETTER = generator_data_of(
     grey([60] * 20, 20), grey([120] * 20, 20), grey([200, 30] * 10, 20, seed=1), [0, 1] * 10
 )
-"""What is learnt here makes the held-out images ever harder to denoise."""
+"""What is trained here makes the held-out images ever harder to denoise."""
 ONE_BY_HEART = generator_data_of(
     grey([0] * 20), grey([160] * 20, 40), grey([160] * 20, 40, seed=1), [1] * 20
 )
-"""What is learnt here helps the held-out images, and all samples of one class are one image."""
+"""What is trained here helps the held-out images, and all samples of one class are one image."""
 ALL_BY_HEART = generator_data_of(grey([0]), grey([255]), grey([90, 165] * 10), [0, 1] * 10)
 
 
@@ -132,7 +132,7 @@ def test_if_every_look_copies_the_fewest_copies_are_kept_and_that_is_said(tmp_pa
     copies = [found["copies"] for found in train_state.looks]
     assert train_state.best_look["copies"] == min(copies)
     assert train_state.best_look["held_out_loss"] > min(losses(train_state))
-    assert "WARNING: this generator COPIES the images it learnt, at every look" in log
+    assert "WARNING: this generator COPIES the images it was trained on, at every look" in log
     assert "after 64 images" in log
     found, _ = look(made, ALL_BY_HEART, torch.float32)
     assert found["copies"] == min(copies)
@@ -141,9 +141,9 @@ def test_if_every_look_copies_the_fewest_copies_are_kept_and_that_is_said(tmp_pa
 def test_private_images_are_in_no_album():
     fine = images_of(grey([0, 255]), [0, 1])
     secret = images_of(grey([0, 255]), [0, 1], "faces", private=True)
-    for learnt, unseen in ((secret, fine), (fine, secret)):
+    for trained_on, unseen in ((secret, fine), (fine, secret)):
         with pytest.raises(PrivacyError, match='training a generator would read "faces"'):
-            GeneratorData(learnt, unseen, CPU)
+            GeneratorData(trained_on, unseen, CPU)
 
 
 def test_what_is_held_out_must_be_like_what_is_learnt():

@@ -140,7 +140,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def learnt():
+def trained_on():
     """A discriminator of 300 real images and 1000 made ones."""
     model, made = small(), heap(1000, real=False)
     step = discriminator_step(model, heap(300, real=True), made, CPU, seed=1)
@@ -153,23 +153,23 @@ def learnt():
 
 @pytest.mark.parametrize("label", [0, 1])
 @pytest.mark.parametrize("sigma", [0.1, 0.3, 1.0])
-def test_a_discriminator_learns_the_gradient_of_the_known_ratio(learnt, sigma, label):
+def test_a_discriminator_learns_the_gradient_of_the_known_ratio(trained_on, sigma, label):
     """For two Gaussians it is the difference of means over the variance, everywhere."""
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(64, 1, SIDE, SIDE, generator=generator) * (WIDE**2 + sigma**2) ** 0.5
     x = x + 0.5 * pattern(label)
     labels = torch.full((64,), label)
-    found = density_ratio_gradient(learnt, x, torch.full((64,), sigma), labels).mean(dim=0)
+    found = density_ratio_gradient(trained_on, x, torch.full((64,), sigma), labels).mean(dim=0)
     right = pattern(label) / (WIDE**2 + sigma**2)
     assert torch.cosine_similarity(found.flatten(), right.flatten(), dim=0) > 0.8
     assert 0.3 < found.norm() / right.norm() < 2.0
 
 
-def test_images_drawn_with_a_discriminator_are_more_like_real_ones_of_their_class(learnt):
+def test_images_drawn_with_a_discriminator_are_more_like_real_ones_of_their_class(trained_on):
     model, labels = Exact((0.0, 0.0), WIDE), torch.tensor([0, 1] * 30)
     free, guided = (
         from_pixels(draw_images(model, labels, seeds(60), (1, SIDE, SIDE), guide=guide))
-        for guide in (None, DiscriminatorGuide(learnt))
+        for guide in (None, DiscriminatorGuide(trained_on))
     )
     for label in (0, 1):
         change = (guided - free)[labels == label].mean(dim=0)
@@ -215,17 +215,17 @@ def test_the_gradient_is_that_of_the_log_ratio_of_d_clipped():
     assert found.tolist() == [0.0] * 2 + [1.0] * 23 + [0.0] * 2
 
 
-def test_what_a_discriminator_says_of_an_image_is_not_a_matter_of_the_others(learnt):
+def test_what_a_discriminator_says_of_an_image_is_not_a_matter_of_the_others(trained_on):
     x = torch.randn(6, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(3))
     sigma, labels = torch.linspace(0.1, 3, 6), torch.tensor([0, 1, 1, 0, 1, 0])
-    assert learnt.training, "dropout is off only while it is asked"
-    whole = density_ratio_gradient(learnt, x, sigma, labels)
+    assert trained_on.training, "dropout is off only while it is asked"
+    whole = density_ratio_gradient(trained_on, x, sigma, labels)
     parts = [
-        density_ratio_gradient(learnt, x[i : i + 1], sigma[i : i + 1], labels[i : i + 1])
+        density_ratio_gradient(trained_on, x[i : i + 1], sigma[i : i + 1], labels[i : i + 1])
         for i in range(6)
     ]
     torch.testing.assert_close(whole, torch.cat(parts), atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(whole, density_ratio_gradient(learnt, x, sigma, 1 - labels))
+    assert not torch.allclose(whole, density_ratio_gradient(trained_on, x, sigma, 1 - labels))
 
 
 def test_batches_are_half_real_and_half_made_however_many_there_are():
@@ -290,11 +290,11 @@ def test_images_that_are_not_alike_are_not_told_apart():
             discriminator_step(small(), real, other, CPU)
 
 
-def test_a_discriminator_runs_in_bfloat16_and_answers_in_float32(learnt):
+def test_a_discriminator_runs_in_bfloat16_and_answers_in_float32(trained_on):
     x = torch.randn(6, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(3))
     labels = torch.tensor([0, 1] * 3)
-    full = DiscriminatorGuide(learnt)(x, 0.5, labels)
-    low = DiscriminatorGuide(learnt, precision=torch.bfloat16)(x, 0.5, labels)
+    full = DiscriminatorGuide(trained_on)(x, 0.5, labels)
+    low = DiscriminatorGuide(trained_on, precision=torch.bfloat16)(x, 0.5, labels)
     assert low.dtype == torch.float32
     assert not torch.equal(low, full)
     assert torch.cosine_similarity(low.flatten(), full.flatten(), dim=0) > 0.99

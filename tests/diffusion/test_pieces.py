@@ -1,4 +1,4 @@
-"""Images in pieces: the same whoever draws them, none drawn twice, and never all in memory."""
+"""Images in pieces: the same for every process, none drawn twice, and never all in memory."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""A generator in a folder is the one that was left there, whoever's network it has."""
+"""A generator in a folder is the one that was left there, whatever network it has."""
 
 import json
 import sys

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
 
 
 def take(loss_of, *sizes, model=None):
-    """A step on so many examples each, and how many were taken."""
+    """A step on this many examples each, and how many were taken."""
     model, optimizer, engine = attached(model, **repeatable())
     try:
         for size in sizes:

@@ -13,7 +13,7 @@ def test_intervals_over_classes_are_wider_than_over_images_that_agree():
     low, high = over_classes(values, labels)["interval"]
     naive_low, naive_high = over_classes(values, np.arange(600))["interval"]
     assert high - low > 5 * (naive_high - naive_low)
-    # Drawn anew within classes nothing changes, since images of a class are the same.
+    # Drawn again within classes nothing changes, since images of a class are the same.
     assert over_classes(values, labels, inner=True)["interval"] == [low, high]
 
 

@@ -94,7 +94,7 @@ def test_plain_training_on_one_image_takes_the_right_gradient(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_private_sum_of_one_example_is_its_clipped_gradient(kind, mode):
     model = KINDS[kind]()
-    model.norm.eval()  # and not by freeze_batch_norm: a model of somebody else
+    model.norm.eval()  # and not by freeze_batch_norm: a model from elsewhere
     _, _, (x, y) = one_image()
     right = wanted(model, x, y)[1]
     length = norm_of(right)

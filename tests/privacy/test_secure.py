@@ -66,7 +66,7 @@ def test_every_output_lies_on_a_grid_that_does_not_depend_on_the_sum():
 
 @pytest.mark.parametrize("zeros", [30, 50, 60])
 def test_far_tails_are_those_of_the_normal_distribution(zeros):
-    # Words that begin with so many zeros: half the squared length exceeds log(2) for each by an
+    # Words that begin with that many zeros: half the squared length exceeds log(2) for each by an
     # exponential number, and the angle is uniform.
     drawn = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, size=(20_000, 2))
     drawn[:, 0] = (drawn[:, 0] & (2**63 - 1)) >> (zeros - 1)

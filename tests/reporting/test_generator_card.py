@@ -19,7 +19,7 @@ KEPT = {
 DRAWN = {"drawn": 200, "copies": 0.02, "copies_among_held_out": 0.0}
 
 
-def make_generator(path, *, learnt=KEPT, drawn=None, **settings):
+def make_generator(path, *, trained_on=KEPT, drawn=None, **settings):
     """A run of `sfumato warmup` whose first stages are there: each picture is another file."""
     path.mkdir(exist_ok=True)
     config = {"data": "digits", "model": "group-cnn-small", "public_share": 0.008, **settings}
@@ -30,14 +30,14 @@ def make_generator(path, *, learnt=KEPT, drawn=None, **settings):
             picture.parent.mkdir(parents=True, exist_ok=True)
             picture.write_bytes(PNG + f"{stage} {number}".encode())
     (path / "stages/split").mkdir()
-    for stage, done in (("split", {"public": 32}), ("generator", learnt), ("sample", drawn)):
+    for stage, done in (("split", {"public": 32}), ("generator", trained_on), ("sample", drawn)):
         if done is not None:
             write(path / f"stages/{stage}/done.json", done)
     return path
 
 
 def add_promise(path, tmp_path):
-    """As if a classifier had learnt the private rest after it."""
+    """As if a classifier were trained on the private rest after it."""
     place = path / "stages/train"
     place.mkdir()
     whole = make_run(tmp_path / "dp")

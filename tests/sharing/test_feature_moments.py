@@ -51,7 +51,7 @@ def test_the_bound_holds_for_all_groups_together():
 
 @pytest.mark.parametrize("most", [1, 3, 8])
 def test_no_person_moves_the_table_by_more_than_the_bound(most):
-    # Of a person with more images than are taken, the same ones whoever else is there.
+    # Of a person with more images than are taken, the same ones whatever others are there.
     model, gauge, images = teacher(), gauge_of(teacher()), portraits()
 
     def table(some):

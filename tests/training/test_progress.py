@@ -28,7 +28,7 @@ def test_rate_and_time_left_are_those_of_this_start(clock):
     assert len(told) == 4, "it speaks every five seconds"
     before, private, after = told[-1].partition("private:")
     assert before.split() == ["step", "30/50", "epsilon", "3.00", "20", "s", "left"]
-    assert private, "whoever shares the screen is told"
+    assert private, "those who see the screen are told"
     assert after == " loss 0.250, 64 examples/s"
 
 

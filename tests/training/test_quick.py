@@ -138,7 +138,7 @@ def test_dropout_in_a_capture_follows_the_seed_of_torch(device):
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
 def test_what_is_compiled_is_captured_too():
-    """Weights that are standardised come before the batch: graphs of theirs must not be kept."""
+    """Weights that are standardised come before the batch: their graphs must not be kept."""
     _, _, inputs = context("cuda")
     layers = [StandardisedConv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(800, 3)]
     clipper = GradientClipper(nn.Sequential(*layers).to("cuda"), clipping=Clipping(max_norm=1e-2))

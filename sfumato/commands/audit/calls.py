@@ -39,7 +39,7 @@ def audit_calls(config: AuditTrainer, run: Run) -> AuditRecord:
                 config, run, lambda number: trial(train, rest, canary, number, config.seed)
             )
         bound = bound_of_trials(scores, delta=config.delta, confidence=config.confidence)
-    except DataError:  # the trainer is to be mended: what it did until then is of no use
+    except DataError:  # the trainer has to be fixed: what it did until then is of no use
         (run.private / TRIALS).unlink(missing_ok=True)
         raise
     return AuditRecord(

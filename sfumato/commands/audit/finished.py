@@ -89,8 +89,9 @@ def target_odds(target: Target) -> tuple[Tensor, Tensor]:
     known = trained.description
     if (known.classes, known.shape) != (target.pool.classes, target.pool.shape):
         raise RunError(
-            f'{target.folder} learnt images of other classes, or of another size, than those of "'
-            f'{target.settings.data}" are now. An audit needs the very images that were learnt.'
+            f"{target.folder} was trained on images of other classes, or of another size, than "
+            f'those of "{target.settings.data}" are now. An audit needs the '
+            "very images that the model was trained on."
         )
     trained = replace(trained, description=replace(known, precision="float32"))
     answers = [

@@ -2,8 +2,8 @@
 
 Runs are nearly free, so this is the strongest audit there is for them: heads with and without one
 image that is the worst there can be, and two bounds. The first assumes nothing about the mechanism.
-The second takes it to be so many steps of this rate, with Gaussian noise of unknown size, and asks
-how much noise there can be at most for an attack to succeed as often as this one did.
+The second takes it to be a number of steps of this rate, with Gaussian noise of unknown size, and
+asks how much noise there can be at most for an attack to succeed as often as this one did.
 """
 
 from dataclasses import replace

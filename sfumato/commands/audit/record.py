@@ -16,7 +16,7 @@ FEW = (0.01, 0.001)
 Values = np.ndarray | Sequence[float]
 
 POINTS = 300
-"""A curve is kept to so many points."""
+"""A curve is kept to this many points."""
 
 
 @dataclass(kw_only=True)

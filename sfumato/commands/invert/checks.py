@@ -123,5 +123,5 @@ def say_strange(context: Context, accuracy: float) -> None:
     if accuracy < (1 + chance) / 2:
         context.run.say(
             f"mind: {known}, where guessing gives {chance:.3f}. If you know it to be better: are "
-            "--data, the order of classes and --target-pixels those that it learnt?"
+            "--data, the order of classes and --target-pixels those that it was trained on?"
         )

@@ -158,7 +158,7 @@ def given_target(config: Invert, run: Run) -> tuple[train.Config, Path]:
         raise ConfigError(f"{config.target} knows its pixels: leave --target-pixels out.")
     settings, weights, _ = given_run(Path(config.target), config.train)
     require_heeded(Path(config.target), config, settings)
-    say_unheeded(Path(config.target), config, settings, run)
+    say_ignored(Path(config.target), config, settings, run)
     return settings, weights
 
 
@@ -170,7 +170,7 @@ def open_access(context: Context, precision: torch.dtype | None = None) -> Acces
         raise ConfigError(
             f"{context.weights} does not have the head of this target: it was made for other "
             f"classes than the {len(context.members.classes)} of {context.members.name}. Give the "
-            "images that it learnt with --data."
+            "images that it was trained on with --data."
         )
     if context.config.target_pixels is not None:
         black, white = context.config.target_pixels

@@ -1,7 +1,7 @@
 """How good the guesses of `sfumato invert` are, in the eyes of judges.
 
-It compares with the images that the target learnt: the owner's part, not the attacker's. All of it
-goes to `private/`.
+It compares with the images that the target was trained on: the owner's part, not the attacker's.
+All of it goes to `private/`.
 """
 
 from pathlib import Path
@@ -81,7 +81,7 @@ def four_sets(context: Context) -> tuple[Sets[Tensor], Sets[Tensor]]:
     """Pixels between 0 and 1, and labels, of guesses, members, held-out and public images."""
     guesses, chosen = guesses_of(context), selection_of(context)
     members, held_out = (thin(some, EACH) for some in (context.members, context.held_out))
-    # Images that judges learnt would make the floor too low.
+    # Images that judges were trained on would make the floor too low.
     strange = ~learnt_by_judges(context)
     left = [places[strange[places]] for places in chosen.places]
     each = [
@@ -129,15 +129,15 @@ def judgements(context: Context, pixels: Sets[Tensor]) -> dict[str, Judged]:
 def given_judge(context: Context, path: Path) -> tuple[nn.Module, Inputs]:
     """A judge that is there already, or the reason why it must not judge.
 
-    One that learnt what the target learnt would know more of it than the class, and one whose
+    One trained on the same images as the target would know more of it than the class, and one whose
     classes have another order would name others than it means.
     """
     settings, weights, _ = given_run(path, context.config.train)
     judge_images = load_images(settings.data, "train", people=settings.people, **settings.loading)
     if judge_images.shape[0] != context.members.shape[0]:
         raise ConfigError(
-            f"judge {path}: takes {judge_images.shape[0]} colour channels, and images of the target "
-            f"have {context.members.shape[0]}. Train it with --grey, or on colour images."
+            f"judge {path}: takes {judge_images.shape[0]} colour channels, and images of the "
+            f"target have {context.members.shape[0]}. Train it with --grey, or on colour images."
         )
     if judge_images.classes != judged_classes(context):
         raise ConfigError(
@@ -147,14 +147,14 @@ def given_judge(context: Context, path: Path) -> tuple[nn.Module, Inputs]:
         )
     framed = load_images(settings.data, "train", people=settings.people, **context.loading)
     for own, whose in (
-        (context.members, "the target learnt"),
+        (context.members, "the target was trained on"),
         (context.held_out, "nobody may know"),
     ):
         shared = len(overlap(own, framed))
         if shared:
             raise DataError(
-                f"judge {path} learnt {shared} of the images that {whose}, so it cannot tell the "
-                "class from its training images. Take another judge."
+                f"judge {path} was trained on {shared} of the images that {whose}, so it cannot "
+                "tell the class from its training images. Take another judge."
             )
     twins = equal_tensors(weights, context.weights) if context.weights.exists() else []
     if twins:
@@ -199,7 +199,7 @@ def as_judge(model: nn.Module, inputs: Inputs) -> Judge:
 
     def ask(pixels: Tensor) -> tuple[Tensor, Tensor]:
         seen.clear()
-        if pixels.shape[2:] != side:  # a judge looks at images of the size that it learnt
+        if pixels.shape[2:] != side:  # a judge looks at images of the size that it was trained on
             pixels = F.interpolate(pixels, side, mode="bilinear", antialias=True)
         return model(inputs.normalise(pixels)).float(), seen[-1].float()
 
@@ -211,7 +211,7 @@ def headline(found: dict[str, Any]) -> str:
     top, floor = found["majority"]["top1"], found["majority"]["floor_top1"]
     between = "" if top["interval"] is None else " ({:.2f} to {:.2f})".format(*top["interval"])
     return (
-        f"attack accuracy, for your eyes: {top['mean']:.2f}{between}; of public images that the "
+        f"attack accuracy (private): {top['mean']:.2f}{between}; of public images that the "
         f"target takes for these classes {floor['mean']:.2f}, of real images "
         f"{ceiling_of(found):.2f}; test accuracy of the target {found['target_test_accuracy']:.3f} "
         f"({found['test_images']} images)"

@@ -1,6 +1,6 @@
 """`sfumato invert sweep`: the same attack on targets that keep different promises.
 
-Each target is attacked anew, with its own selection, generator and search, in its own unit of
+Each target is attacked again, with its own selection, generator and search, in its own unit of
 logits. Beside each private target stands a control: a target without privacy that was stopped when
 it was as accurate. Only what lies between the two is the merit of privacy; the rest is lost
 usefulness. Example-level privacy bounds what one image changes, and promises nothing about what all
@@ -144,14 +144,14 @@ def matched(config: Invert, wanted: float, base: Context) -> Invert:
 
 
 def plainly(config: Invert, steps: int) -> Invert:
-    """The settings for so many steps, with batches that repeat."""
+    """The settings for this many steps, with batches that repeat."""
     return replace(
         config, steps=steps, epochs=None, noise_seed=config.seed, unit="example", people=None
     )
 
 
 def ladder(config: Invert, steps: int, base: Context) -> Run:
-    """A target of so many steps, trained once."""
+    """A target of this many steps, trained once."""
     place = Run(base.run.private / "ladder" / f"{config.seed}-{steps}", base.run.say)
     place.path.mkdir(parents=True, exist_ok=True)
     if not place.finished:

@@ -28,7 +28,7 @@ WITH_TORCHRUN = "a model, and attack its head in one process: --target RUN"
 
 
 def asks_more(config: Reconstruct) -> bool:
-    """Whether a finished run has something to do: somebody's head."""
+    """Whether a finished run has something to do: a head that you brought."""
     return config.target is not None
 
 

@@ -18,7 +18,7 @@ from sfumato.settings.reconstruct import Reconstruct
 from sfumato.training.setup import pick_device
 
 LEARNT = (
-    "features and networks, learnt without privacy from train images: share it only if these are "
+    "features and networks, trained without privacy from train images: share it only if these are "
     "public"
 )
 """What lies open in the run directory, and what that means."""

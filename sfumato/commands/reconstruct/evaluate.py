@@ -173,7 +173,7 @@ def headline(scores: dict[str, Any]) -> str:
     """One line for the screen; nothing else may keep it."""
     low, high = scores["tpr_at_1_percent_fpr_interval"]
     return (
-        f"the attack, for your eyes: AUC {scores['auc']:.3f}, TPR "
+        f"the attack (private): AUC {scores['auc']:.3f}, TPR "
         f"{scores['tpr_at_1_percent_fpr']:.3f} ({low:.3f} to {high:.3f}) at 1 % FPR"
     )
 

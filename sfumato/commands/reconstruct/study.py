@@ -1,4 +1,4 @@
-"""More of `sfumato reconstruct`: one setting varied, and a head that somebody brings."""
+"""More of `sfumato reconstruct`: one setting varied, and a head that you bring."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -115,11 +115,12 @@ def look_at(context: Context, path: Path) -> dict[str, Any]:
     names = context.own.classes if context.config.conditional else ["any"]
     save_image_rows(picture, [("attacker", guesses / 2 + 0.5)], names)
     lines = [f"What can be seen in {path}: {picture}"]
-    learnt = images_learnt(path)
-    if learnt not in (None, context.recipe.images):
+    trained_on = examples_trained_on(path)
+    if trained_on not in (None, context.recipe.images):
         lines.append(
-            f"  It learnt {learnt} examples, and heads of this recipe {context.recipe.images}, so "
-            f"little can be expected. Attack it by a run with --images {learnt}."
+            f"  It was trained on {trained_on} examples, and heads of this recipe "
+            f"{context.recipe.images}, so little can be expected. Attack it by a run with "
+            f"--images {trained_on}."
         )
     if far > UNLIKE:
         lines.append(
@@ -134,8 +135,9 @@ def digest_of(weights: Tensor) -> str:
     return sha256(weights.numpy().tobytes()).hexdigest()[:8]
 
 
-def images_learnt(path: Path) -> int | None:
-    """How many examples a run of sfumato train learnt; None of a file, which does not say."""
+def examples_trained_on(path: Path) -> int | None:
+    """How many examples a run of sfumato train was trained on; None of a file, which does not
+    say."""
     if not (path / "plan.json").exists():
         return None
     plan = read_json(path / "plan.json")

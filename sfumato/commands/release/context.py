@@ -10,7 +10,7 @@ from torch import nn
 from sfumato.commands import train
 from sfumato.commands.origin import note_start, require_covered, require_strange, require_unpaid
 from sfumato.commands.release.budget import Shares, share_budget
-from sfumato.commands.stages import given_run, require_heeded, say_unheeded
+from sfumato.commands.stages import given_run, require_heeded, say_ignored
 from sfumato.commands.train.promise import draw_secret, header_of
 from sfumato.commands.train.train_state import group_by_person
 from sfumato.data.alike import require_alike
@@ -130,8 +130,8 @@ def given_teacher(config: ReleaseSettings, run: Run) -> tuple[train.Config, Ledg
     settings, _, ledger = given_run(config.teacher, config.train)
     require_heeded(config.teacher, config, settings)
     # Public images are framed as is said here, and the promise for all has its own delta.
-    heeded = {*config.train.loading, "delta", "secure"}
-    say_unheeded(config.teacher, config, settings, run, heeded)
+    used = {*config.train.loading, "delta", "secure"}
+    say_ignored(config.teacher, config, settings, run, used)
     if ledger is None:
         raise PrivacyError(
             f"{config.teacher} has no ledger.jsonl, so nobody knows what its model gives away. A "

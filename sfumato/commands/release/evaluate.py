@@ -48,9 +48,9 @@ def evaluate(context: Context, stage: Run) -> None:
     keep_scores(context.run, "release", scores)
     chance = 1 / len(context.private.classes)
     words = "" if scores["test_accuracy"] > 2 * chance else ": about as good as guessing"
-    # On the screen only: whoever runs this owns the images, and nothing else may keep the score.
+    # On the screen only, for the owner of the images: nothing else may keep the score.
     context.run.say(
-        f"test accuracy, for your eyes: teacher {scores['teacher_accuracy']:.3f}, student "
+        f"test accuracy (private): teacher {scores['teacher_accuracy']:.3f}, student "
         f"{scores['test_accuracy']:.3f}{words}"
     )
     draw(context, images)

@@ -221,7 +221,7 @@ def conclude(
     left_out = steps_left_out(run)
     keep_scores(run, "train", {**scores, "steps_left_out": left_out})
     if left_out:
-        run.say(f"{left_out} steps, for your eyes, were paid and had no effect")
+        run.say(f"{left_out} steps (a private count) were paid and had no effect")
     return run.finish({**promise_summary(paid), "model": config.model, "run": str(run.path)})
 
 

@@ -5,7 +5,8 @@
     private/canary_steps.bin     gradient canaries: what each step let be seen (`Observations`)
     private/canary_end.json      losses of canary images after the last step
 
-All of it is private: whoever knows the coins knows who was in the data. `sfumato audit` reads it.
+All of it is private: anyone who knows the coins knows who was in the data. `sfumato audit` reads
+it.
 """
 
 import hashlib

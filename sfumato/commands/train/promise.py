@@ -51,7 +51,9 @@ def open_ledger(
     )
     ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
     if before is not None:
-        run.log(f"{config.weights} has learnt the same data: what that cost is in the ledger too")
+        run.log(
+            f"{config.weights} was trained on the same data: what that cost is in the ledger too"
+        )
         ledger.inherit(before)
     processes.agree(ledger.header)
     return Paid(plan, ledger, secret)

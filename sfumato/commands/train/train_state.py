@@ -67,7 +67,7 @@ def norm_policy(config: Training) -> NormPolicy:
 
 
 def has_weights(config: Training) -> bool:
-    """Whether training begins with weights that have learnt something."""
+    """Whether training begins with weights that were trained before."""
     return config.pretrained or config.weights is not None
 
 

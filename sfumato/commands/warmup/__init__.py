@@ -62,8 +62,8 @@ def run(config: Warmup, run: Run | None) -> dict[str, Any]:
     if run is None:
         return {}
     if config.stage in ("all", "evaluate"):
-        learnt = "generator" if config.private else "train"
-        summary = {**run.stage(learnt).summary, **summary, "run": str(run.path)}
+        trained_in = "generator" if config.private else "train"
+        summary = {**run.stage(trained_in).summary, **summary, "run": str(run.path)}
         told = {"public": context.public.name, "public_images": len(context.public)}
         made = run.stage("sample").summary if config.number else {"drawn": 0}
         told |= {name: made[name] for name in ("drawn", "samples") if name in made}
@@ -88,10 +88,10 @@ def require_shared(asked: str) -> None:
 def stages_of_warmup(config: Warmup) -> list[Stage[Context]]:
     """The stages in their order. Several processes share the generator's work, and the drawing."""
     private, brought = config.private, config.samples is not None
-    learnt = (check_plan,) if private else (check_parts,)
+    training_checks = (check_plan,) if private else (check_parts,)
     draws = "generator" in config.stages and not private
     made = (
-        Stage(name="split", run=split, checks=learnt if draws else ()),
+        Stage(name="split", run=split, checks=training_checks if draws else ()),
         Stage(
             name="generator",
             run=warmup_private.generator if private else train_generator,

@@ -1,7 +1,7 @@
 """Images that people bring to `sfumato warmup`: their own public ones, or samples made elsewhere.
 
 Both are taken at their owner's word: nobody can see in an image whether it may be public, or what a
-generator of it had learnt. That no private image is among them, pixel for pixel, is looked up.
+generator of it was trained on. That no private image is among them, pixel for pixel, is looked up.
 """
 
 from sfumato.commands.origin import require_unpaid

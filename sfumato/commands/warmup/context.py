@@ -102,7 +102,7 @@ def own_public(config: Warmup, private: Images, test: Images) -> Images:
 def require_same_split(run: Run, public: Images) -> None:
     """Refuse data that have changed since the split: who was public then might be private now.
 
-    What the generator has learnt without noise, no ledger can cover afterwards.
+    What the generator was trained on without noise, no ledger can cover afterwards.
     """
     kept = run.path / "stages" / "split" / "public.npz"
     if not kept.exists():
@@ -112,6 +112,6 @@ def require_same_split(run: Run, public: Images) -> None:
     if not all(one.shape == other.shape and one.equal(other) for one, other in pairs):
         raise PrivacyError(
             f"the public images are others than when the stage split ran ({kept}): the data of "
-            f'"{public.name}" have changed, and images that were learnt as public might count as '
-            "private now. Bring the data back, or begin anew with another --out."
+            f'"{public.name}" have changed, and images that were used as public might count as '
+            "private now. Bring the data back, or start again with another --out."
         )

@@ -33,8 +33,8 @@ from sfumato.training.setup import pick_device, quick_precision
 HEEDED = ("number", "solver", "sample_steps", "guide_weight", "seed")
 """Settings that say what is drawn; the weights do too."""
 TEST = 10
-"""For so many images one more is drawn for testing: a data set has both."""
-NOTHING = "nothing is promised about the public images it learnt, and it may replay them"
+"""For this many images one more is drawn for testing: a data set has both."""
+NOTHING = "nothing is promised about the public images it was trained on, and it may replay them"
 APART = 2**31
 """Where the numbers of those begin."""
 
@@ -106,8 +106,8 @@ def promise_of(folder: Path, ledger: bool) -> dict[str, Any]:
         return {"promise": NOTHING}
     if not (folder / "ledger.jsonl").exists():
         raise RunError(
-            f"{folder / 'ledger.jsonl'} is gone, and the generator learnt private images: what is "
-            "drawn from it could not be covered by anything."
+            f"{folder / 'ledger.jsonl'} is gone, and the generator was trained on private images: "
+            "what is drawn from it could not be covered by anything."
         )
     whole = require_whole(folder)
     assert whole is not None

@@ -1,8 +1,8 @@
 """The last stage of `sfumato warmup`: what each step was worth, and how good the drawn images are.
 
 All of it compares with test or private images, without noise: it goes to `private/`, and to the
-screen of whoever runs it. Controls are models that nobody gets; each has a place of its own, goes
-on where it was cut, and is not made again when it is there.
+screen of the person who runs it. Controls are models that nobody gets; each has a place of its own,
+goes on where it was cut, and is not made again when it is there.
 """
 
 from dataclasses import replace
@@ -44,13 +44,13 @@ def evaluate(context: Context, stage: Run) -> None:
     }
     if context.config.controls:
         accuracies |= controls(context, stage)
-    # On the screen only: whoever runs this owns the images, and nothing else may keep the scores.
+    # On the screen only, for the owner of the images: nothing else may keep the scores.
     told = ", ".join(f"{name} {value:.3f}" for name, value in accuracies.items())
-    context.run.say(f"test accuracy, for your eyes: {told}")
+    context.run.say(f"test accuracy (private): {told}")
     scores = {**accuracies, "test_images": len(context.test)}
     if context.config.number:
         scores["fidelity"] = fidelity(context, extractor)
-        context.run.say(f"images, for your eyes: {tell_fidelity(scores['fidelity'])}")
+        context.run.say(f"images (private): {tell_fidelity(scores['fidelity'])}")
     keep_scores(context.run, "warmup", scores)
     stage.finish({"controls": sorted(accuracies.keys() - {"warmup", "dp"})})
 
@@ -113,8 +113,9 @@ def score(context: Context, weights: Path | None = None) -> float:
 def fidelity(context: Context, extractor: Extractor) -> dict[str, Any]:
     """How drawn images compare with test images, and for scale, how as many real ones do.
 
-    `drawn` stands beside the public images that the generator learnt; `drawn_more`, where there are
-    more of them, beside private ones: what images from the very source of the test images have.
+    `drawn` stands beside the public images that the generator was trained on; `drawn_more`, where
+    there are more of them, beside private ones: what images from the very source of the test images
+    have.
     """
     drawn = drawn_images(context)
     sets = side_by_side("drawn", drawn, "public", context.public) if len(context.public) else {}

@@ -30,7 +30,7 @@ def split(context: Context, stage: Run) -> None:
     """Keep the public share: it is what all of this may be checked against."""
     twice = len(overlap(context.private, context.public))
     if twice:  # on the screen only: a log may be shared, and this counts private images
-        stage.say(f"{twice} private images, for your eyes, are also public, pixel for pixel")
+        stage.say(f"{twice} private images (a private count) are also public, pixel for pixel")
     context.public.save_npz(stage.path / "public.npz")
     counts = {"public": len(context.public), "private": context.units}
     stage.finish({**counts, "promise": "nothing is promised about the public images"})
@@ -170,9 +170,9 @@ def sample(context: Context, stage: Run | None) -> None:
     show_samples(context, stage, len(drawn), in_columns)
     copies = {}
     if len(context.public):
-        held_out, learnt = parts_of(context)
+        held_out, trained_on = parts_of(context)
         place = context.run.path / "stages" / "generator"
-        copies = watch(drawn, learnt, held_out, place, stage.log)
+        copies = watch(drawn, trained_on, held_out, place, stage.log)
     stage.finish({"drawn": len(drawn), **copies, **promise_about(context, stored)})
 
 

@@ -73,6 +73,6 @@ def evaluate(context: Context, stage: Run) -> None:
     found, reached = fidelity(context, prepare_evaluation(context)), score(context)
     scores = {"drawn": reached, "test_images": len(context.test), "fidelity": found}
     keep_scores(context.run, "warmup", scores)
-    context.run.say(f"test accuracy after drawn images alone, for your eyes: {reached:.3f}")
-    context.run.say(f"images, for your eyes: {tell_fidelity(found)}")
+    context.run.say(f"test accuracy after drawn images alone (private): {reached:.3f}")
+    context.run.say(f"images (private): {tell_fidelity(found)}")
     stage.finish({"controls": []})

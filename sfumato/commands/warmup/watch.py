@@ -1,7 +1,8 @@
-"""Whether drawn images replay the public ones a generator learnt: said wherever some are drawn.
+"""Whether drawn images replay the public ones a generator was trained on: said wherever some are
+drawn.
 
 Two figures, both of public images alone: the share of copies, beside that among images which nobody
-learnt, and how well the weights that are kept denoise those.
+trained on, and how well the weights that are kept denoise those.
 """
 
 from collections.abc import Callable
@@ -26,14 +27,14 @@ def watch(
 ) -> dict[str, float]:
     """How many drawn images are copies, and what the generator's folder says of held-out images."""
     some = drawn.select(range(min(COUNTED, len(drawn))))
-    rates = copy_rates(some, learnt, held_out)
+    rates = copy_rates(some, trained_on, held_out)
     made, by_chance = rates["copies"], rates["copies_among_held_out"]
     told = f"copies among {len(some)} drawn images: {made:.1%} (of held-out images {by_chance:.1%})"
     loss = read_json(generator / "done.json").get("held_out_loss")
     if loss is not None:
         told += f"; held-out loss of the generator {loss:.4f}"
     if made > by_chance + MARGIN:
-        told += ". WARNING: they replay public images, and so may whoever learns from them"
+        told += ". WARNING: they replay public images, and so may models trained on them"
     log(told)
     return rates
 
@@ -48,6 +49,6 @@ def watch_file(file: Path, run: Path, stored: Stored, say: Callable[[str], None]
         return
     public = load_images(str(kept), "train", private=False)
     settings = read_json(run / "config.json")["config"]
-    held_out, learnt = public.split(stored.blueprint.diffusion.gen_held_out, settings["seed"])
+    held_out, trained_on = public.split(stored.blueprint.diffusion.gen_held_out, settings["seed"])
     drawn = load_images(str(file), "train", private=False)
-    watch(drawn, learnt, held_out, run / "stages" / "generator", say)
+    watch(drawn, trained_on, held_out, run / "stages" / "generator", say)

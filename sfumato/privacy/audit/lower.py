@@ -40,7 +40,7 @@ class Bound:
     assumes: str
     """What must hold for the bound to hold, in words."""
     by_attack: bool = True
-    """Whether somebody guessed who was in; else the mechanism was measured."""
+    """Whether an attack guessed who was in; else the mechanism was measured."""
 
 
 def many_run_bound(
@@ -230,7 +230,7 @@ def _proved(
 
 
 def _chance(right: int, guesses: int, canaries: int, delta: float, epsilon: float) -> float:
-    """The chance of so many right guesses, at most, under (epsilon, delta)."""
+    """The chance of this many right guesses, at most, under (epsilon, delta)."""
     # reach[i] is the chance that a binomial reaches right - i.
     reach = binom.sf(right - 1 - np.arange(right + 1), guesses, expit(epsilon))
     steps = np.arange(1, right + 1)

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon for whoever believes that the mechanism adds Gaussian noise.
+"""Lower bounds on epsilon for those who believe that the mechanism adds Gaussian noise.
 
 A bound that assumes nothing must be shown the rare events that epsilon is about, and needs a
 million trials for what is proved here by a thousand: if a mechanism is Gaussian noise of unknown

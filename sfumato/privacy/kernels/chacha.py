@@ -21,7 +21,7 @@ def chacha_block(key, block, third=0, fourth=0):
     """The sixteen words of each block, by its number (int64); `key` points at eight words.
 
     The number fills two words of the state, so past 2^32 blocks the stream goes on and does not
-    begin anew. The rest of the nonce, two words, is zero for a stream, whose key is used once.
+    start again. The rest of the nonce, two words, is zero for a stream, whose key is used once.
     """
     zero = tl.zeros_like(block).to(tl.uint32)
     x0, x1, x2, x3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574

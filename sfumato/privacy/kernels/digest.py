@@ -6,9 +6,10 @@ the digest is the same in whatever order they are added.
 
 Why two sums hardly ever have the same digest: say two columns of words differ, by d in some word.
 Their hashes agree for the one value in 2^(64 - t) that k d can take, where 2^t is the largest power
-of two in d. Words have 32 bits, so t is at most 31: a chance of at most 2^-33, for whoever does not
-know the keys. Three hashes with keys of their own agree with a chance of 2^-99. Hashes are words
-again and are hashed again, with other keys, until few are left: each time adds 2^-99 to the chance.
+of two in d. Words have 32 bits, so t is at most 31: a chance of at most 2^-33, for anyone who does
+not know the keys. Three hashes with keys of their own agree with a chance of 2^-99. Hashes are
+words again and are hashed again, with other keys, until few are left: each time adds 2^-99 to the
+chance.
 
 All numbers are read for that, so it is also seen here whether all of them are finite.
 """
@@ -50,7 +51,7 @@ def digest(flat: Tensor, draw: Callable[[int, int], bytes], broken: Tensor) -> T
 def hash_columns(words: Tensor, keys: Tensor, broken: Tensor, width: int) -> Tensor:
     """Three hashes (int64) of each column of 256 words (int32); columns of a tile lie abreast.
 
-    `width` is 4 or 8 where the words are numbers of so many bytes: `broken` becomes 1 if one of
+    `width` is 4 or 8 where the words are numbers of that many bytes: `broken` becomes 1 if one of
     them is not finite. Where they are hashes, it is 0.
     """
     tiles = triton.cdiv(words.numel(), ROWS * COLUMNS)

@@ -18,7 +18,7 @@ from torch import Tensor
 from sfumato.privacy.kernels import require_flat
 
 WIDTH = tl.constexpr(128)
-"""Numbers in a row that get one word each of so many blocks; then come their next words."""
+"""Numbers in a row that get one word each of several blocks; then come their next words."""
 
 
 @torch.library.custom_op("sfumato::philox_flat", mutates_args=("total",))
