@@ -1,4 +1,4 @@
-"""What an attacker is granted: answers of the target, and how they change with the picture.
+"""What an attacker may use: logits of the target, and their gradients with respect to the image.
 
 An attack gets an `Access` and nothing else of the target: no weights, no inner layers, no training
 images. So what it finds is what anybody finds who can ask the model and differentiate its answers.
@@ -31,7 +31,7 @@ class Access:
         self.shape = shape
         self.device = device
         self.asked = 0
-        """Images that were shown to the target; what a GPU replays is counted once."""
+        """Images that were shown to the target, without those of replayed CUDA graphs."""
 
     def logits(self, pixels: Float[Tensor, "n c h w"]) -> Float[Tensor, "n classes"]:
         """The target's answers, in float32. Gradients flow to the pixels."""
@@ -53,7 +53,7 @@ class Access:
 
 
 def access_to(model: nn.Module, inputs: Inputs) -> Access:
-    """Access to a model that reads images like `inputs`; it is frozen, in evaluation mode."""
+    """Access to a model that takes images like `inputs`. Freezes the model in place."""
     model.eval().requires_grad_(False)
     images = inputs.images
 

@@ -1,7 +1,7 @@
-"""What a generator and its discriminator want of each other, and what they learn from a target.
+"""Losses of a GAN: generator against discriminator, and what both learn from a target.
 
-Two games. With one score an image: the hinge (Lim and Ye 2017; Miyato et al. 2018). With a logit
-for each class of the target: the discriminator is itself a classifier, taught by the target's
+Two losses. One score per image: hinge loss (Lim and Ye 2017; Miyato et al. 2018). One logit for
+each class of the target: the discriminator is itself a classifier, taught by the target's
 answers, and the sum of the exponentials of its logits says how real an image is (Salimans et al.
 2016; for inversion: Chen et al. 2021, "Knowledge-enriched distributional model inversion").
 
@@ -28,10 +28,10 @@ def hinge_generator(fake: Float[Tensor, " m"]) -> Loss:
 
 
 def real_or_fake(real: Float[Tensor, "n classes"], fake: Float[Tensor, "m classes"]) -> Loss:
-    """The discriminator's loss without labels, when sigmoid(L) of L = log sum exp(logits) is real.
+    """The discriminator's loss without labels, where P(real) = sigmoid(L), L = logsumexp(logits).
 
     -log sigmoid(L) = softplus(L) - L of real images and -log(1 - sigmoid(L)) = softplus(L) of
-    fakes. The published attack takes half of it beside the soft labels.
+    fakes. The published attack adds half of this to the soft-label cross-entropy.
     """
     # softplus(L) - L, without the difference of two large numbers.
     on_real = F.softplus(-_wide(real).logsumexp(dim=1))

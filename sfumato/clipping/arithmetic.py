@@ -1,4 +1,6 @@
-"""How the numbers of examples are added up: in float32 at least, and never below the truth.
+"""Sums over examples, in float32 at least.
+
+`sum_from_above` rounds up, and `rounding_of_sums` bounds the rounding error of the others.
 
 Norms and clipped sums, whatever layer they come from, end in these few functions: squares along an
 example's gradient, and sums over examples of factor times gradient.

@@ -44,7 +44,7 @@ def clipping(
     """How contributions are bounded; a clip function that is unknown is refused."""
     styles = {style: style for style in CLIP_STYLES} | CLIP_FUNCTIONS
     if clip_function not in styles:
-        raise ConfigError(f'clip_function "{clip_function}": {", ".join(CLIP_FUNCTIONS)}.')
+        raise ConfigError(f'clip_function "{clip_function}": {", ".join(styles)}.')
     stability = 0.01 if numerical_stability_constant is None else numerical_stability_constant
     style = styles[clip_function]
     return Clipping(max_norm=max_grad_norm, style=style, stability=stability)
