@@ -23,7 +23,8 @@ from sfumato.settings.train import Training
 
 
 def book_of_weights(config: Training, images: Images) -> Ledger | None:
-    """The ledger of the weights to begin with, if they learnt the same data; or why they cannot.
+    """The ledger of the weights to begin with, if they were trained on the same data; or why they
+    cannot.
 
     What is trained from them costs what they have cost, and more; so does what these began with.
     """
@@ -82,7 +83,8 @@ def tell_origin(config: Training, images: Images, say: Callable[[str], None]) ->
 
 
 def require_strange(config: Training, images: Images) -> None:
-    """Refuse weights that learnt the same data, for a verb that has no ledger to go on with."""
+    """Refuse weights that were trained on the same data, for a verb that has no ledger to go on
+    with."""
     if book_of_weights(config, images) is not None:
         raise PrivacyError(
             f"{config.weights} was trained on {images.name}, and here it would count as public: "
@@ -176,7 +178,7 @@ def _ledgers(weights: Path, images: Images | None = None) -> list[Ledger]:
 
 
 def _has_learnt(weights: Path, images: Images) -> bool:
-    """Whether the run that weights lie in learnt these very images, whatever their name."""
+    """Whether the run that weights lie in was trained on these very images, whatever their name."""
     known = known_data(weights.expanduser().resolve().parent)
     return known is not None and known == Known.of(images)
 

@@ -71,12 +71,12 @@ def compare_sets(
 
 
 def thin(images: Images, most: int = MOST) -> Images:
-    """At most so many of them, spread evenly."""
+    """At most this many of them, spread evenly."""
     return images if len(images) <= most else images.select(spread(len(images), most))
 
 
 def spread(count: int, most: int) -> Tensor:
-    """At most so many of the numbers below `count`, spread evenly."""
+    """At most this many of the numbers below `count`, spread evenly."""
     return torch.linspace(0, count - 1, min(count, most)).round().long()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from contents import summaries
-from inversions import MADE, attack, learn, lesson, same, scores_of, tiny
+from inversions import MADE, attack, learn, same, scores_of, task, tiny
 from planted import replace_everywhere
 from safetensors.torch import load_file
 from whole_runs import fixtures

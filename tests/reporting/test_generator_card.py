@@ -70,7 +70,7 @@ def test_what_was_drawn_is_shown_where_it_is_there(tmp_path):
 
 
 def test_while_a_generator_learns_its_last_look_is_shown(tmp_path):
-    assert shown_in(make_generator(tmp_path / "run", learnt=None)) == ["generator 300"]
+    assert shown_in(make_generator(tmp_path / "run", trained_on=None)) == ["generator 300"]
 
 
 def test_what_the_kept_look_found_is_in_all_three_files(tmp_path):

@@ -53,7 +53,7 @@ def audit_calls(config: AuditTrainer, run: Run) -> AuditRecord:
 def _trials(config: AuditTrainer, run: Run, call: Callable[[int], float]) -> dict[int, float]:
     """The score of every call, by its number: those made before, by the same code, and new ones."""
     kept, code = run.private / TRIALS, code_of(config.trainer)
-    lines = read_lines(kept, mend=True)
+    lines = read_lines(kept, repair=True)
     if any(line.get("code") != code for line in lines):
         run.log(f"{config.trainer} has changed: {len(lines)} calls of it as it was do not count")
         kept.unlink()

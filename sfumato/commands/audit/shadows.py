@@ -29,7 +29,8 @@ IN_MEMORY = 512
 
 
 def shadow_odds(config: AuditRun, target: Target, run: Run) -> tuple[Tensor, Tensor, Tensor]:
-    """Who learnt which image, and the log-odds of the pool and of the population, by model."""
+    """Which model was trained on which image, and the log-odds of the pool and of the population,
+    by model."""
     stage = Run(run.private, run.say).stage("shadows")
     inside = draw_halves(config.shadows, len(target.pool), config.seed)
     found = []

@@ -66,7 +66,9 @@ def open_target(config: AuditRun, run: Run) -> Target:
     _check_size(folder, len(members), settings)
     known = known_data(folder)
     if known is not None:
-        known.require(members, str(folder), "An audit needs the very images that were learnt.")
+        known.require(
+            members, str(folder), "An audit needs the very images that the model was trained on."
+        )
     members = _without_canaries(replace(members, people=None), folder, settings)
     test = replace(test, people=None)
     population, others = test.split(POPULATION, seed=config.seed)
@@ -111,13 +113,14 @@ def _check_size(folder: Path, size: int, settings: train.Config) -> None:
         planned -= settings.canaries
     if settings.unit == "example" and planned != size:
         raise DataError(
-            f'{folder} learnt {planned} images, and "{settings.data}" has {size} now. An audit '
-            "needs the very images that were learnt."
+            f'{folder} was trained on {planned} images, and "{settings.data}" has {size} now. An '
+            "audit needs the very images that the model was trained on."
         )
 
 
 def _without_canaries(images: Images, folder: Path, settings: train.Config) -> Images:
-    """The images that were learnt as they are: a canary may be left out, or have a wrong label."""
+    """The images that were trained on as they are: a canary may be left out, or have a wrong
+    label."""
     if not settings.canaries:
         return images
 

@@ -171,7 +171,7 @@ def side_by_side(here: Sequence[Chapter], there: Sequence[Chapter], run: Run) ->
 
 
 def show_page(page: Path) -> None:
-    """Open the page in a browser, where somebody sits in front of a screen."""
+    """Open the page in a browser, where someone sits in front of a screen."""
     has_screen = sys.platform in ("darwin", "win32") or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
     )

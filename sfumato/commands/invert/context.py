@@ -11,7 +11,7 @@ import torch
 
 from sfumato.attacks.access import Access, access_to
 from sfumato.commands import train
-from sfumato.commands.stages import given_run, require_heeded, say_unheeded
+from sfumato.commands.stages import given_run, require_heeded, say_ignored
 from sfumato.data.images import Images
 from sfumato.data.load import load_images, load_splits
 from sfumato.errors import ConfigError
@@ -33,7 +33,7 @@ class Context:
     """The run that has the judges: targets of a sweep have the same."""
     device: torch.device
     members: Images
-    """What the target learnt."""
+    """What the target was trained on."""
     others: Images
     """Of the same classes, for judges."""
     held_out: Images

@@ -105,7 +105,8 @@ def four_sets(context: Context) -> tuple[Sets[Tensor], Sets[Tensor]]:
 
 
 def thin(images: Images, each: int) -> Images:
-    """At most so many of each class, at random: files are often ordered, by writer for example."""
+    """At most this many of each class, at random: files are often ordered, by writer for
+    example."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     labels = images.labels[order]
     places = [order[labels == label][:each] for label in range(len(images.classes))]

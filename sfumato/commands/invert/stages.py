@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from sfumato.attacks.inversion import Wish
+from sfumato.attacks.inversion import InversionLoss
 from sfumato.attacks.latent import Draw, Extra, Guesses, search_codes
 from sfumato.attacks.prior import train_gan
-from sfumato.attacks.pupils import Lesson, new_gan
+from sfumato.attacks.pupils import GanTask, new_gan
 from sfumato.attacks.select import Selection
 from sfumato.attacks.select import select as choose
 from sfumato.commands import train
@@ -36,7 +36,7 @@ def target(context: Context, stage: Run) -> None:
 
 def judge(context: Context, stage: Run) -> None:
     """Train judges on private images that the target never had, and on the public classes."""
-    lessons = judging_images(context)
+    judge_images = judging_images(context)
     for name in context.config.judges:
         place = Run(context.shared.private / "judges" / name, context.run.say)
         place.path.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def judge(context: Context, stage: Run) -> None:
         )
         train_plainly(
             model,
-            len(lessons),
+            len(judge_images),
             plain_step(model, inputs),
             place,
             lr=2e-3,
@@ -106,7 +106,7 @@ def selection_of(context: Context) -> Selection:
     return Selection(kept["places"], kept["confidence"], scale)
 
 
-def wish_of(context: Context) -> Wish:
+def wish_of(context: Context) -> InversionLoss:
     """The inversion loss, in the target's unit."""
     scale = selection_of(context).scale if context.config.own_unit else 1.0
     return InversionLoss(context.config.loss, scale)

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.attacks.fleet import Fleet
 from sfumato.attacks.heads import accuracy_of_heads
+from sfumato.attacks.shadow_heads import ShadowHeads
 from sfumato.commands.reconstruct.context import Context
 from sfumato.data.room import require_room
 from sfumato.errors import ConfigError
@@ -44,7 +44,7 @@ def base(context: Context, stage: Run) -> None:
             size=config.feature_size,
             norm=config.feature_norm,
         )
-        heads = Fleet(found.values, found.labels, shot, config.seed).heads(0, 256)
+        heads = ShadowHeads(found.values, found.labels, shot, config.seed).heads(0, 256)
         score = float(accuracy_of_heads(heads.weights, shot, found.values, found.labels).mean())
         stage.log(
             f"heads of one image a class on base {number}: accuracy {score:.3f} on the attacker's "

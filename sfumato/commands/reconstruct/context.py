@@ -5,8 +5,8 @@ from functools import cached_property
 
 import torch
 
-from sfumato.attacks.fleet import Fleet
 from sfumato.attacks.heads import HeadRecipe, class_size_for
+from sfumato.attacks.shadow_heads import ShadowHeads
 from sfumato.data.alike import overlap
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
@@ -104,7 +104,7 @@ def own_features(context: Context, *, private: bool = False) -> Features:
     return Features.load(stage.private if private else stage.path).to(context.device)
 
 
-def fleet_of(context: Context, *, private: bool = False) -> Fleet:
+def shadow_heads_of(context: Context, *, private: bool = False) -> ShadowHeads:
     """Heads on the attacker's images, or on those it is after."""
     found = own_features(context, private=private)
     seed = context.config.seed + (1 if private else 0)

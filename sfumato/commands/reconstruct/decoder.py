@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from sfumato.attacks.decode import Game, decoder_step
-from sfumato.attacks.fleet import Fleet, Heads
-from sfumato.commands.reconstruct.context import Context, fleet_of
+from sfumato.attacks.decode import ReconstructionTask, decoder_step
+from sfumato.attacks.shadow_heads import Heads, ShadowHeads
+from sfumato.commands.reconstruct.context import Context, shadow_heads_of
 from sfumato.commands.reconstruct.heads import statistics_of
 from sfumato.data.images import Images
 from sfumato.models.average import new_average
@@ -25,8 +25,12 @@ POOL = 2048
 
 def train(context: Context, stage: Run) -> None:
     """The attacker's network learns to see images in weights."""
-    config, fleet, statistics = context.config, fleet_of(context), statistics_of(context)
-    decoder = build_decoder(context, fleet)
+    config, shadow_heads, statistics = (
+        context.config,
+        shadow_heads_of(context),
+        statistics_of(context),
+    )
+    decoder = build_decoder(context, shadow_heads)
     optimizer = make_optimizer(
         decoder, "adamw", lr=config.decoder_lr, momentum=0.0, weight_decay=1e-3
     )
@@ -49,36 +53,36 @@ def train(context: Context, stage: Run) -> None:
     stage.finish({"decoder": config.decoder, "parameters": size, "steps": config.steps})
 
 
-def game_of(context: Context, images: Images) -> Game:
+def task_of(context: Context, images: Images) -> ReconstructionTask:
     """What the decoder is asked for, on one set of images."""
     recipe = context.recipe
     pixels = images.pixels.to(context.device)
     return ReconstructionTask(pixels, recipe.classes, recipe.class_size, context.config.conditional)
 
 
-def build_decoder(context: Context, fleet: Fleet) -> nn.Module:
-    """The attacker's network for heads of this fleet."""
+def build_decoder(context: Context, shadow_heads: ShadowHeads) -> nn.Module:
+    """The attacker's network for heads of this shadow_heads."""
     torch.manual_seed(context.config.seed)
     weights = context.recipe.num_parameters(shadow_heads.dimension)
     return new_decoder(context, weights).to(context.device)
 
 
 def new_decoder(context: Context, weights: int) -> nn.Module:
-    """A network for heads of so many weights; sizes that cannot be drawn are refused."""
+    """A network for heads of this many weights; sizes that cannot be drawn are refused."""
     config, recipe = context.config, context.recipe
     kind = RowDecoder if config.decoder == "rows" else PublishedDecoder
     classes = recipe.classes if config.conditional else 0
     return kind(weights, context.own.shape, classes, config.width)
 
 
-def trained_decoder(context: Context, fleet: Fleet) -> nn.Module:
+def trained_decoder(context: Context, shadow_heads: ShadowHeads) -> nn.Module:
     """The network as the stage train left it."""
-    decoder = build_decoder(context, fleet)
+    decoder = build_decoder(context, shadow_heads)
     decoder.load_state_dict(load_file(context.run.stage("train").path / "model.safetensors"))
     return decoder.eval()
 
 
-def heads_by_step(context: Context, fleet: Fleet) -> Callable[[int], Heads]:
+def heads_by_step(context: Context, shadow_heads: ShadowHeads) -> Callable[[int], Heads]:
     """The heads of each step, made for many steps at once."""
     size = context.config.batch_heads
     pool = max(1, POOL // size) * size

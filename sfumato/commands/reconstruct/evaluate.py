@@ -11,8 +11,8 @@ import numpy as np
 
 from sfumato.attacks.decode import nearest_images, reconstruct
 from sfumato.attacks.heads import HeadRecipe, accuracy_of_heads
-from sfumato.commands.reconstruct.context import LEARNT, Context, fleet_of, own_features
-from sfumato.commands.reconstruct.decoder import game_of, trained_decoder
+from sfumato.commands.reconstruct.context import LEARNT, Context, own_features, shadow_heads_of
+from sfumato.commands.reconstruct.decoder import task_of, trained_decoder
 from sfumato.commands.reconstruct.heads import statistics_of
 from sfumato.metrics.trials import Trials, partners, pick, score, usual_errors
 from sfumato.privacy.accounting import price
@@ -64,7 +64,7 @@ def evaluate(context: Context, stage: Run) -> None:
 
 def attack(context: Context) -> Trials:
     """Train heads on the target images, and let the attacker's network look at their weights."""
-    config, fleet, statistics = (
+    config, shadow_heads, statistics = (
         context.config,
         shadow_heads_of(context, private=True),
         statistics_of(context),
@@ -90,7 +90,7 @@ def attack(context: Context) -> Trials:
     size = context.recipe.class_size if config.conditional else heads.members.shape[1]
     return Trials(
         guesses,
-        game.truths(heads.members).cpu(),
+        task.truths(heads.members).cpu(),
         heads.members[:, ::size].cpu(),
         partner,
         usual_errors(context.targets, references),

@@ -4,14 +4,14 @@ import time
 
 from sfumato.attacks.heads import accuracy_of_heads
 from sfumato.attacks.statistics import WeightStatistics, weight_statistics
-from sfumato.commands.reconstruct.context import Context, fleet_of, own_features
+from sfumato.commands.reconstruct.context import Context, own_features, shadow_heads_of
 from sfumato.errors import RunError
 from sfumato.runs import Run
 
 
 def shadow(context: Context, stage: Run) -> None:
     """See how fast heads can be made and how good they are; nothing is kept."""
-    fleet = fleet_of(context)
+    shadow_heads = shadow_heads_of(context)
     began = time.perf_counter()
     heads = shadow_heads.heads(0, 256)
     rate = len(heads) / (time.perf_counter() - began)
@@ -31,7 +31,7 @@ def shadow(context: Context, stage: Run) -> None:
 
 def stats(context: Context, stage: Run) -> None:
     """Mean and deviation of every weight over many heads."""
-    config, fleet = context.config, fleet_of(context)
+    config, shadow_heads = context.config, shadow_heads_of(context)
     starts = range(0, config.stats_heads, 4096)
     batches = (shadow_heads.heads(i, min(4096, config.stats_heads - i)) for i in starts)
     found = weight_statistics(batches, correlation=config.null == "both")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from sfumato.attacks.decode import reconstruct
-from sfumato.attacks.fleet import Heads
 from sfumato.attacks.heads import HeadRecipe
-from sfumato.commands.reconstruct.context import LEARNT, Context, fleet_of
-from sfumato.commands.reconstruct.decoder import game_of, trained_decoder
+from sfumato.attacks.shadow_heads import Heads
+from sfumato.commands.reconstruct.context import LEARNT, Context, shadow_heads_of
+from sfumato.commands.reconstruct.decoder import task_of, trained_decoder
 from sfumato.commands.reconstruct.evaluate import DELTA, at_most
 from sfumato.commands.reconstruct.heads import statistics_of
 from sfumato.commands.reconstruct.stages import take
@@ -64,8 +64,8 @@ def study(context: Context) -> dict[str, Any]:
 
 def first_head(context: Context) -> tuple[Tensor, Tensor]:
     """The images that one head under attack was trained on, and what is seen in its weights."""
-    fleet = fleet_of(context, private=True)
-    game, heads = game_of(context, context.targets), fleet.heads(0, 1)
+    shadow_heads = shadow_heads_of(context, private=True)
+    task, heads = task_of(context, context.targets), shadow_heads.heads(0, 1)
     z = statistics_of(context).standardise(heads)
     guesses = reconstruct(trained_decoder(context, shadow_heads), z, task)[0].cpu()
     return task.truths(heads.members)[0, :, 0].cpu() / 2 + 0.5, guesses / 2 + 0.5
@@ -101,10 +101,10 @@ def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
 
 
 def look_at(context: Context, path: Path) -> dict[str, Any]:
-    """What the attacker sees in a head that somebody brings, made by the same recipe."""
-    fleet = fleet_of(context)
-    weights = head_in(path, context.recipe, fleet.dimension)
-    heads = Heads(weights[None].to(context.device), fleet.members(0, 1), fleet.kind)
+    """What the attacker sees in a head that you bring, made by the same recipe."""
+    shadow_heads = shadow_heads_of(context)
+    weights = head_in(path, context.recipe, shadow_heads.dimension)
+    heads = Heads(weights[None].to(context.device), shadow_heads.members(0, 1), shadow_heads.kind)
     z = statistics_of(context).standardise(heads)
     far = float(z.square().mean().sqrt())
     guesses = reconstruct(trained_decoder(context, shadow_heads), z, task_of(context, context.own))[

@@ -59,7 +59,7 @@ class Context:
 
     @property
     def precision(self) -> torch.dtype:
-        """What public images are moved and learnt in."""
+        """What public images are moved and trained on in."""
         return quick_precision(self.device)
 
     @property

@@ -39,7 +39,7 @@ from sfumato.runs import Run
 from sfumato.settings.train import PRESETS as PRESETS
 from sfumato.settings.train import Train
 from sfumato.training.canaries import Canaries, CanaryHook
-from sfumato.training.chunks import Cutting
+from sfumato.training.chunks import ChunkSizes
 from sfumato.training.evaluate import accuracy
 from sfumato.training.fit import TrainState, fit
 from sfumato.training.hooks import with_hooks

@@ -67,7 +67,7 @@ def draw_secret(config: Training, run: Run | None, processes: ProcessGroup) -> S
 
 
 def plan_for(config: Training, size: int, before: Ledger | None = None) -> tuple[Plan, float]:
-    """The plan and its delta for so many images, or people; or why there is none.
+    """The plan and its delta for this many images, or people; or why there is none.
 
     What `before` has cost is part of the budget.
     """

@@ -95,7 +95,7 @@ def stages_of_warmup(config: Warmup) -> list[Stage[Context]]:
         Stage(
             name="generator",
             run=warmup_private.generator if private else train_generator,
-            checks=(*learnt, build_generator),
+            checks=(*training_checks, build_generator),
             all_ranks=True,
         ),
         Stage(name="guide", run=guide),

@@ -53,7 +53,7 @@ class Context:
 
     @property
     def precision(self) -> torch.dtype:
-        """What public images are learnt in."""
+        """What public images are trained on in."""
         return quick_precision(self.device)
 
 

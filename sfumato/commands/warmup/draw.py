@@ -101,7 +101,8 @@ def open_generator(folder: Path, config: Draw) -> tuple[Stored, dict[str, Any]]:
 
 
 def promise_of(folder: Path, ledger: bool) -> dict[str, Any]:
-    """What the generator's ledger says; that nothing is promised, if it learnt public images."""
+    """What the generator's ledger says; that nothing is promised, if it was trained on public
+    images."""
     if not ledger:
         return {"promise": NOTHING}
     if not (folder / "ledger.jsonl").exists():

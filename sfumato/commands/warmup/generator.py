@@ -13,9 +13,9 @@ from sfumato.config import dumps
 from sfumato.data.alike import overlap
 from sfumato.data.arrays import save_npz_pieces
 from sfumato.data.images import Images
-from sfumato.diffusion.album import SHOWN, Album
 from sfumato.diffusion.denoise import Denoiser
-from sfumato.diffusion.generator import new_painter, train_painter
+from sfumato.diffusion.generator import new_train_state, train_generator
+from sfumato.diffusion.generator_data import SHOWN, GeneratorData
 from sfumato.diffusion.guide import discriminator_step
 from sfumato.diffusion.pieces import Draw, Pieces, piece_size
 from sfumato.diffusion.sample import draw_images
@@ -36,7 +36,7 @@ def split(context: Context, stage: Run) -> None:
     stage.finish({**counts, "promise": "nothing is promised about the public images"})
 
 
-def album_of(context: Context) -> Album:
+def generator_data_of(context: Context) -> GeneratorData:
     """Public images on the device; some of each class are held out."""
     held_out, own = parts_of(context)
     return GeneratorData(own, held_out, context.device)
@@ -68,11 +68,11 @@ def blueprint_of(context: Context) -> Blueprint:
 
 def generator(context: Context, stage: Run | None) -> None:
     """A diffusion model of the public share, by all processes; the leader has the stage."""
-    settings, album = context.config.diffusion, album_of(context)
-    painter = new_painter(make_denoiser(context), settings, context.device)
-    made = train_painter(
-        painter,
-        album,
+    settings, data = context.config.diffusion, generator_data_of(context)
+    train_state = new_train_state(make_denoiser(context), settings, context.device)
+    made = train_generator(
+        train_state,
+        data,
         settings,
         stage,
         seed=context.config.seed,
@@ -90,7 +90,7 @@ def generator(context: Context, stage: Run | None) -> None:
 
 
 def show_samples(context: Context, stage: Run | None, seen: int, samples: torch.Tensor) -> None:
-    """A picture of samples, the same number of each class, after so many images."""
+    """A picture of samples, the same number of each class, after this many images."""
     assert stage is not None
     classes, folder = context.private.classes, stage.path / "samples"
     folder.mkdir(exist_ok=True)

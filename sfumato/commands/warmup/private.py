@@ -17,7 +17,7 @@ from sfumato.commands.warmup.context import Context
 from sfumato.commands.warmup.evaluate import fidelity, prepare_evaluation, score, tell_fidelity
 from sfumato.commands.warmup.generator import blueprint_of, make_denoiser, show_samples
 from sfumato.data.known import require_same_data
-from sfumato.diffusion.album import SHOWN
+from sfumato.diffusion.generator_data import SHOWN
 from sfumato.diffusion.noising import NoisingInputs
 from sfumato.diffusion.sample import draw_images
 from sfumato.reporting.scores import keep_scores
@@ -50,7 +50,7 @@ def generator(context: Context, stage: Run | None) -> None:
 
 
 def show_learnt(context: Context, stage: Run | None, seen: int, made: nn.Module) -> None:
-    """A picture of what the generator draws after about so many images.
+    """A picture of what the generator draws after about this many images.
 
     Its weights are paid for by then, and nothing else is looked at.
     """

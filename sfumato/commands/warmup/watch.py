@@ -20,7 +20,7 @@ COUNTED = 2000
 
 def watch(
     drawn: Images,
-    learnt: Images,
+    trained_on: Images,
     held_out: Images,
     generator: Path,
     log: Callable[[str], None],
