@@ -81,7 +81,7 @@ def anchor_of(heading):
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_has_a_page_with_all_its_parts(verb):
     text = (ROOT / f"docs/{verb}.md").read_text()
-    for part in ("hat is promised", "## Flags", "## What it costs", "imits"):
+    for part in ("hat is guaranteed", "## Flags", "## What it costs", "imits"):
         assert part in text, part
     for index in ("README.md", "docs/README.md"):
         assert f"{verb}.md)" in (ROOT / index).read_text(), index
