@@ -103,7 +103,7 @@ def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
     _refuse_of_other_ways(verb, called, plain, words)
     _refuse_withdrawn(plain, words)
     presets = ", ".join(known_presets)
-    kind, default = _with_words(plain), None
+    kind, default = _with_words(plain, tyro.conf.Positional), None
     shorthand = plain.FIRST_WORDS
     if words and words[0] in shorthand:
         words = [*shorthand[words[0]], *words[1:]]
@@ -271,14 +271,12 @@ def _require_own_preset(preset: Settings, name: str, words: list[str]) -> None:
             )
 
 
-def _with_words(kind: type[Settings]) -> Any:
+def _with_words(kind: type[Settings], positional: Any) -> Any:
     """The same settings; the one that is named by `WORDS` is given without a flag."""
-    import tyro
-
     name = kind.WORDS
     if name is None:
         return kind
-    plain = (name, tyro.conf.Positional[leaves(kind)[name]], field(default=defaults(kind)[name]))
+    plain = (name, positional[leaves(kind)[name]], field(default=defaults(kind)[name]))
     return make_dataclass("Config", [plain], bases=(kind,), frozen=True, init=False)
 
 

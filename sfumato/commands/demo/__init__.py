@@ -59,49 +59,8 @@ def run(config: Demo, run: Run | None) -> dict[str, Any]:
             "inverted",
         )
     }
-    few = few_digits(run.private / "few.npz")
-    attacks = [
-        Chapter(
-            secret["stolen"],
-            "reconstruct",
-            reconstruct.PRESETS["digits-private"](),
-            "an attacker learns to see training digits in the weights of a head",
-        ),
-        Chapter(
-            secret["inverted"],
-            "invert",
-            invert.PRESETS["digits-cpu"](),
-            "another asks a network what its classes look like",
-        ),
-    ]
-    others = [
-        Chapter(
-            secret["few_plain"],
-            "train",
-            config.few_plain(few),
-            f"a network learns {FEW} digits without privacy",
-        ),
-        Chapter(secret["few_private"], "train", config.few_private(few), "the same with privacy"),
-        Chapter(
-            secret["members_plain"],
-            "audit",
-            AUDIT(run=secret["few_plain"]),
-            "an attacker tells who was among them, without privacy",
-        ),
-        Chapter(
-            secret["members_private"], "audit", AUDIT(run=secret["few_private"]), "and with it"
-        ),
-        Chapter(private, "train", config.private, "a network learns all digits with privacy"),
-        Chapter(secret["plain"], "train", config.plain, "the same network without"),
-        Chapter(
-            secret["audited"],
-            "audit",
-            AUDIT(run=private),
-            "an auditor looks at the private network",
-        ),
-        Chapter(shared, "release", config.sharing(private), "images that may be shared"),
-    ]
-    side_by_side(others, attacks, run)
+    others = chapters(config, secret, private, shared, few_digits(run.private / "few.npz"))
+    side_by_side(others, attacks(secret), run)
     keep_findings(run, "demo")
     page = write_page(Parts(private=private, shared=shared, **secret), run)
     if config.open_page:
@@ -143,6 +102,57 @@ class Chapter:
         with open_run(self.config, verb=self.verb, out=self.place, say=say) as part:
             if not part.finished:
                 recipe_of(self.verb).run(self.config, part)
+
+
+def attacks(secret: Mapping[str, Path]) -> list[Chapter]:
+    """Attacks that need none of the other parts."""
+    return [
+        Chapter(
+            secret["stolen"],
+            "reconstruct",
+            reconstruct.PRESETS["digits-private"](),
+            "an attacker learns to see training digits in the weights of a head",
+        ),
+        Chapter(
+            secret["inverted"],
+            "invert",
+            invert.PRESETS["digits-cpu"](),
+            "another asks a network what its classes look like",
+        ),
+    ]
+
+
+def chapters(
+    config: Demo, secret: Mapping[str, Path], private: Path, shared: Path, few: Path
+) -> list[Chapter]:
+    """The other parts, in their order: each needs those before it."""
+    return [
+        Chapter(
+            secret["few_plain"],
+            "train",
+            config.few_plain(few),
+            f"a network learns {FEW} digits without privacy",
+        ),
+        Chapter(secret["few_private"], "train", config.few_private(few), "the same with privacy"),
+        Chapter(
+            secret["members_plain"],
+            "audit",
+            AUDIT(run=secret["few_plain"]),
+            "an attacker tells who was among them, without privacy",
+        ),
+        Chapter(
+            secret["members_private"], "audit", AUDIT(run=secret["few_private"]), "and with it"
+        ),
+        Chapter(private, "train", config.private, "a network learns all digits with privacy"),
+        Chapter(secret["plain"], "train", config.plain, "the same network without"),
+        Chapter(
+            secret["audited"],
+            "audit",
+            AUDIT(run=private),
+            "an auditor looks at the private network",
+        ),
+        Chapter(shared, "release", config.sharing(private), "images that may be shared"),
+    ]
 
 
 def side_by_side(here: Sequence[Chapter], there: Sequence[Chapter], run: Run) -> None:

@@ -4,7 +4,7 @@ Load, build, plan, train, score: the privacy is in the plan and in the step that
 makes; everything else is ordinary training.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from sfumato.data.images import Images
 from sfumato.data.known import require_same_data
 from sfumato.data.load import load_splits
 from sfumato.models.diverged import has_diverged
-from sfumato.privacy.sampling import poisson_batches
+from sfumato.privacy.sampling import Batch, poisson_batches
 from sfumato.reporting.render import summary_text
 from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
@@ -44,7 +44,7 @@ from sfumato.training.evaluate import accuracy
 from sfumato.training.fit import TrainState, fit
 from sfumato.training.hooks import with_hooks
 from sfumato.training.inputs import Inputs
-from sfumato.training.memory import advised, fitting_batch
+from sfumato.training.memory import Work, advised, fitting_batch
 from sfumato.training.private_step import Paid
 from sfumato.training.process_group import ProcessGroup, join_processes, leave_processes
 from sfumato.training.progress import price_list, progress
@@ -166,21 +166,8 @@ def learn(
         plan, processes=processes.size, device=inputs.device, compiled=config.compile
     )
     asked = config.physical_batch_size
-    size = fitting_batch(clipper, inputs, asked, chunk_sizes, processes, work)
-    if run is not None and size != asked:
-        run.log(f"{size} examples are taken at once")
-    batches = poisson_batches(
-        plan,
-        len(inputs),
-        ledger,
-        paid.secret,
-        stage="train",
-        start=train_state.step,
-        chunk_size=size,
-        round_to=chunk_sizes.round_to(size),
-    )
-    if canaries is not None:
-        batches = canaries.keep_out(batches)
+    size = batch_in_memory(asked, chunk_sizes, inputs, clipper, work, run, processes)
+    batches = draw_batches(paid, len(inputs), train_state.step, size, chunk_sizes, canaries)
     tell = progress(
         plan.steps, train_state.step, price_list(plan, ledger, "train"), run.say if run else None
     )
@@ -201,6 +188,44 @@ def learn(
             diverged=partial(has_diverged, train_state.model, on_noise),
             tell=tell_and_look,
         )
+
+
+def batch_in_memory(
+    asked: int | str,
+    chunk_sizes: ChunkSizes,
+    inputs: Inputs,
+    clipper: GradientClipper,
+    work: Work,
+    run: Run | None,
+    processes: ProcessGroup,
+) -> int:
+    """How many examples are in memory at once."""
+    size = fitting_batch(clipper, inputs, asked, chunk_sizes, processes, work)
+    if run is not None and size != asked:
+        run.log(f"{size} examples are taken at once")
+    return size
+
+
+def draw_batches(
+    paid: Paid,
+    examples: int,
+    start: int,
+    size: int,
+    chunk_sizes: ChunkSizes,
+    canaries: Canaries | None,
+) -> Iterator[Batch]:
+    """The Poisson batches of all steps from `start`, without the canaries that are left out."""
+    batches = poisson_batches(
+        paid.plan,
+        examples,
+        paid.ledger,
+        paid.secret,
+        stage="train",
+        start=start,
+        chunk_size=size,
+        round_to=chunk_sizes.round_to(size),
+    )
+    return batches if canaries is None else canaries.keep_out(batches)
 
 
 def explain_layers(config: Train, train_state: TrainState, inputs: Inputs) -> str:
