@@ -22,9 +22,9 @@ from torch import Tensor
 from sfumato.clipping import arithmetic, contract, grams, standardised
 from sfumato.clipping.clip import GradientClipper, kind_of_batch
 from sfumato.clipping.geometry import Geometry
-from sfumato.clipping.layout import part_cost
 from sfumato.clipping.linear_like import LinearWithNorms
-from sfumato.clipping.parts import ParamUse
+from sfumato.clipping.method_choice import part_cost
+from sfumato.clipping.param_use import ParamUse
 from sfumato.training.memory import release
 
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]

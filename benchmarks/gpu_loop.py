@@ -18,11 +18,11 @@ from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.session_key import SessionKey
+from sfumato.training.captured_clip import quick_clip
 from sfumato.training.hooks import Step
 from sfumato.training.inputs import Inputs
 from sfumato.training.plain_step import plain_step
 from sfumato.training.private_step import Paid, private_step
-from sfumato.training.quick import quick_clip
 
 
 def loop_step(

@@ -17,8 +17,8 @@ from gpu_steps import PEERS, Step, new_step
 from torch.profiler import ProfilerActivity, profile
 
 import sfumato
+from sfumato.training.cuda_graph import WARM
 from sfumato.training.memory import out_of_memory, release
-from sfumato.training.replay import WARM
 
 ROUNDS, IN_A_ROW = 5, 3
 """Turns of each method, and steps in a turn: a loop does not wait for the GPU after every step."""

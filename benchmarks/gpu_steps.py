@@ -29,8 +29,8 @@ from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.session_key import SessionKey
 from sfumato.training.batch_stats import BROKEN, BatchStats
+from sfumato.training.cuda_graph import Replay
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.replay import Replay
 
 Step = Callable[[], object]
 Inputs = tuple[Tensor, Tensor]

@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.attacks.chance import BLOCK, draw_chance
+from sfumato.attacks.batched_heads import train_primal
+from sfumato.attacks.head_randomness import BLOCK, draw_chance
 from sfumato.attacks.heads import HeadRecipe
-from sfumato.attacks.primal import train_primal
 from sfumato.attacks.shadow_heads import ShadowHeads
 
 ROUNDS, LOOPED, DUAL = 7, 10, 4 * BLOCK

@@ -26,11 +26,11 @@ from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from sfumato.attacks.access import Access
-from sfumato.attacks.adversarial import hinge_discriminator, hinge_generator
-from sfumato.attacks.inversion import InversionLoss
-from sfumato.attacks.prior import iteration
-from sfumato.attacks.pupils import Gan, GanSettings, GanTask, new_gan
-from sfumato.attacks.views import Views
+from sfumato.attacks.gan_losses import hinge_discriminator, hinge_generator
+from sfumato.attacks.gan_state import Gan, GanSettings, GanTask, new_gan
+from sfumato.attacks.gan_training import iteration
+from sfumato.attacks.inversion_loss import InversionLoss
+from sfumato.attacks.random_views import Views
 from sfumato.models.resize import ResizingConv2d
 from sfumato.models.zoo import build_model
 

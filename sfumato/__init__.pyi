@@ -1,10 +1,10 @@
 # The public names, each with the module it is loaded from; `__init__.py` reads this list.
-from sfumato.attacks.retrain import audit_trainer as audit_trainer
+from sfumato.attacks.retraining_audit import audit_trainer as audit_trainer
 from sfumato.clipping.admit import admit as admit
 from sfumato.clipping.admit import clipped_gradient as clipped_gradient
 from sfumato.clipping.clip import GradientClipper as GradientClipper
 from sfumato.clipping.factors import Clipping as Clipping
-from sfumato.clipping.layout import explain as explain
+from sfumato.clipping.method_choice import explain as explain
 from sfumato.commands.load_model import load_model as load_model
 from sfumato.data.augment import Augmentation as Augmentation
 from sfumato.data.images import Images as Images

@@ -21,10 +21,10 @@ from sfumato.commands import Recipe, recipe_of, settings_of, settings_of_run, wa
 from sfumato.config import REMOVED, dumps, read_record, withdrawn
 from sfumato.errors import ConfigError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json
-from sfumato.groups import Settings, defaults, leaves
 from sfumato.processes import leads, num_processes
 from sfumato.runs import open_run
-from sfumato.trust import is_own_code, require_trust, trusting
+from sfumato.setting_groups import Settings, defaults, leaves
+from sfumato.trusted_code import is_own_code, require_trust, trusting
 
 VERBS = {
     "demo": "the whole story on embedded digits: protect, attack, audit, share; one page",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from sfumato.errors import ConfigError
-from sfumato.groups import Settings, defaults, flat, leaves, types_of, ungrouped
+from sfumato.setting_groups import Settings, defaults, flat, leaves, types_of, ungrouped
 
 Config = TypeVar("Config")
 

@@ -29,8 +29,8 @@ from sfumato.config import VERSION, dumps, to_json
 from sfumato.errors import RunError
 from sfumato.files import append_line, atomic, lock, naming, read_json, read_lines
 from sfumato.lineage import DESCRIPTION, NOTE, digest_of, origin_in_place
-from sfumato.settled import REPORT as REPORT
-from sfumato.settled import changes, contents, has_begun, settle
+from sfumato.resume_check import REPORT as REPORT
+from sfumato.resume_check import changes, contents, has_begun, settle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -246,7 +246,7 @@ def open_run(
     """Open the run of `config`: a new one, or the one that an earlier, equal command left.
 
     With `out` that is the directory; a different config in it is refused, field by field, except
-    for what may change (`sfumato.settled`), and is then what the directory says. Without it,
+    for what may change (`sfumato.resume_check`), and is then what the directory says. Without it,
     an unfinished run of the same verb and config under `root` goes on, else a new directory is
     named after verb, label and time. Another process in the same directory is refused.
     """

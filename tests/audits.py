@@ -10,7 +10,7 @@ from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.files import read_json
 from sfumato.runs import open_run
-from sfumato.trust import trusting
+from sfumato.trusted_code import trusting
 
 
 def small_network(classes):

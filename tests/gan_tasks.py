@@ -3,9 +3,9 @@
 import torch
 from toy_target import access_to_toy, some_images
 
-from sfumato.attacks.inversion import InversionLoss
-from sfumato.attacks.pupils import GanSettings, GanTask, new_gan
-from sfumato.attacks.views import Views
+from sfumato.attacks.gan_state import GanSettings, GanTask, new_gan
+from sfumato.attacks.inversion_loss import InversionLoss
+from sfumato.attacks.random_views import Views
 
 METHODS = ("plg", "gmi", "ked")
 

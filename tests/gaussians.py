@@ -5,7 +5,7 @@ from math import sqrt
 import torch
 from torch import nn
 
-from sfumato.diffusion.sample import start_noise
+from sfumato.diffusion.sampler import start_noise
 
 SHAPE = (3, 4, 4)
 MEAN, SPREAD = 0.4, 0.25

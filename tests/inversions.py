@@ -8,9 +8,9 @@ import torch
 from contents import content
 from torch import nn
 
-from sfumato.attacks.latent import Search
-from sfumato.attacks.pupils import GanSettings
-from sfumato.attacks.views import Views
+from sfumato.attacks.gan_state import GanSettings
+from sfumato.attacks.latent_search import Search
+from sfumato.attacks.random_views import Views
 from sfumato.commands import invert, train
 from sfumato.commands.invert import Config
 from sfumato.data.load import load_images

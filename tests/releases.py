@@ -14,7 +14,7 @@ from sfumato.data.load import load_images
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.runs import open_run
-from sfumato.sharing.match import Matching
+from sfumato.sharing.feature_matching import Matching
 
 
 @cache

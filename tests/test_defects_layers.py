@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sfumato.clipping.admit import admit
 from sfumato.clipping.clip import GradientClipper
-from sfumato.clipping.layout import MODES
+from sfumato.clipping.method_choice import MODES
 from sfumato.errors import UnsupportedLayer
 from sfumato.models.normalise import group_norm_like, replace_batch_norm
 

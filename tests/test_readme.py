@@ -15,8 +15,8 @@ from sfumato import cli
 from sfumato.commands import settings_of, train, ways_of
 from sfumato.data.load import load_images
 from sfumato.errors import PrivacyError, UnsupportedLayer
-from sfumato.groups import leaves
 from sfumato.runs import open_run
+from sfumato.setting_groups import leaves
 
 ROOT = Path(__file__).parents[1]
 PAGES = {

@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sfumato.attacks.chance import BLOCK, Chance, draw_chance
-from sfumato.attacks.dual import can_use_dual, train_dual
+from sfumato.attacks.batched_heads import train_primal
+from sfumato.attacks.batched_linear_heads import can_use_dual, train_dual
+from sfumato.attacks.head_randomness import BLOCK, Chance, draw_chance
 from sfumato.attacks.heads import HeadRecipe, labels_of
-from sfumato.attacks.primal import train_primal
 from sfumato.config import dumps
 from sfumato.data.example_rng import seed_of
 from sfumato.errors import ConfigError, DataError

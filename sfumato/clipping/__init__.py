@@ -2,22 +2,21 @@
 
 Read in this order:
 
-1. `contract`  the algebra of layers that multiply by a weight: norms and sums, two exact ways
-               (`grams` is the one that forms no gradient); `standardised` and `lookups`: the same
-               for standardised weights and for tables; `arithmetic`: how it is added up
-2. `sizes`     which axis holds the examples: two passes with two numbers of them are compared
-3. `tape`      how parameters are followed through a model: the `Tape`, `leaf` (what they are on the
-               way) and `parts` (where they meet the batch)
-4. `dispatch`  what an operation with a parameter in it is: the choice of a rule
-5. `rules`     what happens where a parameter meets a batch, one file for each family of operations;
-               most are made of `linear_like`
-6. `fallback`  the exact way for operations that have no rule
-7. `layout`    which way each layer takes, by cost; the table that `--explain` prints
-8. `clip`      `GradientClipper.clip`, which puts it all together (with `kept`, `factors`, `sums`,
-               `trials`)
-9. `admit`     the test a model passes before its norms are believed
+1. `contract`       products with a weight: norms and sums, two exact ways (`grams` is the one that
+                    forms no gradient); `standardised` and `lookups`: the same for standardised
+                    weights and for tables; `arithmetic`: how it is added up
+2. `batch_axis`     which axis holds the examples: passes with two numbers of them are compared
+3. `tape`           how parameters are followed through a model: the `Tape`, `leaf` (what they are
+                    on the way) and `param_use` (where they meet the batch)
+4. `dispatch`       what an operation with a parameter in it is: the choice of a rule
+5. `rules`          one file for each family of operations; most are made of `linear_like`
+6. `fallback`       the exact way for operations that have no rule
+7. `method_choice`  which method each layer takes, by cost; the table that `--explain` prints
+8. `clip`           `GradientClipper.clip`, which puts it together, with `per_example`, `factors`,
+                    `sums` and `probe`
+9. `admit`          the test a model passes before its norms are believed
 
-What makes it quick stands apart: `on_gpu` and `kernels` do the algebra of 1 on a GPU, `compiled` is
+For speed alone: `gpu_kernels` and `kernels` do the algebra of 1 on a GPU, `compiled` is
 `GradientClipper.clip` compiled, `plain_group_norm` lends a kernel to ordinary training.
 
 The idea (Bu et al. 2022, 2023; Goodfellow 2015): the gradient of example i for a weight is

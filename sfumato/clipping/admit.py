@@ -21,7 +21,7 @@ from sfumato.clipping.checks import check_batch, check_inputs, check_losses, ref
 from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.factors import Clipping, check_clip_function
 from sfumato.clipping.mixing import EXACT, PLACE_MATTERS, place_matters
-from sfumato.clipping.trials import (
+from sfumato.clipping.probe import (
     awake,
     examples_at,
     random_state,

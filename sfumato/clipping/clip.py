@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from sfumato.batch_norm import guarded
 from sfumato.clipping.arithmetic import sum_type
+from sfumato.clipping.batch_axis import FEW, MANY, AnotherPath, Watch, flat
 from sfumato.clipping.checks import (
     check_batch,
     check_losses,
@@ -26,13 +27,12 @@ from sfumato.clipping.checks import (
 )
 from sfumato.clipping.dispatch import dispatch
 from sfumato.clipping.factors import MARGIN, Clipping
-from sfumato.clipping.layout import MODES, choose_methods, layer_groups
 from sfumato.clipping.leaf import new_leaf_type, swapped
-from sfumato.clipping.parts import ParamUse
-from sfumato.clipping.sizes import FEW, MANY, AnotherPath, Watch, flat
+from sfumato.clipping.method_choice import MODES, choose_methods, layer_groups
+from sfumato.clipping.param_use import ParamUse
+from sfumato.clipping.probe import random_state, resized, set_random_state
 from sfumato.clipping.sums import Clipped, Tell, conclude
 from sfumato.clipping.tape import Tape
-from sfumato.clipping.trials import random_state, resized, set_random_state
 from sfumato.errors import ConfigError, UnsupportedLayer
 
 
@@ -133,9 +133,9 @@ class GradientClipper:
     ) -> list[ParamUse]:
         """Find where parameters meet the batch, and choose a method for each place.
 
-        The model runs with two numbers of examples: by the shapes that change, `sizes` tells which
-        axis holds them. A model that keeps constants from its first pass (relative positions) makes
-        other operations in the second, so it is given another try.
+        The model runs with two numbers of examples: by the shapes that change, `batch_axis` tells
+        which axis holds them. A model that keeps constants from its first pass (relative positions)
+        makes other operations in the second, so it is given another try.
         """
         check_precision(self.model)
         for _ in range(TRIES):

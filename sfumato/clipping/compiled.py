@@ -17,13 +17,13 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from sfumato.clipping.batch_axis import FEW, flat
 from sfumato.clipping.checks import check_losses
 from sfumato.clipping.clip import GradientClipper, kind_of_batch
 from sfumato.clipping.leaf import Leaf, change_leaves
-from sfumato.clipping.parts import Recipe
-from sfumato.clipping.sizes import FEW, flat
+from sfumato.clipping.param_use import Recipe
+from sfumato.clipping.probe import random_state, resized, set_random_state
 from sfumato.clipping.sums import Clipped, Tell, conclude
-from sfumato.clipping.trials import random_state, resized, set_random_state
 from sfumato.errors import UnsupportedLayer
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from sfumato.clipping import on_gpu
+from sfumato.clipping import gpu_kernels
 from sfumato.clipping.arithmetic import by_row, widened
 from sfumato.clipping.geometry import Geometry
 
@@ -77,8 +77,8 @@ def weighted_gradient(
     x: Tensor, g: Tensor, factors: Float[Tensor, " n"], weight: Tensor, geometry: Geometry
 ) -> Tensor:
     """The sum over examples of factor times gradient of the weight: one ordinary product."""
-    if on_gpu.takes(x, geometry):
-        return on_gpu.weighted_gradient(x, g, factors, weight, geometry)
+    if gpu_kernels.takes(x, geometry):
+        return gpu_kernels.weighted_gradient(x, g, factors, weight, geometry)
     x, g = widened(x), widened(g)
     # The factors go to the smaller of the two, which is the cheaper copy.
     if x.numel() < g.numel():
@@ -112,8 +112,8 @@ def gradients(
     x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
 ) -> Float[Tensor, "n ..."]:
     """The per-example gradients themselves, in the shape of the weight."""
-    if on_gpu.takes(x, geometry):
-        return on_gpu.gradients(x, g, weight, geometry, examples)
+    if gpu_kernels.takes(x, geometry):
+        return gpu_kernels.gradients(x, g, weight, geometry, examples)
     if _as_groups(x, g, weight, geometry, examples):
         # One example with the channels of all, in as many groups: no columns are laid out.
         wide = (1, -1)

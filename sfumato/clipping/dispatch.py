@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sfumato.clipping.batch_axis import flat
 from sfumato.clipping.fallback import by_vmap
 from sfumato.clipping.leaf import Leaf
 from sfumato.clipping.rules import RULES
@@ -22,7 +23,6 @@ from sfumato.clipping.rules.elementwise import (
     spread,
 )
 from sfumato.clipping.rules.embedding import gathering
-from sfumato.clipping.sizes import flat
 from sfumato.clipping.tape import Tape
 from sfumato.errors import UnsupportedLayer
 

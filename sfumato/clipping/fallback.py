@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sfumato.clipping.batch_axis import flat
 from sfumato.clipping.leaf import Leaf
-from sfumato.clipping.sizes import flat
 from sfumato.clipping.tape import Tape
 from sfumato.errors import UnsupportedLayer
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sfumato.clipping import contract, on_gpu
+from sfumato.clipping import contract, gpu_kernels
 from sfumato.clipping.arithmetic import (
     column_products,
     rounding_of_sums,
@@ -41,7 +41,7 @@ def ghost_norm(
     each number by a part u of itself. That moves the gradient by at most u times the sum over
     positions of |a| |b|, so much longer is the second.
     """
-    return with_room(measured(x, g, weight, geometry, examples), on_gpu.rounding(x))
+    return with_room(measured(x, g, weight, geometry, examples), gpu_kernels.rounding(x))
 
 
 class Measured(NamedTuple):
@@ -70,10 +70,10 @@ def with_room(found: Measured, rounding: float) -> Float[Tensor, "2 n"]:
 def measured(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> Measured:
     """Squared norms by kernels where there are some, else from whole Gram matrices."""
     positions = g.numel() // max(1, examples * (g.shape[-1 if geometry.is_linear else 1]))
-    several = positions > 1 or not on_gpu.is_matrix(x, weight, geometry)
+    several = positions > 1 or not gpu_kernels.is_matrix(x, weight, geometry)
     depths = (weight[0].numel(), weight.shape[0])
-    if on_gpu.takes(x, geometry) and several:
-        squares, lengths = on_gpu.measured(x, g, weight, geometry, examples)
+    if gpu_kernels.takes(x, geometry) and several:
+        squares, lengths = gpu_kernels.measured(x, g, weight, geometry, examples)
         return Measured(squares, lengths, torch.finfo(torch.float32).eps * sum(depths))
     slid = slides(x, g, weight, geometry, examples)
     if geometry.is_linear:

@@ -12,7 +12,7 @@ from sfumato.clipping import contract, grams, standardised
 from sfumato.clipping.arithmetic import sum_type
 from sfumato.clipping.geometry import Geometry
 from sfumato.clipping.leaf import Leaf, plain
-from sfumato.clipping.parts import ParamUse
+from sfumato.clipping.param_use import ParamUse
 from sfumato.clipping.tape import Tape
 
 

@@ -21,9 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.clipping.clip import GradientClipper, kind_of_batch
-from sfumato.clipping.sums import norms_of
-from sfumato.clipping.tape import Tape
-from sfumato.clipping.trials import (
+from sfumato.clipping.probe import (
     evaluation,
     examples_at,
     random_state,
@@ -31,6 +29,8 @@ from sfumato.clipping.trials import (
     set_random_state,
     without_dropout,
 )
+from sfumato.clipping.sums import norms_of
+from sfumato.clipping.tape import Tape
 from sfumato.errors import PrivacyError
 
 EXACT, ROUNDED = 1e-2, 1e-1

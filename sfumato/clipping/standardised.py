@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sfumato.clipping import contract, grams, on_gpu
+from sfumato.clipping import contract, gpu_kernels, grams
 from sfumato.clipping.arithmetic import dot, memory_order, rounding_of_sums, sum_type, widened
 from sfumato.clipping.geometry import Geometry
 
@@ -54,7 +54,7 @@ def ghost_norm(
     1 and along the weight w_r. The products with them are sums over positions: of b_r with the sum
     of the columns, and of b_r with the layer's own output y, from which the bias is taken.
     """
-    rounding, rounded = on_gpu.rounding(x), is_rounded(y)
+    rounding, rounded = gpu_kernels.rounding(x), is_rounded(y)
     x, g, y, weight = (widened(t) for t in (x, g, y, weight))
     size = weight[0].numel()
     g = g * scale.reshape(-1, *[1] * (g.ndim - 2))
@@ -94,7 +94,7 @@ def scale_of_rows(weight: Tensor, eps: float) -> Float[Tensor, " p"]:
 
 def is_rounded(y: Tensor) -> bool:
     """Whether a product kept fewer bits than the sums that are taken of it."""
-    return on_gpu.rounding(y) > 0 or y.dtype != sum_type(y)
+    return gpu_kernels.rounding(y) > 0 or y.dtype != sum_type(y)
 
 
 def _per_example(rows: Tensor, examples: int) -> Tensor:

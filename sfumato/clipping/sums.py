@@ -15,11 +15,11 @@ from torch import Tensor
 from sfumato.clipping import standardised
 from sfumato.clipping.arithmetic import square_norm, sum_of_squares, weighted_sum, without
 from sfumato.clipping.factors import Clipping, clip_factors
-from sfumato.clipping.kept import Bundle, Kept, bundle, pull_back, sort_kept
-from sfumato.clipping.layout import joint_names
+from sfumato.clipping.method_choice import joint_names
+from sfumato.clipping.per_example import Bundle, Kept, bundle, pull_back, sort_kept
 from sfumato.clipping.tape import Tape
+from sfumato.device_transfer import from_device
 from sfumato.errors import UnsupportedLayer
-from sfumato.transfer import from_device
 
 Squares = Float[Tensor, "groups 2 n"]
 Tell = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]

@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sfumato.clipping.leaf import Leaf
-from sfumato.clipping.parts import RESHAPING, ParamUse, Recipe
-from sfumato.clipping.sizes import (
+from sfumato.clipping.batch_axis import (
     NOWHERE,
     Meeting,
     Shapes,
@@ -28,6 +26,8 @@ from sfumato.clipping.sizes import (
     flat,
     shapes_of,
 )
+from sfumato.clipping.leaf import Leaf
+from sfumato.clipping.param_use import RESHAPING, ParamUse, Recipe
 from sfumato.errors import UnsupportedLayer
 
 

@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sfumato.groups import Settings, Way
 from sfumato.runs import Run
+from sfumato.setting_groups import Settings, Way
 
 Summary = dict[str, Any]
 

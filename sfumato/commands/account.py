@@ -16,6 +16,7 @@ from sfumato.commands import Recipe
 from sfumato.config import to_json
 from sfumato.errors import ConfigError
 from sfumato.files import read_lines
+from sfumato.integrity import damage
 from sfumato.privacy.accounting import price, shuffled_epsilon
 from sfumato.privacy.budget import (
     Budget,
@@ -26,7 +27,6 @@ from sfumato.privacy.budget import (
     steps_within,
 )
 from sfumato.privacy.ledger import Ledger
-from sfumato.provenance import damage
 from sfumato.reporting.figures import save_epsilon_curve
 from sfumato.runs import Run
 from sfumato.settings.account import PRESETS as PRESETS

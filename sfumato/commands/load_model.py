@@ -6,12 +6,12 @@ from pathlib import Path
 from sfumato.config import read_finished
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
+from sfumato.integrity import require_whole
 from sfumato.models.zoo import load_exactly
-from sfumato.provenance import require_whole
 from sfumato.runs import Run
 from sfumato.training.setup import pick_device
 from sfumato.training.trained_model import NAME, Description, TrainedModel
-from sfumato.trust import is_own_code, require_trust
+from sfumato.trusted_code import is_own_code, require_trust
 
 PLACES = ("", "stages/train", "stages/student")
 """Where a run has its classifier: warmup in its stage train, release in its stage student."""
@@ -26,7 +26,7 @@ def load_model(
     `run` is the directory of a run of `sfumato train`, `warmup` or `release`, one of its stages, or
     any folder with model.json and model.safetensors. Where a ledger lies beside them, the promise
     comes with it. Raises `RunError` where there is no such model, it cannot be built again, or the
-    run is damaged (`sfumato.provenance`): then nobody knows what is promised.
+    run is damaged (`sfumato.integrity`): then nobody knows what is promised.
 
     A network of your own is built by code whose name the folder gives. It is imported and run
     with `trust_code` alone: a folder from elsewhere may name anything.

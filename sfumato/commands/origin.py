@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.data.arrays import read_note
+from sfumato.data.fingerprint import Known, known_data
 from sfumato.data.images import Images
-from sfumato.data.known import Known, known_data
 from sfumato.errors import ConfigError, PrivacyError
+from sfumato.integrity import require_whole
 from sfumato.lineage import START, Origin, data_name, ledger_lines, origin_of
 from sfumato.privacy.ledger import Ledger
-from sfumato.provenance import require_whole
 from sfumato.runs import Run
 from sfumato.settings.train import Training
 
@@ -95,7 +95,7 @@ def require_strange(config: Training, images: Images) -> None:
 def require_covered(config: Training) -> None:
     """Refuse weights of a run on the same data that no ledger speaks of, or that of a part alone.
 
-    First of all, weights that are not there, or that lie in a damaged run (`sfumato.provenance`).
+    First of all, weights that are not there, or that lie in a damaged run (`sfumato.integrity`).
 
     Such are those in a run's `private/`, and those of a warm-up that took a share of the data for
     public: a promise to all examples would be one to that share too, which was used without noise.

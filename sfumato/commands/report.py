@@ -17,12 +17,12 @@ from sfumato.commands import Recipe, settings_of, settings_of_run
 from sfumato.config import dumps, read_record, to_json
 from sfumato.errors import ConfigError, RunError, SfumatoError
 from sfumato.files import atomic, read_json
-from sfumato.groups import defaults
 from sfumato.reporting.card import read_card
 from sfumato.reporting.render import MADE_BY, render_markdown, render_page
 from sfumato.reporting.subject import brief
 from sfumato.reporting.words import PRIVATE
 from sfumato.runs import REPORT, Run
+from sfumato.setting_groups import defaults
 from sfumato.settings.report import PRESETS as PRESETS
 from sfumato.settings.report import Report
 

@@ -8,14 +8,14 @@ from typing import Any
 from sfumato.config import read_record
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
-from sfumato.groups import Settings, defaults, flat, leaves
+from sfumato.integrity import require_whole
 from sfumato.lineage import norm_of
 from sfumato.privacy.ledger import Ledger
 from sfumato.processes import num_processes
-from sfumato.provenance import require_whole
 from sfumato.runs import Run
+from sfumato.setting_groups import Settings, defaults, flat, leaves
 from sfumato.settings.train import Train, Training
-from sfumato.trust import is_own_code, require_trust
+from sfumato.trusted_code import is_own_code, require_trust
 
 
 def tell_stage(summary: Mapping[str, Any]) -> str:
@@ -37,7 +37,7 @@ def require_one_process(verb: str, what: str, run: Run | None) -> Run:
 def given_run(folder: Path, config: Training) -> tuple[Train, Path, Ledger | None]:
     """Settings, weights and ledger of a finished run of `sfumato train`, on the device of `config`.
 
-    A run that is damaged is refused: see `sfumato.provenance`.
+    A run that is damaged is refused: see `sfumato.integrity`.
     """
     record = folder / "config.json"
     verb = read_json(record)["verb"] if record.exists() else "train"

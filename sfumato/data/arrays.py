@@ -22,7 +22,7 @@ from torch import Tensor
 from sfumato.data.classes import require_same
 from sfumato.data.framing import Framing
 from sfumato.data.images import Images, keras_layout
-from sfumato.data.room import require_room
+from sfumato.data.memory_guard import require_room
 from sfumato.errors import DataError
 from sfumato.files import atomic
 

@@ -12,7 +12,7 @@ from warnings import warn
 from PIL import Image, ImageOps
 
 from sfumato.data.images import Images
-from sfumato.data.room import require_room
+from sfumato.data.memory_guard import require_room
 from sfumato.errors import ConfigError, DataError, SfumatoWarning
 
 PIECE = 2**28

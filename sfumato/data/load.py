@@ -5,14 +5,14 @@ from difflib import get_close_matches
 from os.path import exists, expanduser, isdir
 from pathlib import Path
 
-from sfumato.data.alike import to_grey
 from sfumato.data.arrays import PARTS, load_npz_splits
 from sfumato.data.classes import require_same
 from sfumato.data.embedded import load_digits, load_patches
 from sfumato.data.folder import load_folder
 from sfumato.data.framing import Framing
 from sfumato.data.images import Images
-from sfumato.data.named import SOURCES, load_named
+from sfumato.data.overlap import to_grey
+from sfumato.data.torchvision_sets import SOURCES, load_named
 from sfumato.errors import ConfigError, DataError
 
 EMBEDDED = {"digits": load_digits, "patches": load_patches}

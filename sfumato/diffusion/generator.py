@@ -23,14 +23,14 @@ from sfumato.diffusion.denoise import Denoiser, denoising_losses, draw_sigma
 from sfumato.diffusion.generator_data import GeneratorData, copies_too_much, look, worth
 from sfumato.diffusion.geometry import Geometry
 from sfumato.errors import ConfigError, SfumatoError
-from sfumato.models.average import new_half_life_average
+from sfumato.models.ema import new_half_life_average
 from sfumato.models.unet import UNet
 from sfumato.runs import Run
 from sfumato.settings.diffusion import Diffusion
+from sfumato.training.cuda_graph import Replay
 from sfumato.training.fit import load_optimizer, whole_steps
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.progress import progress, stale
-from sfumato.training.replay import Replay
 from sfumato.training.setup import placed
 
 AT_ONCE = 64

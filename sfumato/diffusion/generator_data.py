@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sfumato.data.images import Images
 from sfumato.diffusion.copies import ENOUGH, MARGIN, find_copies
 from sfumato.diffusion.denoise import Denoiser, denoising_losses, draw_sigma
-from sfumato.diffusion.sample import draw_images
+from sfumato.diffusion.sampler import draw_images
 from sfumato.errors import DataError
 
 SHOWN = 8

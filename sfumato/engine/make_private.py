@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
-from sfumato.engine.passes import size_of
+from sfumato.engine.epochs import size_of
 from sfumato.engine.privacy_engine import PrivacyEngine
 from sfumato.errors import ConfigError
 

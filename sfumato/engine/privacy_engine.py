@@ -38,10 +38,10 @@ from sfumato.engine.checks import (
     refuse_second_loader,
     refuse_several_processes,
 )
-from sfumato.engine.passes import LOOP, Passes, size_of, sizes_of
+from sfumato.engine.epochs import LOOP, Passes, size_of, sizes_of
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.models.average import new_average
+from sfumato.models.ema import new_average
 from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import poisson_batches

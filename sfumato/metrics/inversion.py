@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.errors import ConfigError
-from sfumato.metrics.classes import class_means, over_classes
+from sfumato.metrics.class_intervals import class_means, over_classes
 from sfumato.metrics.judges import Judged, Seen, Sets, attacked_only
 from sfumato.metrics.quality import nearest_distances, precision_recall
 from sfumato.privacy.audit.lower import binomial_interval

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sfumato.device_transfer import from_device, to_device
 from sfumato.errors import PrivacyError
 from sfumato.privacy.flat import Sums
 from sfumato.privacy.kernels import has_kernels
 from sfumato.privacy.session_key import SessionKey
-from sfumato.transfer import from_device, to_device
 
 StepName = tuple[str, str, int]
 """What names a step: id of the ledger, stage, and number of the step."""

@@ -29,10 +29,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sfumato.device_transfer import to_device
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.kernels import has_kernels
 from sfumato.privacy.seal import Key, key_words
-from sfumato.transfer import to_device
 
 GRID_BITS = 20
 """A grid step is about 2^-20 deviations. Finer steps round less, but then float64 places their

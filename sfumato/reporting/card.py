@@ -14,16 +14,16 @@ from typing import Any
 from sfumato.config import to_json
 from sfumato.errors import PrivacyError, RunError
 from sfumato.files import read_json
+from sfumato.integrity import damage, plan_of, steps_of
 from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.releases import Release
-from sfumato.provenance import damage, plan_of, steps_of
 from sfumato.reporting.promise import Promise, ledger_of, promise_of
 from sfumato.reporting.scores import findings_of
 from sfumato.reporting.subject import Subject, brief, flat, lies_in_private, read_subject
 from sfumato.results import Findings
-from sfumato.settled import DATA, REPORT
+from sfumato.resume_check import DATA, REPORT
 
 PICTURES = ("*.png", "bundle/*.png")
 POINTS = 16

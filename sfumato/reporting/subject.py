@@ -13,9 +13,9 @@ from typing import Any
 from sfumato.config import REMOVED
 from sfumato.errors import RunError
 from sfumato.files import read_json
-from sfumato.groups import leaves
-from sfumato.provenance import damage
+from sfumato.integrity import damage
 from sfumato.reporting.promise import Promise, ledger_of, promise_of
+from sfumato.setting_groups import leaves
 from sfumato.settings.train import Augment, Canaries, Data, Extender, Model, Optim, Privacy
 
 ROLES = {"invert": "target", "release": "teacher"}

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from sfumato.groups import Settings
 from sfumato.privacy.releases import Relation
+from sfumato.setting_groups import Settings
 
 
 @dataclass(frozen=True, kw_only=True, init=False)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
-from sfumato.groups import Settings, Way, leaves
+from sfumato.setting_groups import Settings, Way, leaves
 from sfumato.settings.heads import HeadRecipe
 from sfumato.settings.train import Data
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sfumato.errors import ConfigError
-from sfumato.groups import Settings
+from sfumato.setting_groups import Settings
 from sfumato.settings.release import PRESETS as PRESETS_OF_RELEASE
 from sfumato.settings.release import ReleaseSettings
 from sfumato.settings.train import Train

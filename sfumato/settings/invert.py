@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
-from sfumato.groups import leaves
+from sfumato.setting_groups import leaves
 from sfumato.settings.train import ONLY_TRAIN, Compute, Training, WithTraining, check_counts_above_0
 
 Method = Literal["plg", "gmi", "ked", "pixels"]

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
-from sfumato.groups import Settings
+from sfumato.setting_groups import Settings
 from sfumato.settings.heads import HeadRecipe
 from sfumato.settings.train import Data
 

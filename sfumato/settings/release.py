@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
-from sfumato.groups import Settings, Way, leaves
+from sfumato.setting_groups import Settings, Way, leaves
 from sfumato.settings.train import (
     ONLY_TRAIN,
     Compute,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from sfumato.config import Withdrawn
-from sfumato.groups import Settings
+from sfumato.setting_groups import Settings
 
 
 @dataclass(frozen=True, kw_only=True, init=False)

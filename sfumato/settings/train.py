@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
-from sfumato.groups import Settings, flat, leaves
 from sfumato.privacy.releases import check_noise
+from sfumato.setting_groups import Settings, flat, leaves
 
 Mode = Literal["ghost_mixed", "ghost", "non-ghost", "non-private"]
 FEWEST_CANARIES = 20

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.groups import Settings, Way, defaults, flat, leaves
+from sfumato.setting_groups import Settings, Way, defaults, flat, leaves
 from sfumato.settings.diffusion import Diffusion
 from sfumato.settings.train import (
     ONLY_TRAIN,

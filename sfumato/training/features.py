@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from sfumato.clipping.buffers import Buffers
 from sfumato.data.augment import Augmentation
+from sfumato.device_transfer import to_device
 from sfumato.privacy.sampling import Chunk
 from sfumato.training.inputs import Inputs
 from sfumato.training.memory import free_bytes
-from sfumato.transfer import to_device
 
 
 @dataclass(frozen=True)

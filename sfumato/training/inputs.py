@@ -18,9 +18,9 @@ from sfumato.data.augment import Augmentation
 from sfumato.data.example_rng import ExampleRng
 from sfumato.data.images import Images
 from sfumato.data.people import People
+from sfumato.device_transfer import to_device
 from sfumato.errors import ConfigError
 from sfumato.privacy.sampling import Chunk
-from sfumato.transfer import to_device
 
 Losses = Callable[..., Tensor]
 """One loss a unit, of a model and inputs."""

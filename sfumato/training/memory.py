@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.clipping.clip import GradientClipper
-from sfumato.data.room import free_memory
+from sfumato.data.memory_guard import free_memory
 from sfumato.errors import ConfigError
 from sfumato.training.chunks import ChunkSizes
 from sfumato.training.inputs import Inputs

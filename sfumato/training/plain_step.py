@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from sfumato.clipping.plain_group_norm import QuickGroupNorm, has_group_norm
 from sfumato.data.example_rng import seed_of
+from sfumato.device_transfer import to_device
 from sfumato.privacy.flat import Layout
 from sfumato.privacy.sampling import Batch
 from sfumato.training.batch_stats import BatchStats, averages_of
+from sfumato.training.cuda_graph import Captured
 from sfumato.training.hooks import Step
 from sfumato.training.inputs import Inputs
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.replay import Captured
-from sfumato.transfer import to_device
 
 
 def plain_step(

@@ -16,6 +16,7 @@ from sfumato.clipping.admit import check_contributions, contributions_due
 from sfumato.clipping.buffers import Buffers
 from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.mixing import check_mixing, is_due
+from sfumato.device_transfer import to_device
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.sampling import Batch
@@ -26,7 +27,6 @@ from sfumato.training.hooks import Step
 from sfumato.training.inputs import Inputs
 from sfumato.training.noisy_gradient import NoisyGradient
 from sfumato.training.process_group import ProcessGroup
-from sfumato.transfer import to_device
 
 LEFT_OUT = "left_out"
 """Among a step's numbers if it was paid for and left out (`is_lost`)."""

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sfumato.data.at_hand import AtHand, Kind
+from sfumato.data.convert import AtHand, Kind
 from sfumato.lineage import DESCRIPTION as NAME
 from sfumato.models.normalise import NormPolicy, apply_norm_policy
 from sfumato.models.zoo import build_model

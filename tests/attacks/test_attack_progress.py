@@ -9,11 +9,11 @@ from gan_tasks import new_lesson, small_gan
 from torch import nn
 from toy_target import access_to_toy, some_images
 
-from sfumato.attacks.inversion import InversionLoss
-from sfumato.attacks.latent import Search, search_codes
-from sfumato.attacks.prior import train_gan
-from sfumato.attacks.shadows import train_copies
-from sfumato.attacks.views import Views
+from sfumato.attacks.gan_training import train_gan
+from sfumato.attacks.inversion_loss import InversionLoss
+from sfumato.attacks.latent_search import Search, search_codes
+from sfumato.attacks.random_views import Views
+from sfumato.attacks.shadow_models import train_copies
 from sfumato.runs import Run
 from sfumato.training import progress
 from sfumato.training.plain import inputs_of, train_plainly

@@ -5,7 +5,7 @@ from math import acosh
 import pytest
 import torch
 
-from sfumato.attacks.inversion import (
+from sfumato.attacks.inversion_loss import (
     LOSSES,
     InversionLoss,
     cross_entropy,

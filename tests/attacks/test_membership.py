@@ -8,7 +8,7 @@ import torch
 
 from sfumato.attacks import membership
 from sfumato.attacks.membership import lira_offline, lira_online, log_odds, loss_scores, rmia
-from sfumato.attacks.shadows import draw_halves
+from sfumato.attacks.shadow_models import draw_halves
 from sfumato.errors import DataError
 from sfumato.metrics.leakage import roc
 

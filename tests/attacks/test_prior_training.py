@@ -4,8 +4,8 @@ import pytest
 import torch
 from gan_tasks import METHODS, new_lesson, same, small_gan, weights
 
-from sfumato.attacks import prior
-from sfumato.attacks.prior import train_gan
+from sfumato.attacks import gan_training
+from sfumato.attacks.gan_training import train_gan
 from sfumato.errors import SfumatoError
 from sfumato.runs import Run
 
@@ -22,13 +22,13 @@ def train(task, path, say=lambda _: None, seed=3):
 
 def instead(monkeypatch, take):
     """Take iterations so: `take` gets the GAN, how one is taken, and the seed, step and luck."""
-    original = prior.iteration
+    original = gan_training.iteration
 
     def iteration(gan, task):
         turn = original(gan, task)
         return lambda *place: take(gan, turn, place)
 
-    monkeypatch.setattr(prior, "iteration", iteration)
+    monkeypatch.setattr(gan_training, "iteration", iteration)
     return original
 
 
@@ -56,7 +56,7 @@ def script(monkeypatch, found):
         seen.append(weights(net))
         return next(left)
 
-    monkeypatch.setattr(prior, "look", told)
+    monkeypatch.setattr(gan_training, "look", told)
     return seen
 
 
@@ -77,7 +77,7 @@ def test_the_target_becomes_convinced_of_fakes(tmp_path):
     assert max(gan.looks) > gan.looks[0] + 0.2
     assert max(gan.looks) > 0
     gan.generator = made
-    assert prior.look(gan, task, 3) == pytest.approx(max(gan.looks), abs=1e-5)
+    assert gan_training.look(gan, task, 3) == pytest.approx(max(gan.looks), abs=1e-5)
 
 
 def test_training_is_a_function_of_its_seed(tmp_path):
@@ -161,7 +161,7 @@ def test_a_run_that_was_cut_goes_on_to_the_same_generator(
     original = instead(monkeypatch, cut)
     with pytest.raises(Cut):
         train(task, tmp_path / "cut")
-    monkeypatch.setattr(prior, "iteration", original)
+    monkeypatch.setattr(gan_training, "iteration", original)
     taken.clear()
     gan, found = train(task, tmp_path / "cut")
     assert taken[0] == (6, len(bad))

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.attacks.chance import BLOCK, draw_chance
+from sfumato.attacks.batched_heads import train_primal
+from sfumato.attacks.head_randomness import BLOCK, draw_chance
 from sfumato.attacks.heads import HeadRecipe, accuracy_of_heads, labels_of
-from sfumato.attacks.primal import train_primal
 from sfumato.attacks.shadow_heads import ShadowHeads, train_heads
 from sfumato.errors import ConfigError, DataError
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_head import flat, network, train_one
 
-from sfumato.attacks.chance import Chance, draw_chance
-from sfumato.attacks.dual import draw_noise, gather_noise, recur, train_dual
+from sfumato.attacks.batched_heads import clip_factors, train_primal
+from sfumato.attacks.batched_linear_heads import draw_noise, gather_noise, recur, train_dual
+from sfumato.attacks.head_randomness import Chance, draw_chance
 from sfumato.attacks.heads import HeadRecipe, labels_of
-from sfumato.attacks.primal import clip_factors, train_primal
 
 ODD = (1, 3, 5, 7, 9)
 PRIVATE = {"noise_multiplier": 0.7, "max_norm": 2.0, "rate": 0.5}

@@ -10,7 +10,7 @@ from sfumato.clipping import grams, sums
 from sfumato.clipping.admit import admit
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
-from sfumato.clipping.layout import explain
+from sfumato.clipping.method_choice import explain
 from sfumato.errors import UnsupportedLayer
 
 

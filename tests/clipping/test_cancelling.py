@@ -15,7 +15,7 @@ from sfumato.clipping import arithmetic, grams, lookups
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.clipping.geometry import LINEAR
-from sfumato.clipping.layout import MODES
+from sfumato.clipping.method_choice import MODES
 from sfumato.models.wrn import StandardisedConv2d
 
 

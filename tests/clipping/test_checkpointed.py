@@ -6,7 +6,7 @@ from oracle import compare
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from sfumato.clipping.layout import MODES
+from sfumato.clipping.method_choice import MODES
 
 
 class Mixer(nn.Module):

@@ -15,7 +15,7 @@ from torch import nn
 from sfumato.clipping.admit import one_at_a_time
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import CLIP_STYLES, Clipping
-from sfumato.clipping.layout import MODES
+from sfumato.clipping.method_choice import MODES
 from sfumato.errors import ConfigError, UnsupportedLayer
 
 STYLES = list(CLIP_STYLES)

@@ -6,7 +6,7 @@ from samples import sampled
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
-from sfumato.clipping import grams, on_gpu
+from sfumato.clipping import gpu_kernels, grams
 from sfumato.clipping.geometry import LINEAR
 from sfumato.clipping.kernels.ghost import ghost_norm, scaled
 
@@ -88,7 +88,7 @@ def test_gradients_that_cancel_are_never_measured_too_short(dtype):
 @pytest.mark.parametrize("cancels", [False, True])
 def test_what_is_summed_after_rounding_stays_below_the_second_norm(cancels, monkeypatch):
     """Factor times gradient is rounded to bf16 on its way into a sum: here, by hand."""
-    monkeypatch.setattr(on_gpu, "rounding", lambda _: 2.0**-8)
+    monkeypatch.setattr(gpu_kernels, "rounding", lambda _: 2.0**-8)
     x, g = draw(3, 60, 24, 40, dtype=torch.bfloat16)
     if cancels:
         x = x[:, :1] + 0.01 * x

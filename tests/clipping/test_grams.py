@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from oracle import compare, norm_of, norms_of
 from torch import nn
 
-from sfumato.clipping import contract, grams, on_gpu
+from sfumato.clipping import contract, gpu_kernels, grams
 from sfumato.clipping.admit import one_at_a_time
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
@@ -97,7 +97,7 @@ def test_standardised_weights_leave_room_for_the_rounding_of_a_later_precision(m
     model, x = StandardisedConv2d(4, 6, 3, padding=1, bias=False), torch.randn(5, 4, 7, 6)
     clipper = GradientClipper(model, "ghost", clipping=Clipping(max_norm=0.1))
     clipper.clip(loss_of, (x,), 5)
-    monkeypatch.setattr(on_gpu, "rounding", lambda _: 2.0**-8)
+    monkeypatch.setattr(gpu_kernels, "rounding", lambda _: 2.0**-8)
     found = clipper.clip(loss_of, (x,), 5)
     assert [part.method for (part, *_) in clipper.layouts.values()] == ["ghost"]
     assert (found.factors[0] * found.norms <= 0.1 / (1 + 2.0**-8)).all()

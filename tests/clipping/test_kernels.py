@@ -8,7 +8,7 @@ from torch import nn
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
-from sfumato.clipping import arithmetic, contract, grams, on_gpu, standardised
+from sfumato.clipping import arithmetic, contract, gpu_kernels, grams, standardised
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.clipping.geometry import LINEAR, Geometry
@@ -16,8 +16,8 @@ from sfumato.clipping.kernels import convolution, pixels
 from sfumato.clipping.kernels.convolution import conv_gradients, conv_total
 from sfumato.clipping.kernels.ghost import scaled
 from sfumato.clipping.kernels.pixels import conv_ghost_norm
-from sfumato.clipping.layout import MODES, choose_methods
-from sfumato.clipping.parts import ParamUse
+from sfumato.clipping.method_choice import MODES, choose_methods
+from sfumato.clipping.param_use import ParamUse
 from sfumato.models.wrn import StandardisedConv2d
 
 CASES = {
@@ -115,7 +115,10 @@ def assert_near(found, wanted, relative):
 def test_gradients_of_a_convolution_and_their_total(typed, summed, monkeypatch):
     monkeypatch.setattr(convolution, "SHARE", 40)
     x, g, weight, geometry = layer(*typed)
-    settings, wanted = on_gpu.settings(weight, geometry), true_gradients(x, g, weight, geometry)
+    settings, wanted = (
+        gpu_kernels.settings(weight, geometry),
+        true_gradients(x, g, weight, geometry),
+    )
     found = conv_total(x, g, *settings) if summed else conv_gradients(x, g, *settings, EXAMPLES)
     loose = LOOSE and typed[1] == torch.float32
     assert_near(found, wanted.sum(dim=0) if summed else wanted, 1e-3 if loose else 1e-6)
@@ -124,7 +127,7 @@ def test_gradients_of_a_convolution_and_their_total(typed, summed, monkeypatch):
 @pytest.mark.parametrize("case", ["few channels", "a line of taps", "depthwise"])
 def test_channels_that_do_not_come_last_are_no_matter(case):
     x, g, weight, geometry = layer(case, torch.float32, torch.contiguous_format)
-    found = conv_gradients(x, g, *on_gpu.settings(weight, geometry), EXAMPLES)
+    found = conv_gradients(x, g, *gpu_kernels.settings(weight, geometry), EXAMPLES)
     assert_near(found, true_gradients(x, g, weight, geometry), 1e-3 if LOOSE else 1e-6)
 
 
@@ -138,13 +141,13 @@ def test_pixels_that_no_tap_meets_may_be_anything(over):
     (met,) = torch.autograd.grad(out, seen, g.abs())
     assert not met.all()
     x[met == 0] = torch.nan
-    found = conv_gradients(x, g, *on_gpu.settings(weight, geometry), EXAMPLES)
+    found = conv_gradients(x, g, *gpu_kernels.settings(weight, geometry), EXAMPLES)
     assert_near(found, wanted, 1e-6)
 
 
 def test_an_empty_batch_has_no_depthwise_gradients_and_a_sum_of_zero():
     x, g, weight, geometry = layer("depthwise, one pixel", torch.float32)
-    x, g, settings = x[:0], g[:0], on_gpu.settings(weight, geometry)
+    x, g, settings = x[:0], g[:0], gpu_kernels.settings(weight, geometry)
     assert conv_gradients(x, g, *settings, 0).shape == (0, *weight.shape)
     assert not conv_total(x, g, *settings).any()
 
@@ -166,7 +169,7 @@ def test_the_positions_of_small_images_follow_each_other(case, dtype, monkeypatc
         each * g.double(), x.double(), weight.double(), None, *geometry, [False, True, False]
     )[1]
     x, g, factors = (t.to(DEVICE) for t in (x, g, factors))
-    found = on_gpu.weighted_gradient(x, g, factors, weight, geometry)
+    found = gpu_kernels.weighted_gradient(x, g, factors, weight, geometry)
     assert_near(found, wanted.to(DEVICE), 1e-3 if LOOSE and dtype == torch.float32 else 1e-6)
 
 
@@ -175,7 +178,7 @@ def test_ghost_norms_of_a_convolution(case, dtype, monkeypatch):
     # Small tiles, so that there are several even of few positions.
     monkeypatch.setattr(pixels, "SIDE", 32)
     x, g, weight, geometry = layer(case, dtype)
-    found, _ = conv_ghost_norm(x, g, *on_gpu.settings(weight, geometry), EXAMPLES)
+    found, _ = conv_ghost_norm(x, g, *gpu_kernels.settings(weight, geometry), EXAMPLES)
     wanted = true_gradients(x, g, weight, geometry).flatten(1).square().sum(dim=1)
     loose = LOOSE and dtype == torch.float32
     torch.testing.assert_close(found.double(), wanted, rtol=2e-3 if loose else 2e-5, atol=0.0)
@@ -196,7 +199,7 @@ def test_examples_that_share_a_tile_have_norms_of_their_own(shape, dtype):
         (a.norm(dim=2) * b.norm(dim=2)).flatten(1).sum(dim=1),
     ])  # fmt: skip
     x.unflatten(0, (examples, -1))[1] = torch.nan
-    settings = on_gpu.settings(weight, geometry)
+    settings = gpu_kernels.settings(weight, geometry)
     found = conv_ghost_norm(x.to(DEVICE), g.to(DEVICE), *settings, examples).cpu()
     assert not found[0, 1].isfinite()
     sound = torch.arange(examples) != 1
@@ -215,7 +218,7 @@ def test_pixels_that_are_almost_alike_stay_within_the_bound(kernel):
     x, g = (t.to(DEVICE, torch.bfloat16) for t in (x, g))
     weight, edge = torch.zeros(16, 32, kernel, kernel), kernel // 2
     geometry = Geometry((1, 1), (edge, edge), (1, 1))
-    found, lengths = conv_ghost_norm(x, g, *on_gpu.settings(weight, geometry), EXAMPLES)
+    found, lengths = conv_ghost_norm(x, g, *gpu_kernels.settings(weight, geometry), EXAMPLES)
     a, b = contract.columns(x.cpu().double(), g.cpu().double(), weight, geometry, EXAMPLES)
     truth = (b @ a.mT).flatten(1).norm(dim=1)
     ratio = found.cpu().double().sqrt() / truth
@@ -228,7 +231,7 @@ def test_pixels_that_are_almost_alike_stay_within_the_bound(kernel):
     for i in range(EXAMPLES):
         factors = 0.83 * (torch.arange(EXAMPLES, device=DEVICE) == i)
         rounded = scaled(g.movedim(1, -1), factors).movedim(-1, 1)
-        total = conv_total(x, rounded, *on_gpu.settings(weight, geometry))
+        total = conv_total(x, rounded, *gpu_kernels.settings(weight, geometry))
         assert float(total.double().norm()) <= 0.83 * float(above[i]) * (1 + 1e-5)
 
 
@@ -251,7 +254,7 @@ def test_the_engine_gives_the_same_numbers_with_the_kernels(views, mode, monkeyp
         used.append(1)
         return geometry.is_linear or len(geometry.stride) == 2
 
-    monkeypatch.setattr(on_gpu, "takes", everywhere)
+    monkeypatch.setattr(gpu_kernels, "takes", everywhere)
     found = GradientClipper(model, mode).clip(losses, (x,), 2)
     assert used
     torch.testing.assert_close(found.norms, wanted.norms, rtol=1e-5, atol=1e-6)
@@ -304,22 +307,22 @@ def test_on_a_gpu_layers_store_what_is_smaller_than_their_gram_matrices(
 
 def test_layers_that_are_matrices_are_told_from_those_that_are_not():
     x, linear, patch = torch.empty(2, 4, 6, 6), torch.empty(8, 4), torch.empty(8, 4, 2, 2)
-    assert on_gpu.is_matrix(x[:, 0], linear, LINEAR)
-    assert on_gpu.is_matrix(x, patch, Geometry((2, 2), (0, 0), (1, 1)))
+    assert gpu_kernels.is_matrix(x[:, 0], linear, LINEAR)
+    assert gpu_kernels.is_matrix(x, patch, Geometry((2, 2), (0, 0), (1, 1)))
     for geometry in (((1, 1), (0, 0), (1, 1)), ((2, 2), (1, 1), (1, 1)), ((2, 2), (0, 0), (2, 2))):
-        assert not on_gpu.is_matrix(x, patch, Geometry(*geometry))
+        assert not gpu_kernels.is_matrix(x, patch, Geometry(*geometry))
     wide, whole = torch.empty(8, 2, 3, 3), torch.empty(8, 4, 6, 6)
-    assert not on_gpu.is_matrix(x, wide, Geometry((3, 3), (0, 0), (1, 1), groups=2))
-    assert on_gpu.is_matrix(x, whole, Geometry((1, 1), (0, 0), (1, 1)))
-    assert not on_gpu.is_matrix(x, whole, Geometry((1, 1), (1, 1), (1, 1)))
+    assert not gpu_kernels.is_matrix(x, wide, Geometry((3, 3), (0, 0), (1, 1), groups=2))
+    assert gpu_kernels.is_matrix(x, whole, Geometry((1, 1), (0, 0), (1, 1)))
+    assert not gpu_kernels.is_matrix(x, whole, Geometry((1, 1), (1, 1), (1, 1)))
 
 
 def test_a_kernel_as_large_as_the_image_is_a_matrix_on_it():
     x, g, factors = torch.randn(3, 4, 5, 6), torch.randn(3, 7, 1, 1), torch.rand(3)
     weight, geometry = torch.empty(7, 4, 5, 6), Geometry((2, 2), (0, 0), (1, 1), False, (0, 0))
     wanted = torch.einsum("n,np,nchw->npchw", torch.ones(3), g.flatten(1), x)
-    torch.testing.assert_close(on_gpu.gradients(x, g, weight, geometry, 3), wanted)
-    total = on_gpu.weighted_gradient(x, g, factors, weight, geometry)
+    torch.testing.assert_close(gpu_kernels.gradients(x, g, weight, geometry, 3), wanted)
+    total = gpu_kernels.weighted_gradient(x, g, factors, weight, geometry)
     torch.testing.assert_close(total, torch.einsum("n,n...->...", factors, wanted))
 
 

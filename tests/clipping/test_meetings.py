@@ -9,7 +9,7 @@ from torch import nn
 
 from sfumato.clipping.admit import admit
 from sfumato.clipping.clip import GradientClipper
-from sfumato.clipping.layout import MODES
+from sfumato.clipping.method_choice import MODES
 from sfumato.errors import UnsupportedLayer
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")

@@ -7,7 +7,7 @@ from oracle import compare
 from samples import sampled
 from torch import nn
 
-from sfumato.clipping.layout import MODES
+from sfumato.clipping.method_choice import MODES
 
 FORMS = {
     "bare": lambda m, out: out * m.number,

@@ -7,7 +7,7 @@ from torch import nn
 
 from sfumato.clipping.admit import admit, clipped_gradient
 from sfumato.clipping.clip import GradientClipper
-from sfumato.clipping.layout import MODES
+from sfumato.clipping.method_choice import MODES
 from sfumato.clipping.mixing import check_mixing
 from sfumato.errors import PrivacyError, UnsupportedLayer
 

@@ -11,7 +11,7 @@ from samples import sampled
 from torch import nn
 
 from sfumato.clipping.clip import GradientClipper
-from sfumato.clipping.layout import MODES
+from sfumato.clipping.method_choice import MODES
 from sfumato.clipping.rules.registry import RULES
 from sfumato.errors import UnsupportedLayer
 from sfumato.models.wrn import StandardisedConv2d

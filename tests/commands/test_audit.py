@@ -26,7 +26,7 @@ from sfumato.reporting.render import audit_text
 from sfumato.reporting.scores import findings_of, of_audit
 from sfumato.runs import Run, open_run
 from sfumato.settings.audit import Audit
-from sfumato.trust import trusting
+from sfumato.trusted_code import trusting
 
 
 def attacks_of(out):

@@ -17,9 +17,9 @@ from sfumato.commands import audit, ways_of
 from sfumato.config import dumps, to_json
 from sfumato.errors import DataError
 from sfumato.files import read_lines
-from sfumato.groups import defaults, leaves
 from sfumato.privacy.accounting import price
 from sfumato.runs import Run
+from sfumato.setting_groups import defaults, leaves
 from sfumato.settings.audit import AuditHeads, AuditTrainer
 
 HEADS = HeadRecipe(max_norm=4.0, noise_multiplier=6.0)
@@ -63,12 +63,12 @@ def test_heads_without_noise_promise_nothing_and_give_the_image_away(tmp_path):
 
 
 def test_heads_with_half_of_the_noise_they_claim_are_found_out(tmp_path, monkeypatch):
-    from sfumato.attacks import lone
+    from sfumato.attacks import head_audit
 
-    honest = lone.train_heads
+    honest = head_audit.train_heads
     replace_everywhere(
         monkeypatch,
-        lone,
+        head_audit,
         "train_heads",
         lambda recipe, *rest: honest(replace(recipe, noise_multiplier=3.0), *rest),
     )
@@ -85,7 +85,7 @@ def called(tmp_path_factory, digits):
     config = AuditTrainer(
         trainer="audits:learn_digits", data=str(digits), runs=60, epsilon=0.5, device="cpu"
     )
-    with cut_in("sfumato.attacks.retrain:_surety", after=25):
+    with cut_in("sfumato.attacks.retraining_audit:_surety", after=25):
         do(config, out)
     do(config, out)
     return out
@@ -144,9 +144,9 @@ def test_calls_of_a_trainer_that_has_changed_do_not_count(digits, tmp_path, monk
         importlib.invalidate_caches()
         return do(config, tmp_path / "out")
 
-    with cut_in("sfumato.attacks.retrain:_surety", after=6):
+    with cut_in("sfumato.attacks.retraining_audit:_surety", after=6):
         audit_as("pass", "")
-    with cut_in("sfumato.attacks.retrain:_surety", after=6):
+    with cut_in("sfumato.attacks.retraining_audit:_surety", after=6):
         audit_as("pass", "")
     log = tmp_path / "out/log.txt"
     assert "6 calls of changing:train kept from before" in log.read_text()

@@ -14,15 +14,15 @@ from planted import replace_everywhere
 from safetensors.torch import load_file
 from whole_runs import fixtures
 
-from sfumato.attacks import prior
+from sfumato.attacks import gan_training
 from sfumato.cli import main
 from sfumato.commands import invert
 from sfumato.commands.invert import PRESETS
 from sfumato.commands.invert import stages as invert_stages
 from sfumato.commands.invert.context import make_context, open_access
 from sfumato.commands.invert.score import four_sets
-from sfumato.groups import leaves
 from sfumato.runs import Run, open_run
+from sfumato.setting_groups import leaves
 from sfumato.settings.invert import STAGES
 from sfumato.settings.train import Training
 from sfumato.training.fit import TrainState
@@ -138,7 +138,7 @@ CUTS = {
     "in the target": (TrainState, "advance", learning("Adam")),
     "in the judge": (TrainState, "advance", learning("AdamW")),
     "in the selection": (Run, "save_tensors", named("selection.safetensors")),
-    "in the prior": (prior, "iterate", lambda gan, *_: gan.step == 3),
+    "in the prior": (gan_training, "iterate", lambda gan, *_: gan.step == 3),
     "before the prior's end": (Run, "save_tensors", named("model.safetensors")),
     "in the search": (Run, "save_tensors", named("guesses.safetensors")),
     "in the score": (Run, "write_json", named("private/scores.json")),
@@ -181,7 +181,7 @@ def test_a_generator_that_had_lost_patience_does_not_go_on_after_a_cut(
     assert steps < 40
     attack(replace(config, stage="select"), tmp_path / "cut")
     cut(monkeypatch, config, tmp_path / "cut", Run, "save_tensors", named("model.safetensors"))
-    replace_everywhere(monkeypatch, prior, "iterate", None)
+    replace_everywhere(monkeypatch, gan_training, "iterate", None)
     attack(replace(config, stage="latent"), tmp_path / "cut")
     assert all(same(tmp_path / "cut", tmp_path / "whole", SEEN_BY_ATTACKERS).values())
 

@@ -8,13 +8,13 @@ import torch
 from inversions import attack, digits, learn, own_net, save, task, tiny
 from safetensors.torch import save_file
 
-from sfumato.attacks.latent import Search
-from sfumato.attacks.pupils import GanSettings
+from sfumato.attacks.gan_state import GanSettings
+from sfumato.attacks.latent_search import Search
 from sfumato.cli import main
 from sfumato.commands.invert import Config
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError, DataError, RunError, SfumatoError
-from sfumato.groups import defaults
+from sfumato.setting_groups import defaults
 
 
 @pytest.fixture(scope="module")

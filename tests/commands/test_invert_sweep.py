@@ -12,7 +12,7 @@ from inversions import attack, digits, scores_of, tiny
 from people import portraits
 from PIL import Image
 
-from sfumato.attacks.pupils import GanSettings
+from sfumato.attacks.gan_state import GanSettings
 from sfumato.commands.invert import sweep as invert_sweep
 from sfumato.commands.invert.context import make_context, same_images
 from sfumato.commands.invert.sweep import CAUTION, LADDER, ladder, matched, targets

@@ -30,8 +30,8 @@ from sfumato.commands.invert import stages as invert_stages
 from sfumato.commands.invert.context import given_target, make_context, open_access
 from sfumato.commands.invert.score import as_judge
 from sfumato.errors import DataError
-from sfumato.groups import defaults
 from sfumato.runs import Run, open_run
+from sfumato.setting_groups import defaults
 from sfumato.training.plain import inputs_of
 
 settings, finished = fixtures(tiny, attack)

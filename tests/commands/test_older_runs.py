@@ -14,8 +14,8 @@ from sfumato.cli import read_order
 from sfumato.commands import settings_of, train, ways_of
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
-from sfumato.groups import defaults
 from sfumato.runs import open_run
+from sfumato.setting_groups import defaults
 
 NEWER = ("canary_kind", "extender", "norm", "clip", "sharpness", "noise_decay")
 """Settings that an earlier version did not have, say."""

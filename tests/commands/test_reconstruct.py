@@ -17,7 +17,7 @@ from sfumato.commands import reconstruct
 from sfumato.commands.reconstruct import STAGES
 from sfumato.commands.reconstruct.evaluate import promise
 from sfumato.errors import ConfigError, RunError
-from sfumato.metrics.trials import Trials
+from sfumato.metrics.reconstruction_trials import Trials
 from sfumato.reporting.words import up
 from sfumato.runs import open_run
 

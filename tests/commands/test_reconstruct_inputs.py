@@ -14,8 +14,8 @@ from sfumato.attacks.heads import HeadRecipe
 from sfumato.commands.reconstruct.context import make_context
 from sfumato.commands.reconstruct.evaluate import at_most
 from sfumato.commands.reconstruct.study import table_of
-from sfumato.data.alike import overlap
 from sfumato.data.images import Images
+from sfumato.data.overlap import overlap
 from sfumato.errors import DataError, SfumatoError
 from sfumato.runs import Run
 

@@ -28,7 +28,7 @@ from sfumato.privacy.accounting import price
 from sfumato.privacy.budget import Budget, make_plan
 from sfumato.privacy.releases import Mechanism
 from sfumato.sharing.bundle import verify_bundle
-from sfumato.sharing.match import Matching
+from sfumato.sharing.feature_matching import Matching
 
 DELTA = 1e-5
 

@@ -13,7 +13,7 @@ from sfumato.commands import release
 from sfumato.commands.release import Config
 from sfumato.errors import ConfigError, DataError, PrivacyError, SfumatoError
 from sfumato.sharing.bundle import verify_bundle
-from sfumato.sharing.match import Matching
+from sfumato.sharing.feature_matching import Matching
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from sfumato.metrics import quality
 from sfumato.privacy import noise
 from sfumato.runs import Run
 from sfumato.settings.release import STAGES
-from sfumato.sharing import bundle, match
+from sfumato.sharing import bundle, feature_matching
 from sfumato.sharing import moments as synth_moments
 from sfumato.sharing.bundle import verify_bundle
 from sfumato.training.fit import TrainState
@@ -91,7 +91,7 @@ CUTS = {
     "when they are paid": (Run, "save_tensors", file("moments.safetensors"), False),
     "when they are saved": (Run, "finish", stage("moments"), False),
     "when the stage has ended": (Run, "finish", stage("moments"), True),
-    "in the matching": (match, "move", lambda *a: a[7].initial_seed() == 1, False),
+    "in the matching": (feature_matching, "move", lambda *a: a[7].initial_seed() == 1, False),
     "before the count is paid": (noise, "privatize", lambda *_: True, False),
     "when it is paid": (Run, "write_json", file("near_copies.json"), False),
     "when it is saved": (Run, "write_json", file("near_copies.json"), True),

@@ -20,9 +20,9 @@ from sfumato.commands.audit.canaries import examine, score_canaries
 from sfumato.commands.train.canaries import read_canaries
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
-from sfumato.groups import leaves
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.runs import open_run
+from sfumato.setting_groups import leaves
 from sfumato.training.canaries import Canaries, Observations, draw_canaries, with_coordinates
 from sfumato.training.process_group import ProcessGroup
 

@@ -24,7 +24,7 @@ from sfumato.commands.warmup.context import make_context
 from sfumato.commands.warmup.watch import watch
 from sfumato.data.augment import Augmentation
 from sfumato.data.load import load_images
-from sfumato.diffusion import generator, pieces, sample
+from sfumato.diffusion import generator, image_shards, sampler
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
@@ -164,13 +164,13 @@ def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
     [
         ("sfumato.commands.warmup.watch:watch", 0),
         ("sfumato.diffusion.generator:learn", 5),
-        ("sfumato.diffusion.sample:draw_images", 1),
+        ("sfumato.diffusion.sampler:draw_images", 1),
         ("sfumato.training.sharpness:sharp_step", 0),
         ("sfumato.training.fit:TrainState.advance", 9),
     ],
 )
 def test_a_run_that_was_cut_ends_the_same(settings, finished, tmp_path, monkeypatch, name, after):
-    replace_everywhere(monkeypatch, pieces, "piece_size", lambda _: 13)
+    replace_everywhere(monkeypatch, image_shards, "piece_size", lambda _: 13)
     with cut_in(name, after):
         warm(settings, tmp_path / "run")
     warm(settings, tmp_path / "run")
@@ -178,15 +178,15 @@ def test_a_run_that_was_cut_ends_the_same(settings, finished, tmp_path, monkeypa
 
 
 def test_a_guide_that_was_cut_draws_no_image_again(settings, tmp_path, monkeypatch):
-    replace_everywhere(monkeypatch, pieces, "piece_size", lambda _: 13)
-    drawn, draw_images = [], sample.draw_images
+    replace_everywhere(monkeypatch, image_shards, "piece_size", lambda _: 13)
+    drawn, draw_images = [], sampler.draw_images
     monkeypatch.setattr(
         warmup_generator,
         "draw_images",
         lambda *a, **k: drawn.append(len(a[2])) or draw_images(*a, **k),
     )
     config = replace(settings, guide_weight=2.0, guide_epochs=1.0, stage="guide")
-    with cut_in("sfumato.diffusion.guide:telling_loss", 0):
+    with cut_in("sfumato.diffusion.discriminator_guidance:telling_loss", 0):
         warm(config, tmp_path / "run")
     assert drawn == [13] * 4, "training has 43 public images"
     warm(config, tmp_path / "run")
@@ -200,7 +200,7 @@ def test_a_stage_killed_before_its_summary_draws_nothing_again(settings, finishe
     (tmp_path / "run/stages/sample/done.json").unlink()
     (tmp_path / "run/stages/sample/piece-0000000-0000009.npy").touch()
     with pytest.MonkeyPatch.context() as patch:
-        replace_everywhere(patch, sample, "draw_images", None)
+        replace_everywhere(patch, sampler, "draw_images", None)
         warm(replace(settings, stage="sample"), tmp_path / "run")
     found = {path.name for path in (tmp_path / "run/stages/sample").iterdir()}
     assert found == {"done.json", "images.npz", "log.txt", "samples"}

@@ -16,8 +16,8 @@ from sfumato.cli import main
 from sfumato.commands.warmup import watch as warmup_watch
 from sfumato.config import to_json
 from sfumato.data.load import load_images
-from sfumato.diffusion import pieces, sample
-from sfumato.diffusion.stored import read_stored
+from sfumato.diffusion import image_shards, sampler
+from sfumato.diffusion.stored_generator import read_stored
 from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Header, Ledger
 from sfumato.privacy.sampling import poisson_batches
@@ -144,8 +144,8 @@ def test_a_guide_bends_what_is_drawn_and_a_seed_draws_others(draw, tmp_path):
 @pytest.mark.parametrize("after", [0, 2, 3, 4])
 def test_a_command_that_was_cut_goes_on(draw, tmp_path, monkeypatch, after):
     draw(tmp_path / "whole.npz")
-    replace_everywhere(monkeypatch, pieces, "piece_size", lambda _: 13)
-    original, calls = sample.draw_images, []
+    replace_everywhere(monkeypatch, image_shards, "piece_size", lambda _: 13)
+    original, calls = sampler.draw_images, []
 
     def cut(*arguments, **options):
         calls.append(0)
@@ -153,7 +153,7 @@ def test_a_command_that_was_cut_goes_on(draw, tmp_path, monkeypatch, after):
             raise KeyboardInterrupt
         return original(*arguments, **options)
 
-    replace_everywhere(monkeypatch, sample, "draw_images", cut)
+    replace_everywhere(monkeypatch, sampler, "draw_images", cut)
     out = tmp_path / "images.npz"
     code, told = draw(out)
     assert (code, out.exists()) == ((130, False) if after < 4 else (0, True)), told

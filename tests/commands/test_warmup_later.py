@@ -15,8 +15,8 @@ from sfumato.cli import main
 from sfumato.commands import warmup
 from sfumato.commands.warmup import Config
 from sfumato.errors import PrivacyError, RunError
-from sfumato.groups import leaves
 from sfumato.runs import open_run
+from sfumato.setting_groups import leaves
 
 settings, finished = fixtures(tiny, warm)
 

@@ -21,8 +21,8 @@ from sfumato.diffusion.generator_data import look
 from sfumato.errors import ConfigError
 from sfumato.files import read_lines
 from sfumato.runs import open_run
+from sfumato.training.cuda_graph import WARM
 from sfumato.training.process_group import ProcessGroup, leave_processes
-from sfumato.training.replay import WARM
 
 
 @pytest.fixture(scope="module")

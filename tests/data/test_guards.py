@@ -65,10 +65,10 @@ def test_a_size_that_memory_cannot_hold_is_refused_before_any_work(source, scans
 
 
 def test_images_that_memory_cannot_hold_as_they_are_are_refused(scans, monkeypatch):
-    monkeypatch.setattr("sfumato.data.room.free_memory", lambda: 40 * 28 * 28 - 1)
+    monkeypatch.setattr("sfumato.data.memory_guard.free_memory", lambda: 40 * 28 * 28 - 1)
     with pytest.raises(DataError, match="GB are free"):
         load_images(scans)
-    monkeypatch.setattr("sfumato.data.room.free_memory", lambda: 40 * 28 * 28)
+    monkeypatch.setattr("sfumato.data.memory_guard.free_memory", lambda: 40 * 28 * 28)
     load_images(scans)
 
 
@@ -84,7 +84,7 @@ def peak_of(work):
 @pytest.mark.parametrize("why", ["count", "room", "length"])
 def test_a_file_that_unpacks_to_far_more_is_refused_by_its_headers(why, tmp_path, monkeypatch):
     path, size = tmp_path / "bomb.npz", 60_000_000
-    monkeypatch.setattr("sfumato.data.room.free_memory", lambda: size)
+    monkeypatch.setattr("sfumato.data.memory_guard.free_memory", lambda: size)
     labels = np.arange(60 if why == "room" else 40) % 2
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         shape = {"count": (size // 100, 10, 10), "room": (60, 1000, 1000), "length": (40, 10, 10)}

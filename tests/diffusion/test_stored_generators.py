@@ -10,7 +10,7 @@ import torch
 from denoisers import StandIn
 from warmups import TINY
 
-from sfumato.diffusion.stored import Blueprint, read_stored
+from sfumato.diffusion.stored_generator import Blueprint, read_stored
 from sfumato.errors import ConfigError, RunError
 from sfumato.runs import Run
 

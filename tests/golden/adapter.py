@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import load_model
-from sfumato.attacks.chance import draw_chance
+from sfumato.attacks.head_randomness import draw_chance
 from sfumato.attacks.heads import HeadRecipe
 from sfumato.attacks.shadow_heads import ShadowHeads
-from sfumato.attacks.shadows import _generator as shadow_generator
+from sfumato.attacks.shadow_models import _generator as shadow_generator
 from sfumato.cli import main
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping

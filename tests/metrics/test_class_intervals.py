@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sfumato.metrics.classes import class_means, over_classes
+from sfumato.metrics.class_intervals import class_means, over_classes
 
 
 def test_intervals_over_classes_are_wider_than_over_images_that_agree():

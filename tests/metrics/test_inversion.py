@@ -7,7 +7,7 @@ import pytest
 import torch
 from scenes import NAMES, answers, context
 
-from sfumato.metrics.classes import over_classes
+from sfumato.metrics.class_intervals import over_classes
 from sfumato.metrics.inversion import member_gaps, score
 from sfumato.metrics.judges import Seen, Sets
 

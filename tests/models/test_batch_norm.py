@@ -11,7 +11,7 @@ from torch import nn
 
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
-from sfumato.clipping.layout import MODES
+from sfumato.clipping.method_choice import MODES
 from sfumato.engine import PrivacyEngine
 from sfumato.models.normalise import freeze_batch_norm
 from sfumato.models.zoo import build_model

@@ -25,12 +25,12 @@ from sfumato.training.batch_stats import (
     BatchStats,
     averages_of,
 )
+from sfumato.training.captured_clip import captured
+from sfumato.training.cuda_graph import WARM
 from sfumato.training.fit import TrainState, fit
 from sfumato.training.inputs import Inputs
 from sfumato.training.private_step import Paid, private_step
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.quick import captured
-from sfumato.training.replay import WARM
 from sfumato.training.setup import make_schedule
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -10,7 +10,7 @@ from torch import nn
 from sfumato.clipping import admit, sums
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import CLIP_STYLES, Clipping
-from sfumato.clipping.layout import MODES
+from sfumato.clipping.method_choice import MODES
 from sfumato.data.augment import Augmentation
 from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan

@@ -16,7 +16,7 @@ from sfumato.clipping.admit import check_contributions
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.errors import ConfigError, PrivacyError, SfumatoWarning
-from sfumato.models.average import new_average, new_half_life_average
+from sfumato.models.ema import new_average, new_half_life_average
 from sfumato.models.wrn import tanh_cnn
 from sfumato.models.zoo import build_model, head_parameters, pixel_statistics
 from sfumato.training import memory

@@ -15,11 +15,11 @@ from sfumato.data.augment import Augmentation
 from sfumato.data.example_rng import seed_of
 from sfumato.privacy.sampling import Batch
 from sfumato.runs import Run
+from sfumato.training.cuda_graph import WARM
 from sfumato.training.hooks import with_hooks
 from sfumato.training.plain import train_plainly
 from sfumato.training.plain_step import plain_step
 from sfumato.training.private_step import Paid, private_step
-from sfumato.training.replay import WARM
 from sfumato.training.sharpness import LastGradient, Uphill, learning, moved, of_length, sharp_step
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

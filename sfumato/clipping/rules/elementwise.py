@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato.clipping.batch_axis import flat
 from sfumato.clipping.fallback import by_vmap, own_copies, per_row
 from sfumato.clipping.leaf import Leaf, change_leaves
-from sfumato.clipping.sizes import flat
 from sfumato.clipping.tape import Tape
 from sfumato.errors import UnsupportedLayer
 

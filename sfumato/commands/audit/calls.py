@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from sfumato.attacks.retrain import (
+from sfumato.attacks.retraining_audit import (
     Trainer,
     bound_of_trials,
     check_runs,

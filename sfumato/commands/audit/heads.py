@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sfumato.attacks.head_audit import add_lone_image, lone_trials
 from sfumato.attacks.heads import HeadRecipe, labels_of
-from sfumato.attacks.lone import add_lone_image, lone_trials
 from sfumato.commands.audit.record import (
     AuditRecord,
     allowed_curve,

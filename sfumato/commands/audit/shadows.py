@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sfumato.attacks.membership import log_odds
-from sfumato.attacks.shadows import Copies, Optimize, draw_batches, draw_halves, train_copies
+from sfumato.attacks.shadow_models import Copies, Optimize, draw_batches, draw_halves, train_copies
 from sfumato.commands import train
 from sfumato.commands.audit.target import Target
 from sfumato.commands.train.train_state import number_of_steps

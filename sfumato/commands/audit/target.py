@@ -8,8 +8,8 @@ import torch
 from sfumato.commands import train
 from sfumato.commands.stages import given_run
 from sfumato.commands.train.canaries import read_canaries
+from sfumato.data.fingerprint import known_data
 from sfumato.data.images import Images
-from sfumato.data.known import known_data
 from sfumato.data.load import load_splits
 from sfumato.errors import DataError, RunError
 from sfumato.files import read_json

@@ -10,8 +10,8 @@ from sfumato.commands.invert.context import Context, open_access
 from sfumato.commands.invert.score import accuracy_of, as_judge, given_judge
 from sfumato.commands.invert.stages import new_judge
 from sfumato.commands.train.promise import plan_for
-from sfumato.data.alike import overlap
 from sfumato.data.images import Images
+from sfumato.data.overlap import overlap
 from sfumato.errors import DataError
 from sfumato.models.gan import Generator
 from sfumato.training.plain import inputs_of

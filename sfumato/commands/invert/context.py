@@ -15,9 +15,9 @@ from sfumato.commands.stages import given_run, require_heeded, say_ignored
 from sfumato.data.images import Images
 from sfumato.data.load import load_images, load_splits
 from sfumato.errors import ConfigError
-from sfumato.groups import defaults
 from sfumato.models.zoo import head_parameters, load_weights
 from sfumato.runs import Run
+from sfumato.setting_groups import defaults
 from sfumato.settings.invert import Invert
 from sfumato.settings.train import Training
 from sfumato.training.setup import pick_device, quick_precision

@@ -22,9 +22,9 @@ from sfumato.commands.invert.stages import (
     selection_of,
 )
 from sfumato.commands.stages import given_run
-from sfumato.data.alike import overlap
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
+from sfumato.data.overlap import overlap
 from sfumato.errors import ConfigError, DataError
 from sfumato.metrics.inversion import score as count
 from sfumato.metrics.judges import Judge, Judged, Sets, look

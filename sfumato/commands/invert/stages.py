@@ -8,19 +8,19 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from sfumato.attacks.inversion import InversionLoss
-from sfumato.attacks.latent import Draw, Extra, Guesses, search_codes
-from sfumato.attacks.prior import train_gan
-from sfumato.attacks.pupils import GanTask, new_gan
-from sfumato.attacks.select import Selection
-from sfumato.attacks.select import select as choose
+from sfumato.attacks.gan_state import GanTask, new_gan
+from sfumato.attacks.gan_training import train_gan
+from sfumato.attacks.inversion_loss import InversionLoss
+from sfumato.attacks.latent_search import Draw, Extra, Guesses, search_codes
+from sfumato.attacks.top_n_selection import Selection
+from sfumato.attacks.top_n_selection import select as choose
 from sfumato.commands import train
 from sfumato.commands.invert.context import Context, open_access
 from sfumato.data.images import Images
 from sfumato.files import read_json
 from sfumato.models.zoo import build_model, load_weights
 from sfumato.runs import Run
-from sfumato.sharing.match import roughness
+from sfumato.sharing.feature_matching import roughness
 from sfumato.training.plain import inputs_of, train_plainly
 from sfumato.training.plain_step import plain_step
 

@@ -9,7 +9,7 @@ from torch import nn
 from sfumato.attacks.heads import accuracy_of_heads
 from sfumato.attacks.shadow_heads import ShadowHeads
 from sfumato.commands.reconstruct.context import Context
-from sfumato.data.room import require_room
+from sfumato.data.memory_guard import require_room
 from sfumato.errors import ConfigError
 from sfumato.metrics.features import AT_ONCE, extract, headless, pretrain
 from sfumato.models.zoo import build_model, load_weights, pixel_statistics

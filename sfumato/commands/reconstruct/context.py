@@ -7,9 +7,9 @@ import torch
 
 from sfumato.attacks.heads import HeadRecipe, class_size_for
 from sfumato.attacks.shadow_heads import ShadowHeads
-from sfumato.data.alike import overlap
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
+from sfumato.data.overlap import overlap
 from sfumato.errors import ConfigError, DataError
 from sfumato.metrics.features import Features, turned
 from sfumato.privacy.audit.tradeoff import noise_for_tpr

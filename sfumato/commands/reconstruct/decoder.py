@@ -6,13 +6,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from sfumato.attacks.decode import ReconstructionTask, decoder_step
+from sfumato.attacks.decoder_training import ReconstructionTask, decoder_step
 from sfumato.attacks.shadow_heads import Heads, ShadowHeads
 from sfumato.commands.reconstruct.context import Context, shadow_heads_of
 from sfumato.commands.reconstruct.heads import statistics_of
 from sfumato.data.images import Images
-from sfumato.models.average import new_average
 from sfumato.models.decoder import PublishedDecoder, RowDecoder
+from sfumato.models.ema import new_average
 from sfumato.privacy.sampling import Batch
 from sfumato.runs import Run
 from sfumato.training.fit import TrainState, fit

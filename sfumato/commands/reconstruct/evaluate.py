@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.attacks.decode import nearest_images, reconstruct
+from sfumato.attacks.decoder_training import nearest_images, reconstruct
 from sfumato.attacks.heads import HeadRecipe, accuracy_of_heads
 from sfumato.commands.reconstruct.context import LEARNT, Context, own_features, shadow_heads_of
 from sfumato.commands.reconstruct.decoder import task_of, trained_decoder
 from sfumato.commands.reconstruct.heads import statistics_of
-from sfumato.metrics.trials import Trials, partners, pick, score, usual_errors
+from sfumato.metrics.reconstruction_trials import Trials, partners, pick, score, usual_errors
 from sfumato.privacy.accounting import price
 from sfumato.privacy.audit.lower import many_run_bound
 from sfumato.privacy.audit.tradeoff import largest_tpr

@@ -2,8 +2,8 @@
 
 import time
 
+from sfumato.attacks.head_statistics import WeightStatistics, weight_statistics
 from sfumato.attacks.heads import accuracy_of_heads
-from sfumato.attacks.statistics import WeightStatistics, weight_statistics
 from sfumato.commands.reconstruct.context import Context, own_features, shadow_heads_of
 from sfumato.errors import RunError
 from sfumato.runs import Run

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.attacks.decode import reconstruct
+from sfumato.attacks.decoder_training import reconstruct
 from sfumato.attacks.heads import HeadRecipe
 from sfumato.attacks.shadow_heads import Heads
 from sfumato.commands.reconstruct.context import LEARNT, Context, shadow_heads_of

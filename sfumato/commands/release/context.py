@@ -13,10 +13,10 @@ from sfumato.commands.release.budget import Shares, share_budget
 from sfumato.commands.stages import given_run, require_heeded, say_ignored
 from sfumato.commands.train.promise import draw_secret, header_of
 from sfumato.commands.train.train_state import group_by_person
-from sfumato.data.alike import require_alike
+from sfumato.data.fingerprint import require_same_data
 from sfumato.data.images import Images
-from sfumato.data.known import require_same_data
 from sfumato.data.load import load_images, load_splits
+from sfumato.data.overlap import require_alike
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.files import read_lines
 from sfumato.models.observe import observed

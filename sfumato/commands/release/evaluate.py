@@ -24,7 +24,7 @@ from sfumato.reporting.figures import save_image_rows
 from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 from sfumato.sharing.bundle import read_bundle
-from sfumato.sharing.match import deal_classes
+from sfumato.sharing.feature_matching import deal_classes
 from sfumato.training.distil import cached
 from sfumato.training.evaluate import accuracy
 

@@ -24,8 +24,8 @@ from sfumato.privacy.noise import privatize
 from sfumato.runs import Run
 from sfumato.sharing.bundle import write_bundle
 from sfumato.sharing.card import Card
-from sfumato.sharing.match import Goal, deal_classes
-from sfumato.sharing.match import match as move_all
+from sfumato.sharing.feature_matching import Goal, deal_classes
+from sfumato.sharing.feature_matching import match as move_all
 from sfumato.sharing.moments import Gauge, make_gauge, sum_moments
 from sfumato.training.evaluate import logits_of
 from sfumato.training.inputs import Inputs

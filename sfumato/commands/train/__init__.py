@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from sfumato.clipping.clip import GradientClipper
-from sfumato.clipping.layout import explain_layout
+from sfumato.clipping.method_choice import explain_layout
 from sfumato.commands import Recipe, as_label
 from sfumato.commands.origin import book_of_weights, note_start, require_covered, tell_origin
 from sfumato.commands.train.canaries import (
@@ -28,8 +28,8 @@ from sfumato.commands.train.promise import (
 from sfumato.commands.train.step import load_public, make_step
 from sfumato.commands.train.train_state import describe
 from sfumato.commands.train.train_state import prepare as prepare
+from sfumato.data.fingerprint import require_same_data
 from sfumato.data.images import Images
-from sfumato.data.known import require_same_data
 from sfumato.data.load import load_splits
 from sfumato.models.diverged import has_diverged
 from sfumato.privacy.sampling import Batch, poisson_batches

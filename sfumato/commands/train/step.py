@@ -11,14 +11,15 @@ from sfumato.clipping.admit import admit
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.commands.origin import require_unpaid
-from sfumato.data.alike import require_alike
 from sfumato.data.classes import require_same
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
+from sfumato.data.overlap import require_alike
 from sfumato.errors import ConfigError
 from sfumato.privacy.budget import Plan
 from sfumato.settings.train import Train, Training
 from sfumato.training.canaries import inputs_with_canaries, with_coordinates
+from sfumato.training.captured_clip import captures, quick_clip
 from sfumato.training.extenders import Dope, Extender, Mirror, PublicGradient, WeightMultiplicity
 from sfumato.training.features import with_features
 from sfumato.training.fit import TrainState
@@ -28,7 +29,6 @@ from sfumato.training.memory import Work, advised
 from sfumato.training.plain_step import plain_step
 from sfumato.training.private_step import Paid, private_step
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.quick import captures, quick_clip
 from sfumato.training.sharpness import Uphill, sharp_step
 
 

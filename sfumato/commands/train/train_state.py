@@ -11,7 +11,7 @@ from sfumato.data.images import Images
 from sfumato.data.people import People
 from sfumato.errors import ConfigError
 from sfumato.lineage import norm_of
-from sfumato.models.average import new_average
+from sfumato.models.ema import new_average
 from sfumato.models.normalise import NormPolicy, apply_norm_policy, has_batch_norm
 from sfumato.models.zoo import build_model, load_weights, pixel_statistics
 from sfumato.privacy.budget import count_steps

@@ -6,9 +6,9 @@ generator of it was trained on. That no private image is among them, pixel for p
 
 from sfumato.commands.origin import require_unpaid
 from sfumato.commands.warmup.context import Context
-from sfumato.data.alike import require_alike
 from sfumato.data.arrays import load_samples
 from sfumato.data.images import Images
+from sfumato.data.overlap import require_alike
 from sfumato.runs import Run
 
 UNKNOWN = "nothing is promised about what these images were made from"

@@ -12,10 +12,10 @@ from sfumato.commands.origin import (
     tell_origin,
 )
 from sfumato.commands.train.train_state import group_by_person
-from sfumato.data.alike import require_alike
 from sfumato.data.classes import require_same
 from sfumato.data.images import Images
 from sfumato.data.load import load_images, load_splits
+from sfumato.data.overlap import require_alike
 from sfumato.errors import DataError, PrivacyError
 from sfumato.runs import Run
 from sfumato.settings.warmup import Warmup

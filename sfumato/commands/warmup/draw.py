@@ -19,12 +19,12 @@ from sfumato.commands.warmup.watch import watch_file
 from sfumato.config import differences, dumps
 from sfumato.data.arrays import read_note, save_npz_pieces
 from sfumato.data.images import Images
-from sfumato.diffusion.pieces import Pieces, image_seeds, piece_size
-from sfumato.diffusion.sample import draw_images
-from sfumato.diffusion.stored import Stored, read_stored
+from sfumato.diffusion.image_shards import Pieces, image_seeds, piece_size
+from sfumato.diffusion.sampler import draw_images
+from sfumato.diffusion.stored_generator import Stored, read_stored
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import atomic, lock, read_json, sha256
-from sfumato.provenance import require_whole
+from sfumato.integrity import require_whole
 from sfumato.reporting.words import up
 from sfumato.settings.warmup import Draw, Warmup
 from sfumato.training.process_group import ProcessGroup, join_processes, leave_processes

@@ -10,16 +10,16 @@ from sfumato.commands.warmup.context import Context
 from sfumato.commands.warmup.draw import NOTHING, drawing, promise_of
 from sfumato.commands.warmup.watch import watch
 from sfumato.config import dumps
-from sfumato.data.alike import overlap
 from sfumato.data.arrays import save_npz_pieces
 from sfumato.data.images import Images
+from sfumato.data.overlap import overlap
 from sfumato.diffusion.denoise import Denoiser
+from sfumato.diffusion.discriminator_guidance import discriminator_step
 from sfumato.diffusion.generator import new_train_state, train_generator
 from sfumato.diffusion.generator_data import SHOWN, GeneratorData
-from sfumato.diffusion.guide import discriminator_step
-from sfumato.diffusion.pieces import Draw, Pieces, piece_size
-from sfumato.diffusion.sample import draw_images
-from sfumato.diffusion.stored import Blueprint, Stored, read_stored
+from sfumato.diffusion.image_shards import Draw, Pieces, piece_size
+from sfumato.diffusion.sampler import draw_images
+from sfumato.diffusion.stored_generator import Blueprint, Stored, read_stored
 from sfumato.reporting.figures import save_image_rows
 from sfumato.runs import Run
 from sfumato.training.plain import train_plainly

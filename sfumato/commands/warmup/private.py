@@ -16,10 +16,10 @@ from sfumato.commands.train.train_state import make_inputs, make_train_state
 from sfumato.commands.warmup.context import Context
 from sfumato.commands.warmup.evaluate import fidelity, prepare_evaluation, score, tell_fidelity
 from sfumato.commands.warmup.generator import blueprint_of, make_denoiser, show_samples
-from sfumato.data.known import require_same_data
+from sfumato.data.fingerprint import require_same_data
+from sfumato.diffusion.denoising_inputs import NoisingInputs
 from sfumato.diffusion.generator_data import SHOWN
-from sfumato.diffusion.noising import NoisingInputs
-from sfumato.diffusion.sample import draw_images
+from sfumato.diffusion.sampler import draw_images
 from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.diffusion.copies import MARGIN, copy_rates
-from sfumato.diffusion.stored import Stored
+from sfumato.diffusion.stored_generator import Stored
 from sfumato.files import read_json
 
 COUNTED = 2000

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfumato.transfer import to_device
+from sfumato.device_transfer import to_device
 
 ROWS, COLUMNS, HASHES = 256, 512, 3
 FEW = 2**12

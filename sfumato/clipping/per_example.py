@@ -1,0 +1,129 @@
+"""What a backward pass leaves for each part: norms, per-example gradients, weighted sums."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sfumato.clipping import contract, lookups
+from sfumato.clipping.arithmetic import square_norm, sum_type, weighted_sum, widened, without
+from sfumato.clipping.leaf import plain
+from sfumato.clipping.param_use import ParamUse
+from sfumato.clipping.tape import Tape
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the backward pass left for one part; `tensors` is empty if the part had no effect."""
+
+    part: ParamUse
+    value: Tensor
+    extra: Tensor | None
+    tensors: tuple[Tensor | None, ...]
+    examples: int
+
+    def square_norm(self) -> Float[Tensor, " n"] | float:
+        """Squared norms, unless the product has counted them already."""
+        (first, *others) = self.tensors or (None,)
+        if first is None or others:
+            return 0.0
+        if self.part.kind == "rows":
+            assert self.extra is not None
+            return lookups.square_norm(self.extra, first, self.examples)
+        return square_norm(first)
+
+    def per_example(self) -> Tensor | None:
+        """The per-example gradient of the value, formed if need be."""
+        (first, *_) = self.tensors or (None,)
+        if first is None:
+            return None
+        if self.part.kind == "rows":
+            assert self.extra is not None
+            return lookups.gradients(self.extra, first, self.value.shape, self.examples)
+        return first.reshape(self.examples, *self.value.shape)
+
+    def weighted(self, factors: Tensor, broken: Tensor | None) -> Tensor:
+        """The sum over examples of factor times gradient; examples that are broken are left out."""
+        kept = [t if t is None else without(t, broken) for t in self.tensors]
+        if not kept or kept[0] is None:
+            return torch.zeros_like(self.value)
+        if len(kept) == 2:
+            x, g = kept
+            assert x is not None
+            assert g is not None
+            assert self.part.geometry is not None
+            with plain():
+                return contract.weighted_gradient(x, g, factors, self.value, self.part.geometry)
+        if self.part.kind == "rows":
+            assert self.extra is not None
+            return lookups.weighted_gradient(self.extra, kept[0], factors, self.value.shape)
+        gradient = widened(kept[0].reshape(self.examples, *self.value.shape))
+        return weighted_sum(gradient, factors.to(gradient.dtype))
+
+
+MOST = 1 << 16
+"""Numbers an example's gradient has at most to be laid beside others: to copy it costs little."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Per-example gradients of small parameters, side by side: measured and added up at once."""
+
+    members: list[Kept]
+    group: int
+    rows: Float[Tensor, "n d"]
+
+    def weighted(self, factors: Tensor, broken: Tensor | None) -> list[Tensor]:
+        """For each member, the sum over examples of factor times gradient."""
+        total = factors.to(self.rows.dtype) @ without(self.rows, broken)
+        parts = total.split([one.value.numel() for one in self.members])
+        pairs = zip(parts, self.members, strict=True)
+        return [part.reshape(one.value.shape) for part, one in pairs]
+
+
+def bundle(kept: Sequence[Kept], group_of: Mapping[str, int]) -> tuple[list[Bundle], list[Kept]]:
+    """Lay the gradients of biases, scales and tokens side by side; and what is left over.
+
+    A network has hundreds of them. One by one, a GPU would wait for the next more than it works.
+    """
+    members: dict[tuple[int, torch.dtype], list[Kept]] = {}
+    single = []
+    for one in kept:
+        first = one.tensors[0] if one.part.kind == "gradient" and one.tensors else None
+        if first is None or one.value.numel() > MOST:
+            single.append(one)
+        else:
+            kind = (group_of[one.part.path], sum_type(first))
+            members.setdefault(kind, []).append(one)
+    bundles = []
+    for (group, dtype), some in members.items():
+        rows = [one.tensors[0].reshape(one.examples, -1).to(dtype) for one in some]  # pyright: ignore
+        bundles.append(Bundle(some, group, torch.cat(rows, dim=1)))
+    return bundles, single
+
+
+def sort_kept(tape: Tape, found: Sequence[Tensor | None]) -> list[Kept]:
+    """Hand the kept tensors to their parts, in the order they were asked for."""
+    queue, kept = list(found), []
+    for part, value, extra in zip(tape.parts, tape.values, tape.extras, strict=True):
+        count = 1
+        if part.kind == "product" and part.method != "store":
+            count = 2
+        tensors, queue = tuple(queue[:count]), queue[count:]
+        kept.append(Kept(part, value, extra, tensors, tape.examples))
+    assert not queue
+    return kept
+
+
+def pull_back(
+    value: Tensor, parameters: Sequence[Tensor], gradient: Float[Tensor, "n ..."]
+) -> tuple[Tensor, ...]:
+    """Per-example gradients of parameters, from those of a value that is computed from them."""
+
+    def one(example: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(value, parameters, example, retain_graph=True)
+
+    # Not is_grads_batched: its older rules take one example after the other where they know none.
+    return torch.vmap(one)(gradient)
