@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from planted import replace_everywhere
 from releases import ledger_of, make, tiny
 from safetensors.torch import load_file
 from scipy import stats
@@ -59,7 +60,7 @@ def release_moments(settings, taught, out):
         return {"table": kept["noisy"] / plan.expected_batch}
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(noise, "privatize", listen)
+        replace_everywhere(patched, noise, "privatize", listen)
         make(replace(settings, stage="moments"), out)
     return kept
 
