@@ -110,7 +110,7 @@ def check_clip_function(norms: Tensor, clipping: Clipping) -> None:
 
 
 def _wanted(norms: Tensor, bound: float, style: str, stability: float) -> Tensor:
-    """What the style says; it gets a copy of the norms, so that it cannot write into them."""
+    """What the style says, in the type of the norms; it gets a copy, so it cannot write there."""
     factors = CLIP_STYLES[style](norms.clone(), bound, stability)
     given = factors if isinstance(factors, Tensor) else None
     if given is None or given.is_complex() or tuple(given.shape) not in ((), tuple(norms.shape)):
@@ -119,4 +119,4 @@ def _wanted(norms: Tensor, bound: float, style: str, stability: float) -> Tensor
             f'the clip function "{style}" gives {what}, and must give a tensor of one real factor '
             f"for each norm: the shape {tuple(norms.shape)} of its first argument."
         )
-    return given.expand_as(norms)
+    return given.to(norms.dtype).expand_as(norms)

@@ -170,6 +170,29 @@ def test_a_clip_function_that_gives_no_factor_for_each_example_is_named(given, m
             call(lambda m, x: m(x).square().sum(dim=1), (x,), 3)
 
 
+@pytest.mark.parametrize("per_layer", [False, True], ids=["together", "per layer"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64, torch.bool])
+def test_factors_of_any_real_type_are_those_of_the_norms_type(dtype, per_layer, monkeypatch):
+    def wanted(norms, bound, stability):
+        return (0.5 * (norms >= 0) if dtype.is_floating_point else norms >= 0).to(dtype)
+
+    monkeypatch.setitem(CLIP_STYLES, "my own", wanted)
+    monkeypatch.setitem(CLIP_STYLES, "float32", lambda *given: wanted(*given).float())
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), torch.randn(3, 5)
+
+    def loss(m, x):
+        return m(x).square().sum(dim=1)
+
+    found = []
+    for style in ("my own", "float32"):
+        clipper = GradientClipper(model, clipping=Clipping(style=style, per_layer=per_layer))
+        admit(clipper, loss, (x,), 3)
+        found.append(clipper.clip(loss, (x,), 3))
+    assert found[0].factors.dtype == torch.float32
+    torch.testing.assert_close(found[0].total, found[1].total, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_clip_functions_that_look_at_each_example_are_admitted(style):
     model = nn.Linear(5, 4)
