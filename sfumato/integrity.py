@@ -6,6 +6,12 @@ note. So a run can be checked without done.json too: the weights and the ledger 
 
 What is found is loss and change in one place: a file that was cut, a number that was edited,
 weights that were exchanged. It is no signature: anyone who forges all of them forges the run.
+
+Weights of the first versions have no digest, or no note, and are used with a warning. A run is not
+so old if "neighbours" stands in its ledger, in the ledger's copy in the note, or in done.json, or
+if model.json or a digest stands in the weights: `_is_of_today`. A run from which all of these were
+taken cannot be told from an old one; nor can weights without a note beside a ledger alone, for
+people may save their own.
 """
 
 import math
@@ -182,25 +188,33 @@ def _weights(folder: Path) -> Iterator[str]:
     if weights.nan:
         yield f'"{weights.nan}" in {WEIGHTS} is NaN'
     lines = ledger_lines(folder)
-    if weights.note is None:
-        # Whatever has a model.json was saved with a note; earlier versions wrote neither.
-        if (folder / DESCRIPTION).exists() and (lines or settings_of(home_of(folder))):
-            yield f"{WEIGHTS} has no note of the run that made it: the weights were exchanged"
-        elif lines:
-            _say_unchecked(file)
+    if weights.note is not None:
+        yield from _unlike_note(folder, weights, lines)
         return
-    yield from _unlike_note(folder, weights, lines)
+    places = [settings_of(place).get("verb") for place in stage_and_run(folder)]
+    # Whatever has a model.json was saved with a note; earlier versions wrote neither.
+    described = weights.made is not None or (folder / DESCRIPTION).exists()
+    if (described and (lines or settings_of(home_of(folder)))) or (
+        _is_of_today(folder, weights, lines) and any(verb in KEEP_LEDGERS for verb in places)
+    ):
+        yield f"{WEIGHTS} has no note of the run that made it: the weights were exchanged"
+    elif lines:
+        _say_unchecked(file)
 
 
 def _unlike_note(folder: Path, weights: Weights, lines: list[dict[str, Any]]) -> Iterator[str]:
     note = weights.note
     assert note is not None
+    model, today = folder / DESCRIPTION, _is_of_today(folder, weights, lines)
     if note.tensors and note.tensors != weights.digest:
         yield f"the tensors in {WEIGHTS} are not those that its note is about"
+    elif not note.tensors and today:
+        yield f"the note in {WEIGHTS} has no digest of the tensors: it was taken out"
     elif not note.tensors and lines:
         _say_unchecked(folder / WEIGHTS)
-    model = folder / DESCRIPTION
-    if weights.made is not None and model.exists() and weights.made != read_json(model):
+    if model.exists() and weights.made is None and today:
+        yield f"{WEIGHTS} does not say what {DESCRIPTION} says: that was taken out"
+    elif model.exists() and weights.made is not None and weights.made != read_json(model):
         yield f"{DESCRIPTION} says otherwise than the note in {WEIGHTS}"
     noted = note.lines
     if noted and not lines:
@@ -209,6 +223,15 @@ def _unlike_note(folder: Path, weights: Weights, lines: list[dict[str, Any]]) ->
             yield f"there is no ledger, and the note in {WEIGHTS} has {len(noted)} lines of one"
     elif lines:
         yield from _unlike_copy(Ledger.from_records(lines), noted)
+
+
+def _is_of_today(folder: Path, weights: Weights, lines: list[dict[str, Any]]) -> bool:
+    """Whether something here shows a version that left note, digest and model.json in weights."""
+    note = weights.note
+    noted, digest = ([], "") if note is None else (note.lines, note.tensors)
+    places = (*lines[:1], *noted[:1], _summary(home_of(folder)))
+    named = any("'neighbours':" in str(place) for place in places)  # a stranger's may be anything
+    return named or bool(digest) or weights.made is not None
 
 
 def _unlike_copy(ledger: Ledger, noted: list[dict[str, Any]]) -> Iterator[str]:

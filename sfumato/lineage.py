@@ -52,7 +52,8 @@ class Origin:
     start: "Origin | None"
     """The same of the weights that it began with; None if there were none, or nothing is known."""
     tensors: str = ""
-    """A digest of the file's tensors; empty if an earlier version made the file."""
+    """A digest of the file's tensors. Empty in files of the first versions, and where a file is to
+    come; elsewhere that is damage, see `sfumato.provenance`."""
 
     @property
     def text(self) -> bytes:

@@ -3,7 +3,7 @@
 import json
 import shutil
 import zlib
-from base64 import b85encode
+from base64 import b85decode, b85encode
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ import sfumato
 from sfumato.errors import DataError, RunError, SfumatoWarning
 from sfumato.files import read_json
 from sfumato.lineage import LARGEST, read_note
+from sfumato.provenance import require_whole
 from sfumato.runs import Run
 
 REFUSE = ("load_model", "audit", "release", "invert", "weights")
@@ -65,15 +66,59 @@ def edit(name, **changes):
     return tamper
 
 
-def weights(change, keep_note=True):
-    """Other tensors in the same file."""
+def weights(change=torch.clone, notes=lambda notes: notes):
+    """Other tensors or notes in the same file."""
 
     def tamper(run):
         file = run / "model.safetensors"
         with safe_open(file, framework="pt") as opened:
-            notes = opened.metadata()
+            kept = notes(opened.metadata())
         made = {name: change(value.clone()) for name, value in load_file(file).items()}
-        save_file(made, file, metadata=notes if keep_note else None)
+        save_file(made, file, metadata=kept)
+
+    return tamper
+
+
+def without(*names):
+    """Notes less these."""
+    return lambda notes: {name: value for name, value in notes.items() if name not in names}
+
+
+def digest(value=None):
+    """Notes with another digest, or none."""
+
+    def change(notes):
+        note = without("tensors")(json.loads(notes["sfumato"]))
+        note |= {} if value is None else {"tensors": value}
+        return notes | {"sfumato": json.dumps(note)}
+
+    return change
+
+
+def no_neighbours(run):
+    """Ledger, its copy and the summary as they were before they said between what they hold."""
+
+    def older(text):
+        first, *rest = text.splitlines(keepends=True)
+        header = without("neighbours")(json.loads(first)["header"])
+        return "".join([json.dumps({"header": header}) + "\n", *rest])
+
+    def noted(notes):
+        note = json.loads(notes["sfumato"])
+        copy = older(zlib.decompress(b85decode(note["ledger"])).decode())
+        note["ledger"] = b85encode(zlib.compress(copy.encode())).decode()
+        return notes | {"sfumato": json.dumps(note)}
+
+    (run / "ledger.jsonl").write_text(older((run / "ledger.jsonl").read_text()))
+    weights(notes=noted)(run)
+    summary = without("neighbours")(read_json(run / "done.json"))
+    (run / "done.json").write_text(json.dumps(summary))
+
+
+def both(*changes):
+    def tamper(run):
+        for change in changes:
+            change(run)
 
     return tamper
 
@@ -114,19 +159,42 @@ LEDGER = {
 }
 WEIGHTS = {
     "random weights": weights(torch.randn_like),
-    "random weights without a note": weights(torch.randn_like, keep_note=False),
+    "random weights without a note": weights(torch.randn_like, lambda _: None),
+    "random weights, an empty digest": weights(torch.randn_like, digest("")),
+    "random weights without a digest": weights(torch.randn_like, digest()),
+    "random weights, a list for a digest": weights(torch.randn_like, digest([])),
+    "random weights, neither digest nor description": weights(
+        torch.randn_like, lambda notes: without("model.json")(digest()(notes))
+    ),
     "NaN": weights(spoil),
     "NaN from the start": diverge,
     "truncated weights": cut("model.safetensors"),
     "weights of no bytes": cut("model.safetensors", 0),
     "another norm": edit("model.json", norm="frozen"),
     "other classes": edit("model.json", classes=["one", "two", "zero"]),
+    "other classes, which the weights do not say": both(
+        edit("model.json", classes=["one", "two", "zero"]), weights(notes=without("model.json"))
+    ),
 }
 ELSEWHERE = {
     "no ledger": lambda run: (run / "ledger.jsonl").unlink(),
     "a lower epsilon": edit("done.json", epsilon=0.1),
     "another delta in the summary": edit("done.json", delta=0.3),
+    "random weights without a digest, as if old": both(
+        no_neighbours, weights(torch.randn_like, digest())
+    ),
+    "other classes, as if old": both(
+        WEIGHTS["other classes, which the weights do not say"], no_neighbours
+    ),
 }
+UNDESCRIBED = {
+    "a note without a digest": lambda notes: without("model.json")(digest()(notes)),
+    "no note": lambda _: None,
+    "a description without a note": without("sfumato"),
+}
+"""What is left in random weights whose model.json was taken away."""
+SIGNS = {"ledger": "ledger.jsonl", "copy": "model.safetensors", "summary": "done.json"}
+"""Files that say, each by itself, that a run is of today."""
 
 
 @pytest.mark.parametrize("how", [*LEDGER, *WEIGHTS, *ELSEWHERE])
@@ -181,20 +249,42 @@ def test_a_plain_run_is_read_as_it_is(name, runs, tmp_path):
     assert (code, "DAMAGED" in words) == (0, False), words
 
 
+@pytest.mark.parametrize("left", UNDESCRIBED)
+@pytest.mark.parametrize("name", ["account", "report", "audit", "weights"])
+def test_a_run_of_today_is_not_taken_for_an_old_one(name, left, runs, tmp_path):
+    run = runs.copy("train", tmp_path / "run")
+    weights(torch.randn_like, UNDESCRIBED[left])(run)
+    (run / "model.json").unlink()
+    code, words = COMMANDS[name](run, runs.public, tmp_path / "out")
+    assert code == (3 if name in SHOW else 2), words
+
+
+@pytest.mark.parametrize("place", ["ledger", "copy", "summary"])
+def test_every_sign_of_today_must_be_gone_before_a_digest_may_be_missing(place, runs, tmp_path):
+    run, old = (runs.copy("train", tmp_path / name) for name in ("run", "old"))
+    for folder in (run, old):
+        weights(notes=UNDESCRIBED["a note without a digest"])(folder)
+    no_neighbours(old)
+    for name in {"ledger.jsonl", "model.safetensors", "done.json"} - {SIGNS[place]}:
+        shutil.copy(old / name, run)
+    with pytest.raises(RunError, match="no digest"):
+        sfumato.load_model(run)
+
+
+@pytest.mark.parametrize("note", [True, False])
 def test_weights_of_an_earlier_version_are_used_and_it_is_said_that_nobody_can_check_them(
-    runs, tmp_path
+    note, runs, tmp_path
 ):
     run = runs.copy("train", tmp_path / "run")
-    file = run / "model.safetensors"
-    with safe_open(file, framework="pt") as opened:
-        note = json.loads(opened.metadata()["sfumato"])
-    del note["tensors"]
-    save_file(load_file(file), file, metadata={"sfumato": json.dumps(note)})
+    no_neighbours(run)
+    weights(notes=UNDESCRIBED["a note without a digest" if note else "no note"])(run)
+    if not note:
+        (run / "model.json").unlink()
     with pytest.warns(SfumatoWarning, match="cannot be checked"):
-        assert sfumato.load_model(run).promise is not None
+        require_whole(run)
     ledger(lambda lines: lines[:-2])(run)  # its ledger can be
     with pytest.raises(RunError), pytest.warns(SfumatoWarning):
-        sfumato.load_model(run)
+        require_whole(run)
 
 
 def test_a_note_that_unpacks_to_gigabytes_is_refused_before_it_fills_the_memory(runs, tmp_path):

@@ -173,9 +173,10 @@ def copied(place, folder):
 
 
 def copied_without_a_note(place, folder):
-    """Re-saved in its run, as earlier versions saved it: without a model.json too."""
-    run = shutil.copytree(place.parent, folder / "run")
-    (run / "model.json").unlink()
+    """Re-saved in a folder with the ledger alone."""
+    run = folder / "run"
+    run.mkdir()
+    shutil.copy(place.with_name("ledger.jsonl"), run)
     save_file(load_file(place), run / "model.safetensors")
     return linked(run / "model.safetensors", folder)
 
