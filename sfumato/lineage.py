@@ -53,7 +53,7 @@ class Origin:
     """The same of the weights that it began with; None if there were none, or nothing is known."""
     tensors: str = ""
     """A digest of the file's tensors. Empty in files of the first versions, and where a file is to
-    come; elsewhere that is damage, see `sfumato.provenance`."""
+    come; elsewhere that is damage, see `sfumato.integrity`."""
 
     @property
     def text(self) -> bytes:

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 import sfumato
 from sfumato.errors import DataError, RunError, SfumatoWarning
 from sfumato.files import read_json
+from sfumato.integrity import require_whole
 from sfumato.lineage import LARGEST, read_note
-from sfumato.provenance import require_whole
 from sfumato.runs import Run
 
 REFUSE = ("load_model", "audit", "release", "invert", "weights")
