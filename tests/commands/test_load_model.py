@@ -171,7 +171,8 @@ def without_weights(copy):
 
 def with_more_weights(copy):
     state = {**load_file(copy / "model.safetensors"), "4.weight": torch.zeros(3)}
-    Run(copy).save_tensors("model.safetensors", state)
+    made = json.loads((copy / "model.json").read_text())
+    Run(copy).save_tensors("model.safetensors", state, made=made)
 
 
 def described(**changes):
