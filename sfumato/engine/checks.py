@@ -52,6 +52,22 @@ def refuse_several_processes(module: nn.Module) -> None:
         )
 
 
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def refuse_hooks(module: nn.Module) -> None:
+    """What a call does around `forward` is in no test of the model."""
+    every = nn.modules.module
+    hooked = any(getattr(module, name) or getattr(every, f"_global{name}") for name in HOOKS)
+    if hooked or type(module).__call__ is not nn.Module.__call__:
+        raise PrivacyError(
+            "the model has hooks, or a __call__ of its own. They would see the whole batch outside "
+            "of model.forward, where the engine tests that examples are not mixed. Remove them "
+            "(handle.remove()), or do the same in forward, or put the model into a module "
+            "(nn.Sequential(model)): hooks on its parts are tested."
+        )
+
+
 def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
     """An optimizer that asks for gradients as often as it likes (LBFGS) has no noise for them."""
     if not callable(getattr(optimizer, "step", None)):

@@ -97,7 +97,7 @@ class Passes:
         )
 
 
-def sizes_of(loader: Any) -> list[int]:
+def sizes_of(loader: Any, sample_size: int) -> list[int]:
     """How many examples each batch of a pass has; loaders that may repeat some are refused."""
     if not isinstance(loader, DataLoader) or loader.batch_size is None:
         raise ConfigError(
@@ -105,10 +105,17 @@ def sizes_of(loader: Any) -> list[int]:
             f"{type(loader).__name__}."
         )
     sampler, number = loader.sampler, size_of(loader.dataset)
+    if number != sample_size:
+        raise ConfigError(
+            f"the loader has {number} examples and sample_size is {sample_size}: a pass over other "
+            "data costs another epsilon. Make the engine with sample_size=len(dataset)."
+        )
+    batches = loader.batch_sampler
     once = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples <= number
     )
-    if not once or type(loader.batch_sampler) is not BatchSampler:
+    whole = once and len(sampler.data_source) == number  # pyright: ignore
+    if not whole or type(batches) is not BatchSampler or batches.sampler is not sampler:
         raise ConfigError(
             f"the loader draws by a {type(sampler).__name__} of which it is not known that it "
             "draws each example once in a pass. Use DataLoader(dataset, batch_size, shuffle=True), "

@@ -144,6 +144,7 @@ class PrivacyEngine:
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer private: `step(loss=...)` and `virtual_step(loss=...)`."""
+        refuse_several_processes(self.module)
         self.recorder.start(optimizer)
         self._optimizer_step, self._own_step = optimizer.step, vars(optimizer).get("step")
 
@@ -206,7 +207,7 @@ class PrivacyEngine:
                     raise PrivacyError("a batch was drawn and not used: call step(loss=...).")
             if not batch.chunks:
                 check_turn(batch.step, 0, self.taken, self._gathered)
-                refuse_foreign_gradients(self.module, self.recorder.optimizer)
+                self._refuse_others()
                 self._take_step()
 
     def shuffled(self, loader: DataLoader[Any]) -> Iterator[Any]:
@@ -216,7 +217,7 @@ class PrivacyEngine:
         sum that is left over is refused. The steps of a pass cost together what one of them does,
         with nothing amplified.
         """
-        sizes = sizes_of(loader)
+        sizes = sizes_of(loader, self._passes.size)
         if self._uses_loader:
             raise ConfigError("batches were drawn by engine.loader: go on with that.")
         self._forget()
@@ -306,7 +307,7 @@ class PrivacyEngine:
                 "step() needs the per-example losses: optimizer.step(loss=losses), one number for "
                 "each example, and no loss.backward(), whose gradients are not private."
             )
-        refuse_foreign_gradients(self.module, self.recorder.optimizer)
+        self._refuse_others()
         tape = self.recorder.take()
         complete = self._is_complete_with(tape.examples)
         max_norm = self.plan.at(self.taken).max_norm
@@ -319,6 +320,11 @@ class PrivacyEngine:
         self._gathered, self._drawn = self._gathered + tape.examples, None
         self._passes.add(tape.examples)
         return complete
+
+    def _refuse_others(self) -> None:
+        """Refuse a step in which something else would move the weights as well."""
+        refuse_several_processes(self.module)
+        refuse_foreign_gradients(self.module, self.recorder.optimizer)
 
     def _is_complete_with(self, examples: int) -> bool:
         """Whether this many examples end the logical batch; numbers that are not paid for raise."""

@@ -7,7 +7,7 @@ knows nothing: they are the engine's.
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,8 @@ from sfumato.clipping.checks import check_losses, refuse_compiled
 from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.mixing import is_due, refuse_mixing, refuse_places
 from sfumato.clipping.tape import Tape
-from sfumato.engine.checks import check_governed, refuse_closures
+from sfumato.engine.arguments import Given, Settings
+from sfumato.engine.checks import check_governed, refuse_closures, refuse_hooks
 from sfumato.engine.loss_graph import Factors, Span, look_outside, next_node, refuse_parameters
 from sfumato.engine.outputs import tensors_of, trial_losses
 from sfumato.errors import ConfigError, PrivacyError
@@ -54,6 +55,7 @@ class Recorder:
         self._leaves: list[Tensor] | None = None
         """Inputs of the last pass, if it is to be asked whether it mixes examples."""
         self._span = Span(0, 0)
+        self._settings = Settings()
         self._factors: dict[Any, Factors] = {}
         """Of each kind, the factors in its losses."""
 
@@ -75,6 +77,7 @@ class Recorder:
         refuse_closures(optimizer)
         check_governed(self.clipper.parameters, self._governed, optimizer)
         refuse_batch_norm(self.module)
+        refuse_hooks(self.module)
         self.optimizer, self._forward = optimizer, self.module.forward
         self._own_forward = vars(self.module).get("forward")
         self.module.forward = self._recorded_forward  # pyright: ignore
@@ -140,8 +143,11 @@ class Recorder:
         assert self.optimizer is not None
         refuse_compiled(self.module)
         refuse_batch_norm(self.module)
+        refuse_hooks(self.module)
         check_governed(self.clipper.parameters, self._governed, self.optimizer)
-        values, names = [*args, *kwargs.values()], list(kwargs)
+        self._settings.check(args, kwargs)
+        given = Given.of(args, kwargs)
+        values = given.values
         tensors = [v for v in values if isinstance(v, Tensor)]
         if not tensors:
             raise ConfigError("the model was given no tensor, so there is no batch to be seen.")
@@ -149,25 +155,25 @@ class Recorder:
         if not examples:
             raise ConfigError("the model was given a batch of no examples: leave such batches out.")
         modes = tuple(module.training for module in self.module.modules())
-        key = (tuple(kind_of(value) for value in values), tuple(names), modes)
+        key = (given.kind, modes)
         is_asked = examples > 1 and is_due(self._clipped[key])
         if is_asked:
             self._buffers.remember_parameters()
         if key not in self.clipper.layouts:
-            self._examine(values, names, examples, key)
+            self._examine(given, examples, key)
         # What has as many rows as there are examples now, and had so before, is of the examples.
         places = {i for i, value in enumerate(values) if _is_batch(value, examples)}
         self._batches[key] = places & self._batches.get(key, places)
         self._kind, self._leaves = key, None
         if is_asked:
             # First: what a model keeps aside for a loss is to be that of the recorded pass.
-            self._refuse_places(values, names, examples, key)
+            self._refuse_places(given, examples, key)
         first = next_node()
         with self.clipper.recording(examples, key) as tape:
             marked = tape.mark(values)
             if is_asked:
                 self._leaves = _differentiate(marked, values, self._batches[key])
-            out = call(self._forward, marked, names)
+            out = given.call(self._forward, marked)
         self.tape, self._calls = tape, self._calls + 1
         self._span = Span(first, next_node())
         return out
@@ -180,14 +186,21 @@ class Recorder:
         if self._leaves is not None or factors.wants(examples):
             factors.check(examples, outside.factors)
 
-    def _examine(self, values: list[Any], names: Sequence[str], examples: int, key: Any) -> None:
+    def _examine(self, given: Given, examples: int, key: Any) -> None:
         """Survey the model, and test on noise that its norms are those of autograd."""
 
         def loss(model: nn.Module, *inputs: Any) -> Tensor:
-            given = dict(zip(places, inputs, strict=True))
-            out = call(model.forward, [given.get(i, v) for i, v in enumerate(values)], names)
+            noisy = dict(zip(places, inputs, strict=True))
+            out = given.call(model.forward, [noisy.get(i, v) for i, v in enumerate(values)])
             return trial_losses(out, len(inputs[0]))
 
+        values = given.values
+        for value in values:
+            if isinstance(value, Tensor) and (not value.ndim or len(value) % examples):
+                raise ConfigError(
+                    f"the model was given a tensor of shape {tuple(value.shape)}, which has no row "
+                    f"for each of the {examples} examples. Make it a buffer of the model."
+                )
         places = [i for i, value in enumerate(values) if _is_batch(value, examples)]
         noise = [_noise_like(values[i]) for i in places]
         # In full precision: that rules are right cannot be told from numbers of eight bits.
@@ -195,21 +208,19 @@ class Recorder:
             admit(self.clipper, loss, noise, 3)
 
         def forward(marked: list[Any]) -> list[Tensor]:
-            return tensors_of(call(self._forward, marked, names))
+            return tensors_of(given.call(self._forward, marked))
 
         self.clipper.survey(forward, values, examples, key)
 
-    def _refuse_places(
-        self, values: list[Any], names: Sequence[str], examples: int, key: Any
-    ) -> None:
+    def _refuse_places(self, given: Given, examples: int, key: Any) -> None:
         """What the model says of an example must be the same among fewer, and at another place."""
 
         def rows_of(places: Tensor) -> list[Tensor]:
-            given = [
+            moved = [
                 value[places.to(value.device)] if place in self._batches[key] else value
-                for place, value in enumerate(values)
+                for place, value in enumerate(given.values)
             ]
-            return tensors_of(call(self._forward, given, names))
+            return tensors_of(given.call(self._forward, moved))
 
         refuse_places(self.clipper, rows_of, examples, key)
 
@@ -221,28 +232,6 @@ class Recorder:
             yield
         finally:
             self.module.forward = self._recorded_forward  # pyright: ignore
-
-
-def call(forward: Callable[..., Any], values: Sequence[Any], names: Sequence[str]) -> Any:
-    """Call a forward method; the last values are given by name."""
-    split = len(values) - len(names)
-    return forward(*values[:split], **dict(zip(names, values[split:], strict=True)))
-
-
-def kind_of(value: Any) -> Any:
-    """What a layout is made for: shapes of rows, and settings, by which a model may branch.
-
-    Of numbers with a fraction, and of things that are told apart by nothing but where they are,
-    it is the type alone: they may be others in every step.
-    """
-    if isinstance(value, Tensor):
-        return (value.shape[1:], value.dtype)
-    if isinstance(value, Mapping):
-        return tuple((name, kind_of(item)) for name, item in value.items())
-    if isinstance(value, list | tuple):
-        return tuple(kind_of(item) for item in value)
-    by_value = isinstance(value, Hashable) and type(value).__hash__ is not object.__hash__
-    return (type(value), value if by_value and not isinstance(value, float) else None)
 
 
 def clip_statistics(clipped: Clipped) -> dict[str, float]:

@@ -4,9 +4,11 @@ import pytest
 from loops import attached, dataset, losses
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     IterableDataset,
     RandomSampler,
+    SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -145,6 +147,13 @@ class Stream(IterableDataset):
         return iter(dataset())
 
 
+def replaced(batch_sampler):
+    """A loader whose batches are drawn by another sampler than it says."""
+    loader = DataLoader(data, 12, shuffle=True)
+    loader.batch_sampler.sampler = batch_sampler
+    return loader
+
+
 data = dataset()
 LOADERS = {
     "with replacement": DataLoader(data, 12, sampler=RandomSampler(data, replacement=True)),
@@ -154,6 +163,11 @@ LOADERS = {
     "own batches": DataLoader(data, batch_sampler=BatchSampler([0, 0, 1, 2], 2, drop_last=False)),
     "a stream": DataLoader(Stream(), 12),
     "no batches": DataLoader(data, batch_size=None),
+    "data ten times": DataLoader(ConcatDataset([data] * 10), 12, shuffle=True),
+    "less data": DataLoader(dataset(48), 12, shuffle=True),
+    "a few": DataLoader(data, 12, sampler=RandomSampler(range(12), num_samples=60)),
+    "a few in turn": DataLoader(data, 12, sampler=SequentialSampler([0, 0, 1])),
+    "replaced": replaced(RandomSampler(range(12), num_samples=60)),
 }
 
 

@@ -75,15 +75,6 @@ def test_a_branch_that_is_taken_later_is_examined_as_well(what):
         model(x, mix=what == "an argument")
 
 
-def test_numbers_that_are_others_in_every_step_are_examined_once():
-    model, optimizer, engine = attached(Mixing())
-    x, y = dataset()[:12]
-    for step in range(3):
-        out = model(x, False, scale=1 + 0.1 * step)
-        optimizer.step(loss=F.cross_entropy(out, y, reduction="none"))
-    assert len(engine.clipper.layouts) == 1
-
-
 WHEN = {
     "larger batches": lambda _, x: len(x) > 8,
     "values": lambda _, x: float(x.detach().mean()) > 10,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from loops import engine_for, net, repeatable
+from loops import dataset, engine_for, losses, net, repeatable
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -44,3 +44,22 @@ def test_one_of_several_processes_is_refused(group, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
     with pytest.raises(ConfigError, match="one of 2 processes"):
         engine_for(net(), **repeatable())
+
+
+@pytest.mark.parametrize("when", ["before it is attached", "between two steps"])
+def test_processes_that_come_after_the_engine_are_refused(when, group, monkeypatch):
+    model = net()
+    engine, optimizer = engine_for(model, **repeatable()), torch.optim.SGD(model.parameters())
+
+    def step():
+        x, y = next(loader)
+        optimizer.step(loss=losses(model, x, y))
+
+    loader = engine.loader(dataset(), physical_batch_size=5)
+    if when == "between two steps":
+        engine.attach(optimizer)
+        step()
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+    with pytest.raises(ConfigError, match="one of 2 processes"):
+        step() if when == "between two steps" else engine.attach(optimizer)
+    assert engine.taken == 0
