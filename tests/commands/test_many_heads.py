@@ -52,8 +52,8 @@ class TwoAnswers(nn.Module):
 
 
 def test_a_network_that_answers_otherwise_in_training_is_refused(photos, tmp_path, monkeypatch):
-    import lessons
+    import gan_tasks
 
-    monkeypatch.setattr(lessons, "two_answers", TwoAnswers, raising=False)
+    monkeypatch.setattr(gan_tasks, "two_answers", TwoAnswers, raising=False)
     with pytest.raises(ConfigError, match="tuple"):
-        go(photos, tmp_path / "run", model="lessons:two_answers")
+        go(photos, tmp_path / "run", model="gan_tasks:two_answers")
