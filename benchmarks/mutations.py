@@ -30,7 +30,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("sfumato/clipping", "sfumato/privacy")
-LEFT_OUT = ("kernels/", "on_gpu.py", "privacy/audit/")
+LEFT_OUT = ("kernels/", "gpu_kernels.py", "privacy/audit/")
 """Kernels need a GPU, or an interpreter that is too slow; audits measure a guarantee, and give
 none."""
 
@@ -41,7 +41,8 @@ TESTS = {
 """The targeted tests of a room; those called like the changed file come first."""
 MORE = {
     "arithmetic": "cancelling", "grams": "cancelling", "lookups": "cancelling",
-    "standardised": "cancelling", "mixing": "places", "trials": "places", "buffers": "places",
+    "standardised": "cancelling", "mixing": "places", "probe": "places company",
+    "buffers": "places",
     "fallback": "numbers", "leaf": "checkpointed", "tape": "checkpointed",
     "accounting": "accounting spent search", "search": "search accounting", "moments": "moments",
     "budget": "schedules accounting", "releases": "spent accounting", "session_key": "session_key",
