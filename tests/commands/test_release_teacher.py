@@ -128,7 +128,7 @@ def change_verb(run):
         (lose_all_lines, {}, RunError, "0 of the 5 steps"),
         (lose_end, {}, RunError, "no finished run of sfumato train: done.json is missing"),
         (change_verb, {}, RunError, "a run of sfumato reconstruct: one of sfumato train"),
-        (None, {"data": "mnist"}, ConfigError, 'and --data is "mnist"'),
+        (None, {"data": "mnist"}, ConfigError, 'not "mnist"'),
         (None, {"epsilon": 0.2}, ConfigError, "with the teacher .* is spent"),
         (None, {"epsilon": 3.0, "moments_noise": 0.5}, ConfigError, "after the teacher at least"),
         (None, {"secure": True}, ConfigError, "came from philox"),
