@@ -70,7 +70,7 @@ def render_markdown(cards: Sequence[Card]) -> str:
     heads = (("promised", "promise"), ("proved by attack", "proof"))
     headlines = [(name, *(": ".join(view[key]) for view in views)) for name, key in heads]
     hidden = any(card.has_private and card.private is None for card in cards)
-    return template("report.md.jinja").render(
+    text = template("report.md.jinja").render(
         **_common(cards),
         runs=views,
         fact_rows=rows,
@@ -78,6 +78,7 @@ def render_markdown(cards: Sequence[Card]) -> str:
         hidden=words.HIDDEN if hidden else "",
         damaged=words.DAMAGED,
     )
+    return text + "\n"
 
 
 def caveats(card: Card) -> list[str]:
