@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from sfumato.diffusion.diffusion import Diffusion
 
 from sfumato.data.images import Images
 from sfumato.diffusion.generator import new_denoiser, new_train_state, new_turn
 from sfumato.diffusion.generator_data import GeneratorData
 from sfumato.diffusion.sampler import draw_images
+from sfumato.settings.diffusion import Diffusion
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.setup import quick_precision
 

@@ -13,7 +13,7 @@ from sfumato.errors import ConfigError, PrivacyError
 MARGIN = 1e-5
 """Factors are this much too small, so that rounding cannot push a contribution over the bound."""
 TINY = 1e-15
-"""A floor for divisions: squares of single entries this small are lost in float32."""
+"""A floor for divisions: the squares of so small a norm's entries may be 0 in float32."""
 
 
 def _vanilla(norms: Tensor, bound: float, stability: float) -> Tensor:

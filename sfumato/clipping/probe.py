@@ -93,7 +93,7 @@ def evaluation(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _switched_off(modules: Sequence[nn.Module]) -> Iterator[None]:
-    # Each by itself: a module's own train() reaches those below it, and may be your own.
+    # Each by itself: a module's own train() reaches those below it, and may be overridden.
     try:
         for module in modules:
             module.training = False
@@ -128,7 +128,7 @@ def awake(
             fill_zeros(made)
             if reached(made, loss_fn, given) == (wanted, True):
                 return made, given
-        except Exception:  # a model of others can break anywhere
+        except Exception:  # a user's model can break anywhere
             continue
     return model, inputs
 

@@ -100,6 +100,19 @@ class FunctionalDropout(nn.Module):
         return out / len(x) if self.training and self.divide else out
 
 
+class Noisy(StraightThrough):
+    """The same with noise of its own while it trains."""
+
+    def forward(self, x):
+        return super().forward(x + 0.01 * torch.randn_like(x) if self.training else x)
+
+
+def test_a_model_with_noise_of_its_own_is_asked_in_evaluation_mode():
+    with pytest.raises(UnsupportedLayer, match="other examples, on how many"):
+        try_on(Noisy(lambda x: 1 / len(x)))
+    try_on(Noisy(lambda x: 1.0))
+
+
 class DropHead(nn.Linear):
     """A name with "drop", and a division while it trains."""
 

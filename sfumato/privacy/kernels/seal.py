@@ -1,7 +1,7 @@
 """Tag and noise keys of sums, made where the sums lie: nothing waits for the host.
 
 Three hashes of the digest's words, 32 bits each, are the nonce of ChaCha20 under a key of the step:
-without the key nobody cannot tell its blocks from chance, and other sums have other blocks.
+without the key nobody can tell its blocks from chance, and other sums have other blocks.
 
 Why other sums have another nonce: multilinear hashing with an addend, of which the upper half is
 kept, is strongly universal (Lemire and Kaser 2014): two lists of words have the same three hashes
