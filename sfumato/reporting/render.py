@@ -38,7 +38,6 @@ FILTERS = {
     "beats_guessing": words.beats_guessing,
     "spent": words.spent_words,
     "verdict": words.verdict,
-    "per_example": words.per_example,
 }
 CAPTIONS = {
     "epsilon": "Epsilon over the steps of the plan",
