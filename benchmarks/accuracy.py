@@ -31,9 +31,9 @@ def measure(config: train.Config, images: Images, test: Images, out: Path) -> di
         train_state, inputs = train.prepare(config, images, pick_device(config.device))
         if not run.finished:
             mechanism = train.open_ledger(config, inputs, run, processes)
-            train.learn(config, train_state, inputs, mechanism, run, processes)
+            train.train_model(config, train_state, inputs, mechanism, run, processes)
             tested = replace(inputs, images=test)
-            train.conclude(config, train_state, tested, mechanism, run)
+            train.finish_training(config, train_state, tested, mechanism, run)
             if train_state.average is not None:
                 print("  without averaging:", accuracy(train_state.model, tested))
         summary = run.summary

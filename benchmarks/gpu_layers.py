@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sfumato.clipping import arithmetic, contract, grams, standardised
 from sfumato.clipping.clip import GradientClipper, kind_of_batch
-from sfumato.clipping.geometry import Geometry
+from sfumato.clipping.geometry import WeightGeometry
 from sfumato.clipping.linear_like import LinearWithNorms
 from sfumato.clipping.method_choice import part_cost
 from sfumato.clipping.param_use import ParamUse
@@ -38,7 +38,7 @@ class Layer(NamedTuple):
 
     x: Form
     weight: Form
-    geometry: Geometry
+    geometry: WeightGeometry
     method: str
     standardised: float | None
     examples: int
@@ -143,7 +143,7 @@ def times_of(layer: Layer, device: torch.device) -> dict[str, float]:
     }
 
 
-def plain_gradient(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def plain_gradient(x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry) -> Tensor:
     """The gradient of the weight as autograd computes it."""
     if geometry.is_linear:
         return g.flatten(0, -2).mT @ x.flatten(0, -2)
@@ -156,18 +156,18 @@ def private_work(
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """What a step does for the norms, and for the sum; stored gradients are formed for the sum."""
     geometry, examples, eps = layer.geometry, layer.examples, layer.standardised
-    gradients = partial(contract.gradients, x, g, weight, geometry, examples)
+    gradients = partial(contract.per_example_gradients, x, g, weight, geometry, examples)
     if layer.method == "store":
         stored = gradients()
         norms = partial(arithmetic.square_norm, stored)
         if eps is not None:
-            norms = partial(standardised.square_norm, stored, weight.float(), eps)
+            norms = partial(standardised.standardised_square_norm, stored, weight.float(), eps)
         return norms, lambda: arithmetic.weighted_sum(gradients(), factors)
     norms = partial(grams.ghost_norm, x, g, weight, geometry, examples)
     if eps is not None:
         scale, y = standardised.scale_of_rows(weight.float(), eps), torch.randn_like(g)
         settings = (scale, weight, None, geometry, examples)
-        norms = partial(standardised.ghost_norm, x, g, y, *settings)
+        norms = partial(standardised.standardised_ghost_norm, x, g, y, *settings)
     return norms, partial(contract.weighted_gradient, x, g, factors, weight, geometry)
 
 

@@ -15,14 +15,14 @@ from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.data.images import Images
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.session_key import SessionKey
 from sfumato.training.captured_clip import quick_clip
 from sfumato.training.hooks import Step
 from sfumato.training.inputs import Inputs
 from sfumato.training.plain_step import plain_step
-from sfumato.training.private_step import Paid, private_step
+from sfumato.training.private_step import PrivacyContext, private_step
 
 
 def loop_step(
@@ -64,9 +64,9 @@ def random_inputs(case: Case, way: Way, device: torch.device, count: int) -> Inp
 def noisy_step(model: torch.nn.Module, inputs: Inputs, way: Way, expected: int) -> Step:
     """The private step of training, with its secret and its ledger in memory."""
     secret = SessionKey.draw()
-    ledger = Ledger(Header(data="noise", delta=1e-5, secret=secret.commitment))
+    ledger = Ledger(LedgerHeader(data="noise", delta=1e-5, secret=secret.commitment))
     plan = Plan(noise_multiplier=1.0, expected_batch=expected, rate=0.01, steps=10**6)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=plan.max_norm))
     clipper.clip(inputs.losses, inputs.trial(), 3)  # it examines the model
     clip = quick_clip(clipper, inputs, compiled=way.compiled)
-    return private_step(clipper, inputs, Paid(plan, ledger, secret), clip=clip)
+    return private_step(clipper, inputs, PrivacyContext(plan, ledger, secret), clip=clip)

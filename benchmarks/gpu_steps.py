@@ -25,7 +25,7 @@ from sfumato.clipping.factors import Clipping
 from sfumato.clipping.plain_group_norm import QuickGroupNorm
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Layout
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.session_key import SessionKey
 from sfumato.training.batch_stats import BROKEN, BatchStats
@@ -115,7 +115,7 @@ def private_step(
     """
     examples, secret = len(inputs[1]), SessionKey.draw()
     noise = "chacha20" if secure else "philox"
-    ledger = Ledger(Header(data="noise", delta=1e-5, noise=noise, secret=secret.commitment))
+    ledger = Ledger(LedgerHeader(data="noise", delta=1e-5, noise=noise, secret=secret.commitment))
     plan = Plan(noise_multiplier=1.0, expected_batch=chunks * examples, rate=0.01, steps=10**6)
     clipper, clip = private_clip(model, losses, inputs, way, plan.max_norm)
     named, numbers = clipper.parameters, itertools.count()

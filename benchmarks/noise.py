@@ -15,7 +15,7 @@ import torch
 
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.noise import privatize, to_philox_mean
 from sfumato.privacy.seal import tag_of
 from sfumato.privacy.secure import to_secure_mean
@@ -45,7 +45,7 @@ def works(sums: Sums, secret: SessionKey) -> dict[str, Callable[[], object]]:
     apart = {name: tensor.clone() for name, tensor in sums.items()}
     steps = iter(range(PLAN.steps))
     books = {
-        noise: Ledger(Header(data="none", delta=1e-6, noise=noise, secret=secret.commitment))
+        noise: Ledger(LedgerHeader(data="none", delta=1e-6, noise=noise, secret=secret.commitment))
         for noise in ("philox", "chacha20")
     }
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from triton.testing import do_bench
 
 from sfumato.clipping import normalisation_functions as norms
-from sfumato.clipping.kernels.group_norm import group_norm
+from sfumato.clipping.kernels.group_norm import group_norm_forward
 from sfumato.clipping.kernels.group_norm_backward import group_norm_backward
-from sfumato.clipping.kernels.layer_norm import layer_norm, layer_norm_backward
+from sfumato.clipping.kernels.layer_norm import layer_norm_backward, layer_norm_forward
 from sfumato.models import gan
 from sfumato.models.resize import ResizingConv2d
 from sfumato.models.spectral import tighten
@@ -72,7 +72,7 @@ def time_group_norm(n: int, channels: int, side: int, groups: int) -> dict:
     backward = torch.compile(norms._by_expressions, dynamic=False)
 
     def ours() -> object:
-        _, mean, scale = group_norm(x, weight, bias, groups, 1e-5)
+        _, mean, scale = group_norm_forward(x, weight, bias, groups, 1e-5)
         return group_norm_backward(g, x, mean, scale, weight)
 
     def compiled() -> object:
@@ -96,7 +96,7 @@ def time_layer_norm(n: int, tokens: int, width: int) -> dict:
     backward = torch.compile(compiled_layer_backward, dynamic=False)
 
     def ours() -> object:
-        _, mean, scale = layer_norm(x, weight, bias, width, 1e-5)
+        _, mean, scale = layer_norm_forward(x, weight, bias, width, 1e-5)
         return layer_norm_backward(g, x, mean, scale, weight, width, n)
 
     def compiled() -> object:

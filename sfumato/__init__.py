@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 RENAMED: dict[str, str] = {
     "Event": "Release",
     "Ghost": "GradientClipper",
+    "Header": "LedgerHeader",
     "Secret": "SessionKey",
 }
 """Public names of the last version, each with today's. The old work for one version, and warn."""

@@ -22,8 +22,8 @@ from sfumato.privacy.accounting import epsilon as epsilon
 from sfumato.privacy.budget import Budget as Budget
 from sfumato.privacy.budget import Plan as Plan
 from sfumato.privacy.budget import make_plan as make_plan
-from sfumato.privacy.ledger import Header as Header
 from sfumato.privacy.ledger import Ledger as Ledger
+from sfumato.privacy.ledger import LedgerHeader as LedgerHeader
 from sfumato.privacy.noise import privatize as privatize
 from sfumato.privacy.releases import Release as Release
 from sfumato.privacy.sampling import poisson_batches as poisson_batches

@@ -29,7 +29,7 @@ def write_checkpoint(path: Path, run: Path, state: Mapping[str, Any]) -> None:
     shape = pack(dict(state), "", tensors)
     ledger = run / "ledger.jsonl"
     length = sync_file(ledger)
-    paid = [length, digest(ledger, length)]
+    paid = [length, prefix_digest(ledger, length)]
     notes = {"state": shape, "written": written, "ledger": paid}
     notes = {key: json.dumps(value) for key, value in notes.items()}
     with atomic(path) as file:
@@ -47,7 +47,7 @@ def read_checkpoint(path: Path, run: Path) -> dict[str, Any] | None:
             state = unpack(json.loads(notes["state"]), file.get_tensor)
             written = json.loads(notes["written"])
             length, paid_from = json.loads(notes["ledger"])
-        if digest(run / "ledger.jsonl", length) != paid_from:
+        if prefix_digest(run / "ledger.jsonl", length) != paid_from:
             raise RunError(
                 f"{run / 'ledger.jsonl'} is not the one the checkpoint was paid from: lines are "
                 "gone or were changed. Start a new run with another --out."
@@ -60,7 +60,7 @@ def read_checkpoint(path: Path, run: Path) -> dict[str, Any] | None:
     return state
 
 
-def digest(path: Path, length: int) -> str:
+def prefix_digest(path: Path, length: int) -> str:
     """A hash of the first `length` bytes: an append-only file keeps them for ever."""
     if not length:
         return ""

@@ -1,6 +1,6 @@
 """`sfumato VERB ...`: from words to recipes. The only file that knows the CLI library.
 
-`sfumato --help` reads this table and nothing else, so it answers at once; a verb's recipe is
+`sfumato --help` reads this table and nothing else, so it answers at once; a verb's command is
 imported when the verb is called. Every verb takes `--preset`, `--out` and `--json`.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
 from sfumato import __version__
-from sfumato.commands import Recipe, recipe_of, settings_of, settings_of_run, ways_of
+from sfumato.commands import Command, command_settings, recipe_of, settings_of_run, ways_of
 from sfumato.config import REMOVED, dumps, read_record, withdrawn
 from sfumato.errors import ConfigError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json
@@ -37,7 +37,7 @@ VERBS = {
     "account": "budget arithmetic: epsilon of a plan, noise for an epsilon",
     "report": "one page on a run, or on several side by side",
 }
-"""Command -> what it does. Its settings are in sfumato.settings, its RECIPE in sfumato.commands."""
+"""Command -> what it does. Settings are in sfumato.settings, code in sfumato.commands."""
 
 CODE = ("model", "denoiser", "student", "base", "trainer", "target", "judges", "extractor")
 """Settings that may name code of the user's own, as module:function."""
@@ -47,8 +47,8 @@ Presets = Mapping[str, Callable[[], Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order(Generic[Config]):
-    """What was asked for: the recipe's own settings, and those that every verb has."""
+class Invocation(Generic[Config]):
+    """What was asked for: the command's own settings, and those that every verb has."""
 
     config: Config
     preset: str | None = None
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         raise SystemExit(130) from None
 
 
-def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
+def read_order(verb: str, words: Sequence[str]) -> Invocation[Any]:
     """What the words after a verb ask for; a `ConfigError` says what is wrong with them."""
     import tyro
 
@@ -118,17 +118,17 @@ def read_order(verb: str, words: Sequence[str]) -> Order[Any]:
             raise ConfigError(f'sfumato {called} has no preset "{name}".{there}')
         preset = known_presets[name]()
         _require_own_preset(preset, name, words)
-        default = Order(config=kind(**vars(preset)), preset=name)
+        default = Invocation(config=kind(**vars(preset)), preset=name)
         words = [*_displacing(plain, words), *words]
     elif (known := _remembered(plain, verb, _value(words, "--out"))) is not None:
-        default = Order(config=known)
+        default = Invocation(config=known)
         words = [*_passing(plain, words), *words]
     about = cleandoc(plain.__doc__ or "")
     told = StringIO()
     try:
         with redirect_stderr(told):
             order: Any = tyro.cli(
-                Order[Annotated[tyro.conf.OmitArgPrefixes[kind], tyro.conf.arg(name="")]],
+                Invocation[Annotated[tyro.conf.OmitArgPrefixes[kind], tyro.conf.arg(name="")]],
                 args=words,
                 default=default,
                 prog=f"sfumato {called}",
@@ -148,7 +148,7 @@ def _way(verb: str, words: list[str]) -> tuple[str, type[Settings], Presets, lis
     The way is the first word. Without one it is that of a flag of the last version, of the preset,
     or of the run that goes on.
     """
-    ways, (plain, presets) = ways_of(verb), settings_of(verb)
+    ways, (plain, presets) = ways_of(verb), command_settings(verb)
     flags = {word.partition("=")[0] for word in words if word.startswith("-")}
     found = [name for name, way in ways.items() if flags.intersection(way.former)]
     preset, out = _value(words, "--preset"), _value(words, "--out")
@@ -208,24 +208,24 @@ def _call(verb: str, words: list[str]) -> int:
         near = get_close_matches(verb, VERBS, n=1)
         hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(VERBS)}."
         raise SfumatoError(f'there is no verb "{verb}".{hint}')
-    order, recipe = read_order(verb, words), recipe_of(verb)
+    order, command = read_order(verb, words), recipe_of(verb)
     with trusting(order.trust_code):
-        _require_own_words(recipe, order, words)
-        summary = _execute(recipe, verb, order)
+        _require_own_words(command, order, words)
+        summary = _execute(command, verb, order)
     if not leads():
         return 0
-    print(dumps(summary, indent=2) if order.json else recipe.show(summary))
-    alarm = recipe.alarm(summary)
+    print(dumps(summary, indent=2) if order.json else command.show(summary))
+    alarm = command.alarm(summary)
     if alarm is not None:
         _say(alarm)
     return 0 if alarm is None else 3
 
 
-def _require_own_words(recipe: Recipe, order: "Order[Any]", words: list[str]) -> None:
+def _require_own_words(command: Command, order: "Invocation[Any]", words: list[str]) -> None:
     """In a run that goes on, code that the command does not name comes from the folder."""
     if order.out is None or not (order.out / "config.json").exists():
         return
-    if (order.out / "done.json").exists() and not recipe.asks_more(order.config):
+    if (order.out / "done.json").exists() and not command.asks_more(order.config):
         return
     typed = {part for word in words for part in (word, word.partition("=")[2])}
     for name in CODE:
@@ -235,18 +235,18 @@ def _require_own_words(recipe: Recipe, order: "Order[Any]", words: list[str]) ->
                 require_trust(code, order.out / "config.json")
 
 
-def _execute(recipe: Recipe, verb: str, order: "Order[Any]") -> dict[str, Any]:
-    if recipe.write_file is not None and recipe.writes_file(order.config):
-        return recipe.write_file(order.config, order.out, _say if leads() else lambda _: None)
-    if not (recipe.needs_run(order.config) or order.out) or not leads():
-        return recipe.run(order.config, None)
-    label = recipe.label(order.config)
+def _execute(command: Command, verb: str, order: "Invocation[Any]") -> dict[str, Any]:
+    if command.write_file is not None and command.writes_file(order.config):
+        return command.write_file(order.config, order.out, _say if leads() else lambda _: None)
+    if not (command.needs_run(order.config) or order.out) or not leads():
+        return command.run(order.config, None)
+    label = command.label(order.config)
     with open_run(order.config, verb=verb, label=label, out=order.out, say=_say) as run:
-        more = recipe.asks_more(order.config)
+        more = command.asks_more(order.config)
         if run.finished and not more and num_processes() == 1:
             _say(f"{run.path} is finished already; this is what it found.")
-            if recipe.again is not None:
-                _say(f"(sfumato {verb} {recipe.again} --out {run.path} looks again.)")
+            if command.again is not None:
+                _say(f"(sfumato {verb} {command.again} --out {run.path} looks again.)")
             return {**run.summary, "run": str(run.path)}
         flag = order.config.without_noise
         if flag:
@@ -255,7 +255,7 @@ def _execute(recipe: Recipe, verb: str, order: "Order[Any]") -> dict[str, Any]:
                 "away. Give an epsilon, 3 say, or --mode non-private if that is what you want."
             )
         try:
-            return recipe.run(order.config, run)
+            return command.run(order.config, run)
         except SfumatoError:
             run.forget()
             raise
@@ -339,7 +339,7 @@ def _without_removed(words: Sequence[str]) -> list[str]:
 
 def _refuse_of_other_ways(verb: str, called: str, kind: type[Settings], words: list[str]) -> None:
     """Refuse flags that another way of the verb has, and say which."""
-    ways = {verb: settings_of(verb)[0]}
+    ways = {verb: command_settings(verb)[0]}
     ways |= {f"{verb} {name}": way.kind for name, way in ways_of(verb).items()}
     for word in words:
         flag = word.partition("=")[0]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from sfumato.errors import ConfigError
-from sfumato.setting_groups import Settings, defaults, flat, leaves, types_of, ungrouped
+from sfumato.setting_groups import Settings, defaults, flatten, leaves, types_of, ungrouped
 
 Config = TypeVar("Config")
 
@@ -59,7 +59,7 @@ def to_json(value: Any) -> Any:
     Settings are written without their groups.
     """
     if isinstance(value, Settings):
-        value = flat(value)
+        value = flatten(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [entry.name for entry in dataclasses.fields(value)]
         return {name: to_json(getattr(value, name)) for name in names}

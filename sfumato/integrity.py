@@ -30,11 +30,11 @@ from sfumato.lineage import (
     home_of,
     ledger_lines,
     read_weights,
-    settings_of,
+    run_settings,
     stage_and_run,
 )
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 
 KEEP_LEDGERS = ("demo", "release", "train", "warmup")
 """Commands whose finished runs have one."""
@@ -99,7 +99,7 @@ def steps_of(ledger: Ledger) -> set[int]:
 
 def _lost(folder: Path) -> Iterator[str]:
     """A ledger that must have been there."""
-    if ledger_lines(folder) or settings_of(folder).get("verb") not in KEEP_LEDGERS:
+    if ledger_lines(folder) or run_settings(folder).get("verb") not in KEEP_LEDGERS:
         return
     if any((folder / "stages").glob("*/ledger.jsonl")):  # each stage has its own
         return
@@ -142,7 +142,7 @@ def _unlike_plan(folder: Path, ledger: Ledger) -> Iterator[str]:
 
 def _unlike_settings(folder: Path, ledger: Ledger) -> Iterator[str]:
     """The header says otherwise than the settings that the run was made with."""
-    records = (settings_of(place) for place in stage_and_run(folder))
+    records = (run_settings(place) for place in stage_and_run(folder))
     settings = next(filter(None, records), {}).get("config", {})
     if settings.get("teacher") is not None:  # the teacher's own hold
         return
@@ -167,7 +167,7 @@ def _unlike_summary(folder: Path, ledger: Ledger, spent: float | None) -> Iterat
         yield f"it adds up to epsilon {spent:.4g}, and done.json says {stated:.4g}"
 
 
-def _unlike(header: Header, wanted: Any, source: str) -> Iterator[str]:
+def _unlike(header: LedgerHeader, wanted: Any, source: str) -> Iterator[str]:
     """What else the header says than another file; what that does not say is not compared."""
     for name in (field.name for field in fields(header)):
         found, known = getattr(header, name), wanted.get(name)
@@ -191,10 +191,10 @@ def _weights(folder: Path) -> Iterator[str]:
     if weights.note is not None:
         yield from _unlike_note(folder, weights, lines)
         return
-    places = [settings_of(place).get("verb") for place in stage_and_run(folder)]
+    places = [run_settings(place).get("verb") for place in stage_and_run(folder)]
     # Whatever has a model.json was saved with a note; earlier versions wrote neither.
     described = weights.made is not None or (folder / DESCRIPTION).exists()
-    if (described and (lines or settings_of(home_of(folder)))) or (
+    if (described and (lines or run_settings(home_of(folder)))) or (
         _is_of_today(folder, weights, lines) and any(verb in KEEP_LEDGERS for verb in places)
     ):
         yield f"{WEIGHTS} has no note of the run that made it: the weights were exchanged"
@@ -219,7 +219,7 @@ def _unlike_note(folder: Path, weights: Weights, lines: list[dict[str, Any]]) ->
     noted = note.lines
     if noted and not lines:
         # Weights may be taken along without a ledger; then nothing is promised.
-        if (home_of(folder) / "ledger.jsonl").exists() or settings_of(home_of(folder)):
+        if (home_of(folder) / "ledger.jsonl").exists() or run_settings(home_of(folder)):
             yield f"there is no ledger, and the note in {WEIGHTS} has {len(noted)} lines of one"
     elif lines:
         yield from _unlike_copy(Ledger.from_records(lines), noted)

@@ -87,10 +87,10 @@ class Origin:
 def origin_of(file: Path) -> Origin | None:
     """What the note in a file says, or else the run that it lies in; None if nobody knows."""
     file = file.expanduser().resolve()
-    return read_note(file) or origin_in_place(file)
+    return read_tensor_note(file) or origin_in_place(file)
 
 
-def read_note(file: Path) -> Origin | None:
+def read_tensor_note(file: Path) -> Origin | None:
     """What sfumato wrote into a file of tensors; None if it did not write that."""
     note = _notes(file).get(NOTE)
     return None if note is None else _parsed(file, note)
@@ -174,8 +174,8 @@ def digest_of(tensors: "Mapping[str, Tensor]") -> str:
 
 def origin_in_place(file: Path) -> Origin | None:
     """What the folders say that a file lies in, or will."""
-    run = next((folder for folder in file.parents if settings_of(folder)), file.parent)
-    record, lines = settings_of(run), ledger_lines(file.parent)
+    run = next((folder for folder in file.parents if run_settings(folder)), file.parent)
+    record, lines = run_settings(run), ledger_lines(file.parent)
     if not record and not lines:
         return None
     settings = record.get("config", {})
@@ -194,7 +194,7 @@ def origin_in_place(file: Path) -> Origin | None:
     )
 
 
-def settings_of(folder: Path) -> dict[str, Any]:
+def run_settings(folder: Path) -> dict[str, Any]:
     """The verb and the settings of the run in a folder; nothing where there is none."""
     record = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     return record if isinstance(record, dict) and "verb" in record else {}

@@ -59,7 +59,7 @@ class Settings:
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and name in leaves(type(self)):
-            return flat(self)[name]
+            return flatten(self)[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
@@ -92,12 +92,12 @@ def leaves(kind: Any) -> Mapping[str, Any]:
     return found
 
 
-def flat(settings: Any) -> dict[str, Any]:
+def flatten(settings: Any) -> dict[str, Any]:
     """The value of each setting, by name."""
     found: dict[str, Any] = {}
     for entry in fields(settings):
         value = getattr(settings, entry.name)
-        found |= flat(value) if is_dataclass(value) else {entry.name: value}
+        found |= flatten(value) if is_dataclass(value) else {entry.name: value}
     return found
 
 
@@ -108,7 +108,7 @@ def defaults(kind: Any) -> dict[str, Any]:
         if entry.default is MISSING and entry.default_factory is MISSING:
             continue
         value, in_groups = default_of(entry), issubclass(kind, Settings)
-        found |= flat(value) if in_groups and is_dataclass(value) else {entry.name: value}
+        found |= flatten(value) if in_groups and is_dataclass(value) else {entry.name: value}
     return found
 
 

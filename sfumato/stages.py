@@ -29,7 +29,7 @@ class Stage(Generic[Context]):
     """Whether all processes take part. Those that do not lead have no sub-run."""
 
 
-def reached(stages: Sequence[Stage[Context]], asked: str) -> Sequence[Stage[Context]]:
+def stages_up_to(stages: Sequence[Stage[Context]], asked: str) -> Sequence[Stage[Context]]:
     """The stages up to the one that was asked for; "all" is all of them."""
     names = [stage.name for stage in stages]
     return stages if asked == "all" else stages[: names.index(asked) + 1]
@@ -42,7 +42,7 @@ def check_stages(
     has_begun: Callable[[str], bool] = lambda _: False,
 ) -> None:
     """Check, each once, what the stages need that are still ahead."""
-    ahead = [stage for stage in reached(stages, asked) if not has_begun(stage.name)]
+    ahead = [stage for stage in stages_up_to(stages, asked) if not has_begun(stage.name)]
     for check in dict.fromkeys(check for stage in ahead for check in stage.checks):
         check(context)
 
@@ -62,7 +62,7 @@ def run_stages(
     leader's value, in every process.
     """
     run = None
-    for stage in reached(stages, asked):
+    for stage in stages_up_to(stages, asked):
         run, again = place(stage.name), stage.repeatable and stage.name == asked
         if not agree(run is not None and run.finished and not again):
             if run is not None:

@@ -9,10 +9,10 @@ import torch
 
 from sfumato.config import from_json
 from sfumato.data.images import Images
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.releases import Release
 from sfumato.sharing.bundle import verify_bundle, write_bundle
-from sfumato.sharing.card import Card
+from sfumato.sharing.card import BundleCard
 from sfumato.sharing.card_words import markdown
 
 COPIES = {"share": 0.01, "threshold": 12.0, "standard_error": 0.004}
@@ -33,7 +33,7 @@ def images(count=7, channels=3, seed=0, **changes):
 
 def paid(*stages, rate=1.0, moments_noise=6.0, **header):
     """A ledger with three steps of training and one event for each further stage."""
-    ledger = Ledger(Header(**{"data": "faces", "delta": 1e-5, "noise": "chacha20", **header}))
+    ledger = Ledger(LedgerHeader(**{"data": "faces", "delta": 1e-5, "noise": "chacha20", **header}))
     for step in range(3 if "train" in stages else 0):
         ledger.charge(Release(stage="train", step=step, rate=rate, noise_multiplier=3.0))
     noises = {"moments": moments_noise, "card": 20.0}
@@ -68,7 +68,7 @@ def edit(folder, *, words=True, **changes):
     path = folder / "card.json"
     card = {**json.loads(path.read_text()), **changes}
     if words:
-        (folder / "card.md").write_text(markdown(from_json(Card, card)))
+        (folder / "card.md").write_text(markdown(from_json(BundleCard, card)))
     card["files"] = {name: digest(folder / name) for name in card["files"]}
     path.write_text(json.dumps(card))
 

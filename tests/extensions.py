@@ -15,7 +15,7 @@ from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.models.wrn import WideResNet
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.session_key import SessionKey
 from sfumato.training.extenders import Dope, Mirror, PublicGradient, WeightMultiplicity
@@ -74,7 +74,7 @@ def batch_of(places, step=0, padding=0):
 def book(noise=0.0, steps=5, max_norm=1.0):
     """Plan, ledger and secret."""
     secret = SessionKey.from_seed(0)
-    header = Header(data="faces", delta=1e-3, fixed_seed=True, secret=secret.commitment)
+    header = LedgerHeader(data="faces", delta=1e-3, fixed_seed=True, secret=secret.commitment)
     plan = Plan(noise_multiplier=noise, expected_batch=4.0, steps=steps, max_norm=max_norm)
     return plan, Ledger(header), secret
 

@@ -67,20 +67,20 @@ def convolutions(dtype):
 
 
 def matrices_and_norms(dtype):
-    from sfumato.clipping.kernels.ghost import ghost_norm, scaled
-    from sfumato.clipping.kernels.group_norm import group_norm
+    from sfumato.clipping.kernels.ghost import ghost_norm_kernel, scaled
+    from sfumato.clipping.kernels.group_norm import group_norm_forward
     from sfumato.clipping.kernels.group_norm_backward import channel_sums, group_norm_backward
-    from sfumato.clipping.kernels.layer_norm import layer_norm, layer_norm_backward
+    from sfumato.clipping.kernels.layer_norm import layer_norm_backward, layer_norm_forward
 
     for positions in (4, 197, 577):
-        ghost_norm(*(torch.zeros(2, positions, width, dtype=dtype) for width in (768, 64)))
+        ghost_norm_kernel(*(torch.zeros(2, positions, width, dtype=dtype) for width in (768, 64)))
     rows = torch.zeros(2, 197, 768, dtype=dtype)
     scaled(rows, torch.ones(2))
     weight = torch.ones(768)
-    _, mean, scale = layer_norm(rows, weight, weight, 768, 1e-5)
+    _, mean, scale = layer_norm_forward(rows, weight, weight, 768, 1e-5)
     layer_norm_backward(rows.float(), rows, mean, scale, weight, 768, 2)
     x, weight = maps(2, 64, 28, 28, dtype=dtype), torch.ones(64)
-    _, mean, scale = group_norm(x, weight, weight, 16, 1e-5)
+    _, mean, scale = group_norm_forward(x, weight, weight, 16, 1e-5)
     group_norm_backward(x.float(), x, mean, scale, weight)
     channel_sums(x.float(), x, torch.zeros(64), weight)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from sfumato.privacy.budget import make_plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.moments import clip_rows
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.sampling import poisson_batches
@@ -45,7 +45,7 @@ def train(out: Path) -> None:
     )
     # The key is made once, as a real run makes it, but by a seed, so that two runs can be compared.
     secret = SessionKey(run.secret(lambda: SessionKey.from_seed(3).key), fixed=True)
-    header = Header(data="blobs", delta=1e-3, fixed_seed=True, secret=secret.commitment)
+    header = LedgerHeader(data="blobs", delta=1e-3, fixed_seed=True, secret=secret.commitment)
     ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
     model = torch.nn.Linear(8, 1, bias=False)
     torch.nn.init.zeros_(model.weight)

@@ -5,7 +5,7 @@ from interpreted import interpret_kernels
 from samples import sampled
 
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.session_key import SessionKey
 
@@ -32,7 +32,7 @@ def both_ways(request, monkeypatch):
 
 def ledger(noise="philox", secret=SEED, **changes):
     settings = {"fixed_seed": secret.fixed, "secret": secret.commitment, **changes}
-    return Ledger(Header(data="faces", delta=1e-5, noise=noise, **settings))
+    return Ledger(LedgerHeader(data="faces", delta=1e-5, noise=noise, **settings))
 
 
 def release(total, *, plan=PLAN, book=None, secret=SEED, step=0, noise="philox"):

@@ -9,7 +9,7 @@ import numpy as np
 from sfumato.commands import train
 from sfumato.config import dumps, to_json
 from sfumato.privacy.budget import make_plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108020000009077"
@@ -28,7 +28,7 @@ def make_run(path: Path, *, private=True, steps=30, taken=None, finished=True, *
     plan = make_plan(size=1000, batch_size=100, steps=steps, noise_multiplier=noise)
     write(path / "plan.json", to_json(plan))
     lines: list = []
-    ledger = Ledger(Header(data="digits-train", delta=1e-5), lines.append)
+    ledger = Ledger(LedgerHeader(data="digits-train", delta=1e-5), lines.append)
     for step in range(steps if taken is None else taken):
         if private or step == 0:
             ledger.charge(plan.release("train", step))
@@ -118,4 +118,4 @@ def ledger_of(path: Path) -> Ledger:
 
 
 def header(**changes) -> dict:
-    return {"header": asdict(Header(data="faces", delta=1e-5, **changes))}
+    return {"header": asdict(LedgerHeader(data="faces", delta=1e-5, **changes))}

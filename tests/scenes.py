@@ -2,7 +2,7 @@
 
 import torch
 
-from sfumato.metrics.judges import Seen, Sets
+from sfumato.metrics.judges import JudgeOutput, Sets
 
 NAMES, WIDTH = 10, 6
 
@@ -30,6 +30,6 @@ def context(classes=5, each=(8, 12, 9, 7), seed=0, sure=2.0):
     labels = Sets(*found)
     seeds = iter(range(100 * seed, 100 * seed + 8))
     judged = labels.each(
-        lambda some: Seen(answers(some, next(seeds), sure), cloud(some, next(seeds)))
+        lambda some: JudgeOutput(answers(some, next(seeds), sure), cloud(some, next(seeds)))
     )
     return labels, judged

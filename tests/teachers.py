@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from sfumato.data.images import Images
-from sfumato.sharing.moments import look, make_gauge, sum_moments
+from sfumato.sharing.moments import make_gauge, observe_features, sum_moments
 from sfumato.training.inputs import Inputs
 
 
@@ -61,5 +61,5 @@ def sums_with(model, gauge, **options):
 
 @torch.no_grad()
 def vectors_of(model, images, gauge):
-    parts = [gauge.vectors(found) for _, found in look(model, inputs_of(images))]
+    parts = [gauge.vectors(found) for _, found in observe_features(model, inputs_of(images))]
     return torch.cat(parts).double()

@@ -187,12 +187,12 @@ def test_a_shuffle_that_is_accounted_as_poisson_is_caught(tmp_path, monkeypatch)
         batch = round(plan.expected_batch)
         return np.sort(order[turn * batch : (turn + 1) * batch])
 
-    monkeypatch.setattr(sampling, "sample", shuffled)
+    monkeypatch.setattr(sampling, "poisson_sample", shuffled)
     assert "visits" in caught(tmp_path / "run")
 
 
 def test_a_divisor_that_is_the_size_of_the_batch_is_caught(tmp_path, monkeypatch):
-    drawn, fixed, sizes = sampling.sample, noisy_gradient.privatize, []
+    drawn, fixed, sizes = sampling.poisson_sample, noisy_gradient.privatize, []
 
     def counted(*arguments):
         found = drawn(*arguments)
@@ -205,7 +205,7 @@ def test_a_divisor_that_is_the_size_of_the_batch_is_caught(tmp_path, monkeypatch
             t.mul_(plan.expected_batch / sizes[-1])
         return found
 
-    monkeypatch.setattr(sampling, "sample", counted)
+    monkeypatch.setattr(sampling, "poisson_sample", counted)
     monkeypatch.setattr(noisy_gradient, "privatize", divided)
     assert "steady noise" in caught(tmp_path / "run")
 

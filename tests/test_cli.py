@@ -13,10 +13,10 @@ from urllib.error import URLError
 import pytest
 
 from sfumato.cli import VERBS, main, read_order
-from sfumato.commands import recipe_of, settings_of
+from sfumato.commands import command_settings, recipe_of
 from sfumato.errors import SfumatoWarning
 from sfumato.files import append_line
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 
 
 def call(capsys, *words):
@@ -80,7 +80,7 @@ def test_every_verb_explains_itself_and_has_the_preset_for_cpus(capsys, verb):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_runs_are_named_after_what_they_are_about(verb):
-    recipe, (kind, presets) = recipe_of(verb), settings_of(verb)
+    recipe, (kind, presets) = recipe_of(verb), command_settings(verb)
     for preset in presets.values():
         assert re.fullmatch(r"[\w.-]*", recipe.label(preset()))
     if verb == "train":
@@ -302,7 +302,7 @@ def test_account_counts_the_steps_that_fit(capsys):
 def test_account_says_whom_a_ledger_is_about_and_where_one_lies(capsys, tmp_path):
     place = tmp_path / "run/private/stages/target"
     place.mkdir(parents=True)
-    header = Header(data="faces", delta=1e-5, unit="person")
+    header = LedgerHeader(data="faces", delta=1e-5, unit="person")
     Ledger(header, lambda line: append_line(place / "ledger.jsonl", line, durable=False))
     code, _, err = call(capsys, "account", "--ledger", str(tmp_path / "run"))
     assert code == 2

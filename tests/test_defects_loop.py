@@ -24,12 +24,12 @@ from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping, clip_factors
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.session_key import SessionKey
 from sfumato.training.inputs import Inputs
 from sfumato.training.plain_step import plain_step
-from sfumato.training.private_step import Paid, private_step
+from sfumato.training.private_step import PrivacyContext, private_step
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
 
@@ -304,8 +304,8 @@ def test_f12_augmented_views_and_the_images_of_one_person_are_one_contribution()
     norms = norms_of(one_at_a_time(model, inputs.losses, (x, y)))
     torch.testing.assert_close(clipped.norms, norms, rtol=1e-4, atol=1e-6)
     secret = SessionKey.from_seed(0)
-    header = Header(data="toy", delta=1e-3, fixed_seed=True, secret=secret.commitment)
+    header = LedgerHeader(data="toy", delta=1e-3, fixed_seed=True, secret=secret.commitment)
     ledger, plan = Ledger(header), engine_for(model).plan
-    private_step(clipper, inputs, Paid(plan, ledger, secret))(batch_of(6, 4))
+    private_step(clipper, inputs, PrivacyContext(plan, ledger, secret))(batch_of(6, 4))
     assert len(ledger.releases) == 1
     assert all(p.grad is not None for p in model.parameters())

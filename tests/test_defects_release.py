@@ -153,7 +153,7 @@ def a_running_average_with_momentum(monkeypatch):
     @torch.no_grad()
     def running(model, inputs, gauge, groups=None, num_groups=1, batch_size=8):
         average = 0.0
-        for _, found in synth.look(model, inputs, batch_size):
+        for _, found in synth.observe_features(model, inputs, batch_size):
             rows = sums.with_counter(gauge.vectors(found).double(), gauge.weight)
             average = 0.9 * average + 0.1 * sums.clip_rows(rows, gauge.max_norm).mean(dim=0)
         return len(inputs) * average[None]
@@ -162,13 +162,13 @@ def a_running_average_with_momentum(monkeypatch):
 
 
 def statistics_of_a_batch_and_not_of_an_image(monkeypatch):
-    real = synth.look
+    real = synth.observe_features
 
     def together(*arguments):
         for units, found in real(*arguments):
             yield units, [pair.mean(dim=1, keepdim=True).expand_as(pair) for pair in found]
 
-    monkeypatch.setattr(synth, "look", together)
+    monkeypatch.setattr(synth, "observe_features", together)
 
 
 CAUGHT = {

@@ -57,7 +57,7 @@ def test_every_step_is_the_noisy_mean_of_its_own_clipped_gradients():
     secret = SessionKey.from_seed(0)
     engine = engine_for(model, secret=secret)
     engine.attach(optimizer)
-    header = sfumato.Header(data="", delta=1e-3, fixed_seed=True, secret=secret.commitment)
+    header = sfumato.LedgerHeader(data="", delta=1e-3, fixed_seed=True, secret=secret.commitment)
     book = sfumato.Ledger(header)
     for step in range(3):
         twin.load_state_dict(model.state_dict())

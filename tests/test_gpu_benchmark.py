@@ -230,7 +230,7 @@ def test_each_layer_is_measured_and_what_is_timed_is_the_gradient(case, layers, 
         norms, sums = gpu_layers.private_work(layer, x, g, torch.ones(layer.examples), weight)
         plain = gpu_layers.plain_gradient(x, g, weight, layer.geometry)
         torch.testing.assert_close(sums(), plain, rtol=1e-3, atol=1e-3)
-        each = contract.gradients(x, g, weight, layer.geometry, layer.examples)
+        each = contract.per_example_gradients(x, g, weight, layer.geometry, layer.examples)
         squares = norms() if layer.method == "store" else norms()[0]
         torch.testing.assert_close(squares, each.flatten(1).square().sum(dim=1), rtol=1e-3, atol=0)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sfumato import cli
-from sfumato.commands import settings_of, train, ways_of
+from sfumato.commands import command_settings, train, ways_of
 from sfumato.data.load import load_images
 from sfumato.errors import PrivacyError, UnsupportedLayer
 from sfumato.runs import open_run
@@ -43,7 +43,7 @@ def commands():
 
 def flags_of(verb):
     """The flags of a verb."""
-    kinds = [settings_of(verb)[0], *(way.kind for way in ways_of(verb).values())]
+    kinds = [command_settings(verb)[0], *(way.kind for way in ways_of(verb).values())]
     names = [*(name for kind in kinds for name in leaves(kind)), "preset", "out", "json"]
     return {f"--{prefix}{name.replace('_', '-')}" for name in names for prefix in ("", "no-")}
 
@@ -104,7 +104,9 @@ def test_the_flags_that_a_page_explains_are_there(verb):
     [(verb, way) for verb in cli.VERBS for way in (None, *ways_of(verb))],
 )
 def test_every_setting_is_in_the_help(verb, way, capsys):
-    kind, words = (settings_of(verb)[0], []) if way is None else (ways_of(verb)[way].kind, [way])
+    kind, words = (
+        (command_settings(verb)[0], []) if way is None else (ways_of(verb)[way].kind, [way])
+    )
     with pytest.raises(SystemExit):
         cli.read_order(verb, [*words, "--help"])
     text = capsys.readouterr().out

@@ -100,14 +100,14 @@ def _write_sum(
         residuals, inputs = [delta, error], [x, values]
         norms = delta.square().sum(-1) * squares
         norms = norms + error[..., 0].square() * (values.square().sum(-1) + 1)
-    factors = clip_factors(norms, recipe.max_norm, present)
+    factors = head_clip_factors(norms, recipe.max_norm, present)
     for (slope, level), residual, values in zip(places, residuals, inputs, strict=True):
         kept = residual if factors is None else residual * factors[..., None]
         slope.copy_(kept.mT @ values)
         level.copy_(kept.sum(1))
 
 
-def clip_factors(
+def head_clip_factors(
     squares: Float[Tensor, "*shape"], max_norm: float | None, present: Tensor | None
 ) -> Float[Tensor, "*shape"] | None:
     """What each example's gradient is multiplied by, from its squared norm; None: nothing.

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from sfumato.attacks.batched_heads import clip_factors
+from sfumato.attacks.batched_heads import head_clip_factors
 from sfumato.attacks.head_randomness import Chance, Normals
 from sfumato.attacks.heads import HeadRecipe, split_layers
 
@@ -84,7 +84,7 @@ def recur(
         present = None if masks is None else masks[:, step, None]
         if recipe.max_norm is not None or present is not None:
             norms = residual.square().sum(1, keepdim=True).mul_(squares)
-            factors = clip_factors(norms, recipe.max_norm, present)
+            factors = head_clip_factors(norms, recipe.max_norm, present)
             assert factors is not None
             residual.mul_(factors)
         torch.baddbmm(logits, residual, gram, beta=keep, alpha=pace, out=logits)

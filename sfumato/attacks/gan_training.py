@@ -73,7 +73,7 @@ def train_gan(
         if gan.step % settings.look_every and gan.step < settings.iterations:
             tell(gan.step, {"batch": settings.gan_batch})
             continue
-        convinced = look(gan, task, seed)
+        convinced = evaluate_gan(gan, task, seed)
         if convinced is None:
             falls += 1
             if falls == 3:
@@ -186,7 +186,7 @@ def generator_loss(
 
 
 @torch.no_grad()
-def look(gan: Gan, task: GanTask, seed: int, count: int = 256) -> float | None:
+def evaluate_gan(gan: Gan, task: GanTask, seed: int, count: int = 256) -> float | None:
     """The median margin that the target gives fakes of random codes; None if all is lost."""
     generator = torch.Generator(task.access.device).manual_seed(seed)
     net = gan.generator if gan.average is None else gan.average.module

@@ -28,7 +28,7 @@ Optimize = Callable[
 
 
 @dataclass(frozen=True)
-class Copies:
+class ShadowModels:
     """Trained copies: the module that they are copies of, and all their weights in one stack."""
 
     module: nn.Module
@@ -68,7 +68,7 @@ def draw_halves(count: int, images: int, seed: int) -> Bool[Tensor, "m n"]:
     return rows
 
 
-def draw_batches(
+def shadow_batches(
     inside: Bool[Tensor, " n"], *, steps: int, size: int, seed: int, number: int
 ) -> Int[Tensor, "steps size"]:
     """The batches of shadow model `number`: passes over its images, each in a new order."""
@@ -89,7 +89,7 @@ def train_copies(
     *,
     at_once: int = 512,
     say: Callable[[str], None] | None = None,
-) -> Copies:
+) -> ShadowModels:
     """Train the models, each on its own batches, all of them at the same time.
 
     Guarantee: each is what it would be if it were trained alone on its batches with the mean
@@ -124,7 +124,7 @@ def train_copies(
         optimizer.step()
         schedule.step()
         tell(step + 1, {"batch": len(models) * batches.shape[2]})
-    return Copies(module, weights, buffers)
+    return ShadowModels(module, weights, buffers)
 
 
 def _refuse_mixing(module: nn.Module) -> None:

@@ -43,7 +43,7 @@ class Selection:
         }
 
 
-def select(access: Access, public: Images, n: int) -> Selection:
+def select_top_n(access: Access, public: Images, n: int) -> Selection:
     """Ask the target about every public image once, and keep the n best for each class."""
     public.require_public("choosing images to imitate")
     if n > len(public):

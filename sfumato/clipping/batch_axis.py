@@ -49,13 +49,13 @@ class AnotherPath(Exception):
     """The two passes did not make the same operations, so nothing can be compared."""
 
 
-class Watch(TorchFunctionMode):
+class ShapeRecorder(TorchFunctionMode):
     """Sees every operation of a forward pass: writes down its shapes, or finds them again."""
 
     current: ClassVar[threading.local] = threading.local()
     """In each thread, the innermost of those that look."""
 
-    def __init__(self, before: "Watch | None" = None) -> None:
+    def __init__(self, before: "ShapeRecorder | None" = None) -> None:
         super().__init__()
         self.seen: list[Shapes] = [] if before is None else before.seen
         self.finds = before is not None
@@ -63,7 +63,7 @@ class Watch(TorchFunctionMode):
         self.here: Shapes | None = None
         """While finding: the operation that is being made, as it was with many examples."""
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "ShapeRecorder":
         self.before = getattr(self.current, "watch", None)
         self.current.watch = self
         return super().__enter__()
@@ -93,7 +93,7 @@ class Watch(TorchFunctionMode):
         self.here, self.count = self.seen[self.count], self.count + 1
         if self.here.name != name:
             raise AnotherPath
-        leaves = [t for t in flat((args, tuple(kwargs.values()))) if isinstance(t, Leaf)]
+        leaves = [t for t in flat_tensors((args, tuple(kwargs.values()))) if isinstance(t, Leaf)]
         try:
             if leaves:
                 # Said outright: a function may be announced by a form that says nothing itself.
@@ -103,20 +103,20 @@ class Watch(TorchFunctionMode):
             self.here = None
 
 
-def flat(args: Any) -> list[Tensor]:
+def flat_tensors(args: Any) -> list[Tensor]:
     """The tensors among arguments, looking into lists and tuples."""
     found: list[Tensor] = []
     for item in args:
         if isinstance(item, Tensor):
             found.append(item)
         elif isinstance(item, list | tuple):
-            found.extend(flat(item))
+            found.extend(flat_tensors(item))
     return found
 
 
 def shapes_of(args: Any) -> tuple[Shape, ...]:
     """The shapes of the tensors among arguments."""
-    return tuple(tuple(t.shape) for t in flat(args))
+    return tuple(tuple(t.shape) for t in flat_tensors(args))
 
 
 def axis_of_examples(few: Shape, many: Shape) -> int | None:

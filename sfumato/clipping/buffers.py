@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sfumato.errors import UnsupportedLayer
 
 
-class Seen(NamedTuple):
+class BufferVersion(NamedTuple):
     """A buffer as it was found."""
 
     buffer: Tensor
@@ -25,7 +25,7 @@ class Seen(NamedTuple):
     values: Tensor
 
     @classmethod
-    def of(cls, buffer: Tensor) -> "Seen":
+    def of(cls, buffer: Tensor) -> "BufferVersion":
         """The buffer as it is now."""
         return cls(buffer, buffer._version, buffer.detach().clone())
 
@@ -55,7 +55,7 @@ class Buffers:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, BufferVersion] = {}
         self._parameters: dict[str, Tensor] = {}
         self.remember()
 
@@ -73,7 +73,7 @@ class Buffers:
         for name, buffer in self.model.named_buffers():
             known = before.get(name)
             kept = known is not None and known.is_of(buffer)
-            self._seen[name] = known if known is not None and kept else Seen.of(buffer)
+            self._seen[name] = known if known is not None and kept else BufferVersion.of(buffer)
 
     def remember_parameters(self) -> None:
         """Take the parameters as they are, too: for this pass they are to be looked at."""
@@ -96,7 +96,7 @@ class Buffers:
                     "private images that no noise covers. Turn running statistics off, or put that "
                     "layer into evaluation mode."
                 )
-            self._seen[name] = Seen(buffer, buffer._version, known.values)
+            self._seen[name] = BufferVersion(buffer, buffer._version, known.values)
         now = _sums_of_bits(self.model) if self._parameters else {}
         for name, before in self._parameters.items():
             if name not in now or not torch.equal(before, now[name]):

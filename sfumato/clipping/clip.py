@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sfumato.batch_norm import guarded
 from sfumato.clipping.arithmetic import sum_type
-from sfumato.clipping.batch_axis import FEW, MANY, AnotherPath, Watch, flat
+from sfumato.clipping.batch_axis import FEW, MANY, AnotherPath, ShapeRecorder, flat_tensors
 from sfumato.clipping.checks import (
     check_batch,
     check_losses,
@@ -157,21 +157,21 @@ class GradientClipper:
         self.layouts[key] = parts
         return parts
 
-    def _watch(self, forward: Callable[[list[Tensor]], Any], inputs: list[Any]) -> Watch:
+    def _watch(self, forward: Callable[[list[Tensor]], Any], inputs: list[Any]) -> ShapeRecorder:
         """Write down the shapes of all operations of one pass."""
         tape, state = Tape(MANY, self.seed, []), random_state()
-        with torch.enable_grad(), Watch() as watch:
+        with torch.enable_grad(), ShapeRecorder() as watch:
             forward(tape.mark(inputs))
         set_random_state(state)
         return watch
 
     def _survey_once(
-        self, forward: Callable[[list[Tensor]], Any], inputs: list[Any], before: Watch
+        self, forward: Callable[[list[Tensor]], Any], inputs: list[Any], before: ShapeRecorder
     ) -> list[ParamUse]:
         named, state = self.parameters, random_state()
         tape = Tape(FEW, self.seed, [], survey=True, leaf_type=self.leaf_type, parameters=named)
         try:
-            with self._swapped(tape), torch.enable_grad(), Watch(before) as tape.watch:
+            with self._swapped(tape), torch.enable_grad(), ShapeRecorder(before) as tape.watch:
                 out = forward(tape.mark(inputs))
         finally:
             set_random_state(state)
@@ -266,7 +266,7 @@ def kind_of_batch(inputs: Sequence[Tensor], examples: int) -> Any:
 
 def _refuse_untracked(out: Any, named: dict[str, nn.Parameter]) -> None:
     """All gradients must go through parts: none may reach a parameter on another way."""
-    tensors = [t for t in flat([out]) if t.requires_grad]
+    tensors = [t for t in flat_tensors([out]) if t.requires_grad]
     if not tensors:
         return
     total = torch.stack([t.double().sum() for t in tensors]).sum()

@@ -17,7 +17,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sfumato.clipping.batch_axis import FEW, flat
+from sfumato.clipping.batch_axis import FEW, flat_tensors
 from sfumato.clipping.checks import check_losses
 from sfumato.clipping.clip import GradientClipper, kind_of_batch
 from sfumato.clipping.leaf import Leaf, change_leaves
@@ -42,7 +42,11 @@ class InLists(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.unflatten:  # torch 2.11 cannot follow the method here, but the function
             func = torch.unflatten
-        if self.inside or func not in LISTING or not any(isinstance(t, Leaf) for t in flat(args)):
+        if (
+            self.inside
+            or func not in LISTING
+            or not any(isinstance(t, Leaf) for t in flat_tensors(args))
+        ):
             return func(*args, **kwargs)
         self.inside = True
         try:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sfumato.clipping import gpu_kernels
 from sfumato.clipping.arithmetic import by_row, widened
-from sfumato.clipping.geometry import Geometry
+from sfumato.clipping.geometry import WeightGeometry
 
 A = Float[Tensor, "n g d t"]
 B = Float[Tensor, "n g p t"]
@@ -29,7 +29,7 @@ COLUMNS = 1 << 17
 """Numbers in one example's columns beyond which a CPU's cache does not hold them."""
 
 
-def apply(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+def apply(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: WeightGeometry) -> Tensor:
     """The layer's output."""
     if geometry.is_linear:
         return F.linear(x, weight, bias)
@@ -44,7 +44,7 @@ def packed(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype, memory_format=order)
 
 
-def output_shape(x: Tensor, weight: Tensor, geometry: Geometry) -> tuple[int, ...]:
+def output_shape(x: Tensor, weight: Tensor, geometry: WeightGeometry) -> tuple[int, ...]:
     """Its shape, without computing it."""
     if geometry.is_linear:
         return (*x.shape[:-1], weight.shape[0])
@@ -65,7 +65,7 @@ def output_shape(x: Tensor, weight: Tensor, geometry: Geometry) -> tuple[int, ..
     return (x.shape[0], weight.shape[0], *sizes)
 
 
-def input_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def input_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: WeightGeometry) -> Tensor:
     """The gradient of the input, as the ordinary backward pass computes it."""
     if geometry.is_linear:
         return g @ weight
@@ -74,11 +74,11 @@ def input_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> 
 
 
 def weighted_gradient(
-    x: Tensor, g: Tensor, factors: Float[Tensor, " n"], weight: Tensor, geometry: Geometry
+    x: Tensor, g: Tensor, factors: Float[Tensor, " n"], weight: Tensor, geometry: WeightGeometry
 ) -> Tensor:
     """The sum over examples of factor times gradient of the weight: one ordinary product."""
     if gpu_kernels.takes(x, geometry):
-        return gpu_kernels.weighted_gradient(x, g, factors, weight, geometry)
+        return gpu_kernels.kernel_weighted_gradient(x, g, factors, weight, geometry)
     x, g = widened(x), widened(g)
     # The factors go to the smaller of the two, which is the cheaper copy.
     if x.numel() < g.numel():
@@ -91,7 +91,9 @@ def weighted_gradient(
     return torch.ops.aten.convolution_backward(g, x, widened(weight), None, *geometry, mask)[1]
 
 
-def columns(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> tuple[A, B]:
+def columns(
+    x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry, examples: int
+) -> tuple[A, B]:
     """The pair (a, b) whose product b a' is the per-example gradient, laid out like the weight.
 
     Rows that belong to one example (windows, views) stand next to each other and become positions
@@ -108,12 +110,12 @@ def columns(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: 
     return _fold(a, examples), _fold(b, examples)
 
 
-def gradients(
-    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
+def per_example_gradients(
+    x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry, examples: int
 ) -> Float[Tensor, "n ..."]:
     """The per-example gradients themselves, in the shape of the weight."""
     if gpu_kernels.takes(x, geometry):
-        return gpu_kernels.gradients(x, g, weight, geometry, examples)
+        return gpu_kernels.kernel_gradients(x, g, weight, geometry, examples)
     if _as_groups(x, g, weight, geometry, examples):
         # One example with the channels of all, in as many groups: no columns are laid out.
         wide = (1, -1)
@@ -133,7 +135,7 @@ def per_example_gradient(a: A, b: B) -> Float[Tensor, "n g p d"]:
 
 
 def _unfold(
-    x: Tensor, kernel: tuple[int, ...], geometry: Geometry, sizes: tuple[int, ...]
+    x: Tensor, kernel: tuple[int, ...], geometry: WeightGeometry, sizes: tuple[int, ...]
 ) -> Tensor:
     """The columns of a convolution in any number of dimensions: rows, G, D, T.
 
@@ -160,7 +162,9 @@ def _unfold(
     return windows.reshape(rows, geometry.groups, inputs, prod(sizes))
 
 
-def _as_groups(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> bool:
+def _as_groups(
+    x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry, examples: int
+) -> bool:
     """Whether a grouped convolution forms gradients faster: on a CPU, once columns outgrow it."""
     plain = geometry.groups == 1 and not geometry.transposed and x.shape[0] == examples
     size = weight[0].numel() * g.shape[2:].numel()

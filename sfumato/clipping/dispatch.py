@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.clipping.batch_axis import flat
+from sfumato.clipping.batch_axis import flat_tensors
 from sfumato.clipping.fallback import by_vmap
 from sfumato.clipping.leaf import Leaf
 from sfumato.clipping.rules import RULES
@@ -31,7 +31,7 @@ def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> An
     """Do what the operation does, so that per-example gradients can be had."""
     if not torch.is_grad_enabled():
         return func(*args, **kwargs)
-    tensors = flat((args, tuple(kwargs.values())))
+    tensors = flat_tensors((args, tuple(kwargs.values())))
     expands = func in EXPANDING and isinstance(args[0], Leaf)
     if func in PASSIVE or (not expands and all(isinstance(t, Leaf) for t in tensors)):
         return _derive(tape, func, args, kwargs)
@@ -50,7 +50,7 @@ def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> An
 def _derive(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """An operation without examples, which must not bring them in by its result's size."""
     result = tape.derive(gathering(func, args, kwargs), *args, **kwargs)
-    leaves = [t for t in flat((result,)) if isinstance(t, Leaf)]
+    leaves = [t for t in flat_tensors((result,)) if isinstance(t, Leaf)]
     if leaves and tape.grows(result):
         raise UnsupportedLayer(spread(tape, leaves[0], func))
     return result

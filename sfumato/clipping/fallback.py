@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.clipping.batch_axis import flat
+from sfumato.clipping.batch_axis import flat_tensors
 from sfumato.clipping.leaf import Leaf
 from sfumato.clipping.tape import Tape
 from sfumato.errors import UnsupportedLayer
@@ -121,7 +121,7 @@ def _same(one: Tensor, other: Any) -> bool:
 
 def leaf_among(args: Any, kwargs: Any) -> Tensor:
     """The first parameter among the arguments of an operation."""
-    return next(t for t in flat((args, tuple(kwargs.values()))) if isinstance(t, Leaf))
+    return next(t for t in flat_tensors((args, tuple(kwargs.values()))) if isinstance(t, Leaf))
 
 
 def no_rule(tape: Tape, leaf: Tensor, func: Callable[..., Any]) -> str:

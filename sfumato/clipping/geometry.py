@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Geometry(NamedTuple):
+class WeightGeometry(NamedTuple):
     """How a weight is applied: as a matrix on the last axis, or as a convolution."""
 
     stride: tuple[int, ...] = ()
@@ -19,4 +19,4 @@ class Geometry(NamedTuple):
         return not self.stride
 
 
-LINEAR = Geometry()
+LINEAR = WeightGeometry()

@@ -16,20 +16,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sfumato.clipping.geometry import Geometry
+from sfumato.clipping.geometry import WeightGeometry
 
 Rows = Float[Tensor, "rows t d"]
 
 
-def has_kernels(x: Tensor) -> bool:
+def has_layer_kernels(x: Tensor) -> bool:
     """Whether kernels take tensors like this one."""
     return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16)
 
 
-def takes(x: Tensor, geometry: Geometry) -> bool:
+def takes(x: Tensor, geometry: WeightGeometry) -> bool:
     """Whether the functions below take such a layer."""
     plane = len(geometry.stride) == 2 and not geometry.transposed
-    return has_kernels(x) and (geometry.is_linear or plane)
+    return has_layer_kernels(x) and (geometry.is_linear or plane)
 
 
 def rounding(x: Tensor) -> float:
@@ -43,15 +43,15 @@ def rounding(x: Tensor) -> float:
     return 3 * 2.0**-10 if tf32 else 0.0
 
 
-def measured(
-    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
+def kernel_norms(
+    x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry, examples: int
 ) -> tuple[Tensor, Tensor]:
     """Squared norms of the gradients, and the sums over positions of |a| |b|."""
     if is_matrix(x, weight, geometry):
-        from sfumato.clipping.kernels.ghost import ghost_norm
+        from sfumato.clipping.kernels.ghost import ghost_norm_kernel
 
         pair = (x_rows(x, g, weight, geometry), g_rows(g, geometry))
-        squares, lengths = ghost_norm(*(t.reshape(examples, -1, t.shape[-1]) for t in pair))
+        squares, lengths = ghost_norm_kernel(*(t.reshape(examples, -1, t.shape[-1]) for t in pair))
     else:
         from sfumato.clipping.kernels.pixels import conv_ghost_norm
 
@@ -59,8 +59,8 @@ def measured(
     return squares, lengths
 
 
-def gradients(
-    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
+def kernel_gradients(
+    x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry, examples: int
 ) -> Float[Tensor, "n ..."]:
     """The per-example gradients, in the shape of the weight."""
     if is_matrix(x, weight, geometry):
@@ -72,8 +72,8 @@ def gradients(
     return conv_gradients(x, g, *settings(weight, geometry), examples)
 
 
-def weighted_gradient(
-    x: Tensor, g: Tensor, factors: Float[Tensor, " n"], weight: Tensor, geometry: Geometry
+def kernel_weighted_gradient(
+    x: Tensor, g: Tensor, factors: Float[Tensor, " n"], weight: Tensor, geometry: WeightGeometry
 ) -> Tensor:
     """The sum over examples of factor times gradient.
 
@@ -93,7 +93,7 @@ def weighted_gradient(
     return conv_total(a.movedim(-1, 1), b.movedim(-1, 1), *settings(weight, geometry))
 
 
-def is_matrix(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+def is_matrix(x: Tensor, weight: Tensor, geometry: WeightGeometry) -> bool:
     """Whether the layer is a matrix on what is there already, or on a mere rearrangement of it.
 
     So it is if every pixel is seen once: in patches that do not overlap, or in one that is all.
@@ -105,7 +105,7 @@ def is_matrix(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
     return apart and near and geometry.groups == 1
 
 
-def x_rows(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -> Rows:
+def x_rows(x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry) -> Rows:
     """The input of a matrix as rows: for each position the pixels it sees, channels last."""
     if geometry.is_linear:
         return x.reshape(x.shape[0], -1, x.shape[-1])
@@ -122,14 +122,14 @@ def x_rows(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -> Rows:
     return windows.reshape(len(x), sizes.numel(), -1)
 
 
-def g_rows(g: Tensor, geometry: Geometry) -> Rows:
+def g_rows(g: Tensor, geometry: WeightGeometry) -> Rows:
     """The output gradients of each position."""
     if geometry.is_linear:
         return g.reshape(g.shape[0], -1, g.shape[-1])
     return g.permute(0, 2, 3, 1).flatten(1, 2)
 
 
-def settings(weight: Tensor, geometry: Geometry) -> tuple[Any, ...]:
+def settings(weight: Tensor, geometry: WeightGeometry) -> tuple[Any, ...]:
     """Kernel size, stride, padding, dilation and groups, as kernels take them."""
     return (list(weight.shape[2:]), *(list(sizes) for sizes in geometry[:3]), geometry.groups)
 

@@ -24,14 +24,14 @@ from sfumato.clipping.arithmetic import (
     sum_type,
     widened,
 )
-from sfumato.clipping.geometry import Geometry
+from sfumato.clipping.geometry import WeightGeometry
 
 SMALL = 64
 """Positions up to which a product of thin matrices is worth a copy (measured with MKL)."""
 
 
 def ghost_norm(
-    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int
+    x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry, examples: int
 ) -> Float[Tensor, "2 n"]:
     """Squared norms of the gradients of a weight, and of all that may be summed in their place.
 
@@ -41,7 +41,7 @@ def ghost_norm(
     each number by a part u of itself. That moves the gradient by at most u times the sum over
     positions of |a| |b|, so much longer is the second.
     """
-    return with_room(measured(x, g, weight, geometry, examples), gpu_kernels.rounding(x))
+    return with_room(gram_norms(x, g, weight, geometry, examples), gpu_kernels.rounding(x))
 
 
 class Measured(NamedTuple):
@@ -67,13 +67,15 @@ def with_room(found: Measured, rounding: float) -> Float[Tensor, "2 n"]:
     return torch.stack([found.squares, above])
 
 
-def measured(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> Measured:
+def gram_norms(
+    x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry, examples: int
+) -> Measured:
     """Squared norms by kernels where there are some, else from whole Gram matrices."""
     positions = g.numel() // max(1, examples * (g.shape[-1 if geometry.is_linear else 1]))
     several = positions > 1 or not gpu_kernels.is_matrix(x, weight, geometry)
     depths = (weight[0].numel(), weight.shape[0])
     if gpu_kernels.takes(x, geometry) and several:
-        squares, lengths = gpu_kernels.measured(x, g, weight, geometry, examples)
+        squares, lengths = gpu_kernels.kernel_norms(x, g, weight, geometry, examples)
         return Measured(squares, lengths, torch.finfo(torch.float32).eps * sum(depths))
     slid = slides(x, g, weight, geometry, examples)
     if geometry.is_linear:
@@ -90,7 +92,7 @@ def measured(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples:
     return Measured(sum_from_above(products), lengths, doubt)
 
 
-def slides(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, examples: int) -> bool:
+def slides(x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry, examples: int) -> bool:
     """Whether the raw Gram matrix is the cheaper way to that of the columns."""
     if geometry.is_linear or geometry.transposed or x.shape[0] != examples:
         return False
@@ -107,7 +109,7 @@ def gram_depth(pixels: int, positions: int, weight: Tensor) -> int:
 
 
 def _slid_gram(
-    x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry
+    x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry
 ) -> Float[Tensor, "n g t t"]:
     sides, sizes = x.shape[2:], g.shape[2:]
     gram = _gram(_by_group(x, geometry))
@@ -160,5 +162,5 @@ def _gram(columns: Float[Tensor, "n g d t"]) -> Float[Tensor, "n g t t"]:
     return column_products(columns)
 
 
-def _by_group(rows: Tensor, geometry: Geometry) -> Tensor:
+def _by_group(rows: Tensor, geometry: WeightGeometry) -> Tensor:
     return widened(rows).flatten(2).unflatten(1, (geometry.groups, -1))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sfumato.clipping import contract, grams, standardised
 from sfumato.clipping.arithmetic import sum_type
-from sfumato.clipping.geometry import Geometry
+from sfumato.clipping.geometry import WeightGeometry
 from sfumato.clipping.leaf import Leaf, plain
 from sfumato.clipping.param_use import ParamUse
 from sfumato.clipping.tape import Tape
@@ -19,7 +19,7 @@ from sfumato.clipping.tape import Tape
 class BackwardSpec(NamedTuple):
     """What a layer that multiplies by a weight does on the way back."""
 
-    geometry: Geometry
+    geometry: WeightGeometry
     method: str
     examples: int
     reads_input: bool
@@ -66,11 +66,11 @@ class LinearWithNorms(torch.autograd.Function):
                 grad_x = contract.input_gradient(g, x, weight, geometry)
             squares, keeps = None, []
             if plan.method == "store":
-                keeps.append(contract.gradients(x, g, weight, geometry, examples))
+                keeps.append(contract.per_example_gradients(x, g, weight, geometry, examples))
             elif of_standardised:
                 scale, y, bias = of_standardised
                 settings = (weight, bias, geometry, examples)
-                squares = standardised.ghost_norm(x, g, y, scale, *settings)
+                squares = standardised.standardised_ghost_norm(x, g, y, scale, *settings)
             elif plan.method == "ghost":
                 squares = grams.ghost_norm(x, g, weight, geometry, examples)
             if squares is not None:
@@ -81,7 +81,12 @@ class LinearWithNorms(torch.autograd.Function):
 
 
 def linear_like(
-    tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, operation: str
+    tape: Tape,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: WeightGeometry,
+    operation: str,
 ) -> Tensor:
     """Run a linear layer or convolution whose weight or bias is a Leaf."""
     by_weight = tape.open(weight, "product", operation) if isinstance(weight, Leaf) else None
@@ -121,7 +126,12 @@ def depends_on_batch(tensor: Tensor | None) -> bool:
 
 
 def _measure(
-    part: ParamUse, x: Tensor, weight: Tensor, geometry: Geometry, out: tuple[int, ...], tape: Tape
+    part: ParamUse,
+    x: Tensor,
+    weight: Tensor,
+    geometry: WeightGeometry,
+    out: tuple[int, ...],
+    tape: Tape,
 ) -> None:
     """Note what the choice of method depends on."""
     part.geometry, part.groups, part.on_gpu = geometry, geometry.groups, x.is_cuda
@@ -140,7 +150,7 @@ def _measure(
     part.positions //= max(1, tape.examples)
 
 
-def _bias_gradient(g: Tensor, geometry: Geometry, examples: int) -> Tensor:
+def _bias_gradient(g: Tensor, geometry: WeightGeometry, examples: int) -> Tensor:
     """The sums over positions, added up in float32 without a copy in it."""
     dtype = sum_type(g)
     if geometry.is_linear:

@@ -18,7 +18,7 @@ from sfumato.clipping.arithmetic import (
 )
 
 
-def square_norm(ids: Tensor, g: Tensor, examples: int) -> Float[Tensor, " n"]:
+def table_square_norm(ids: Tensor, g: Tensor, examples: int) -> Float[Tensor, " n"]:
     """Squared norms for rows of a table: positions with the same row add up.
 
     As in `grams.ghost_norm`, what rounding may hide where they cancel is added.
@@ -31,7 +31,7 @@ def square_norm(ids: Tensor, g: Tensor, examples: int) -> Float[Tensor, " n"]:
     return sum_from_above((column_products(g.mT) + doubt) * same)
 
 
-def gradients(ids: Tensor, g: Tensor, shape: tuple[int, ...], examples: int) -> Tensor:
+def table_gradients(ids: Tensor, g: Tensor, shape: tuple[int, ...], examples: int) -> Tensor:
     """The per-example gradients of a table, in full."""
     ids = ids.reshape(examples, -1)
     g = torch.where((ids >= 0)[..., None], widened(g).reshape(*ids.shape, -1), 0.0)
@@ -40,7 +40,9 @@ def gradients(ids: Tensor, g: Tensor, shape: tuple[int, ...], examples: int) -> 
     return table.scatter_add(1, places, g)
 
 
-def weighted_gradient(ids: Tensor, g: Tensor, factors: Tensor, shape: tuple[int, ...]) -> Tensor:
+def table_weighted_gradient(
+    ids: Tensor, g: Tensor, factors: Tensor, shape: tuple[int, ...]
+) -> Tensor:
     """The sum of factor times gradient of a table."""
     flat_ids = ids.flatten()
     scaled = (widened(g) * by_row(factors, g)).reshape(len(flat_ids), -1)

@@ -50,9 +50,9 @@ class LayerNormed(torch.autograd.Function):
         """The ordinary forward pass."""
         fused = has_kernel(x) and gives_float32(x) and prod(shape) <= WIDEST
         if fused:
-            from sfumato.clipping.kernels.layer_norm import layer_norm
+            from sfumato.clipping.kernels.layer_norm import layer_norm_forward
 
-            out, mean, scale = layer_norm(x, weight, bias, prod(shape), eps)
+            out, mean, scale = layer_norm_forward(x, weight, bias, prod(shape), eps)
         else:
             wide = x.to(output_type(x))
             out, mean, scale = torch.native_layer_norm(wide, shape, weight, bias, eps)
@@ -108,10 +108,10 @@ class GroupNormed(torch.autograd.Function):
         rows, channels = x.shape[:2]
         sizes = (rows, channels, x.shape[2:].numel(), groups)
         if takes_groups(x):
-            from sfumato.clipping.kernels.group_norm import group_norm
+            from sfumato.clipping.kernels.group_norm import group_norm_forward
 
             find = _by_kernel
-            out, mean, scale = group_norm(x, weight, bias, groups, eps)
+            out, mean, scale = group_norm_forward(x, weight, bias, groups, eps)
         elif torch.compiler.is_compiling():
             find = _by_expressions
             out, mean, scale = _normalised_groups(x, weight, bias, groups, eps)
@@ -174,7 +174,7 @@ class FrozenBatchNormed(torch.autograd.Function):
         if needs[0]:
             factor = inverse if weight is None else inverse * weight
             grad_x = g * factor.reshape(shape).to(g.dtype)
-        if has_kernel(x) and channels_last(x) and mean.dtype == torch.float32:
+        if has_kernel(x) and is_channels_last(x) and mean.dtype == torch.float32:
             from sfumato.clipping.kernels.group_norm_backward import channel_sums
 
             sums = channel_sums(g, x, mean, inverse)
@@ -299,7 +299,7 @@ def has_kernel(x: Tensor) -> bool:
 
 def takes_groups(x: Tensor) -> bool:
     """Whether our kernels normalise groups of its channels."""
-    return has_kernel(x) and gives_float32(x) and channels_last(x)
+    return has_kernel(x) and gives_float32(x) and is_channels_last(x)
 
 
 def gives_float32(x: Tensor) -> bool:
@@ -307,7 +307,7 @@ def gives_float32(x: Tensor) -> bool:
     return output_type(x) == torch.float32
 
 
-def channels_last(x: Tensor) -> bool:
+def is_channels_last(x: Tensor) -> bool:
     """Whether the channels of a position stand side by side in memory."""
     return x.movedim(1, -1).is_contiguous()
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sfumato.clipping.batch_axis import Meeting
-from sfumato.clipping.geometry import Geometry
+from sfumato.clipping.geometry import WeightGeometry
 
 
 @dataclass
@@ -28,7 +28,7 @@ class ParamUse:
     kind: str = "gradient"
     """gradient: per-example gradients are kept; product: a contraction; rows: a table."""
     operation: str = ""
-    geometry: Geometry | None = None
+    geometry: WeightGeometry | None = None
     positions: int = 0
     inputs: int = 0
     outputs: int = 0

@@ -15,7 +15,7 @@ from sfumato.clipping.tape import Tape
 
 
 @dataclass(frozen=True)
-class Kept:
+class UseGradients:
     """What the backward pass left for one part; `tensors` is empty if the part had no effect."""
 
     part: ParamUse
@@ -31,7 +31,7 @@ class Kept:
             return 0.0
         if self.part.kind == "rows":
             assert self.extra is not None
-            return lookups.square_norm(self.extra, first, self.examples)
+            return lookups.table_square_norm(self.extra, first, self.examples)
         return square_norm(first)
 
     def per_example(self) -> Tensor | None:
@@ -41,7 +41,7 @@ class Kept:
             return None
         if self.part.kind == "rows":
             assert self.extra is not None
-            return lookups.gradients(self.extra, first, self.value.shape, self.examples)
+            return lookups.table_gradients(self.extra, first, self.value.shape, self.examples)
         return first.reshape(self.examples, *self.value.shape)
 
     def weighted(self, factors: Tensor, broken: Tensor | None) -> Tensor:
@@ -58,7 +58,7 @@ class Kept:
                 return contract.weighted_gradient(x, g, factors, self.value, self.part.geometry)
         if self.part.kind == "rows":
             assert self.extra is not None
-            return lookups.weighted_gradient(self.extra, kept[0], factors, self.value.shape)
+            return lookups.table_weighted_gradient(self.extra, kept[0], factors, self.value.shape)
         gradient = widened(kept[0].reshape(self.examples, *self.value.shape))
         return weighted_sum(gradient, factors.to(gradient.dtype))
 
@@ -71,7 +71,7 @@ MOST = 1 << 16
 class Bundle:
     """Per-example gradients of small parameters, side by side: measured and added up at once."""
 
-    members: list[Kept]
+    members: list[UseGradients]
     group: int
     rows: Float[Tensor, "n d"]
 
@@ -83,12 +83,14 @@ class Bundle:
         return [part.reshape(one.value.shape) for part, one in pairs]
 
 
-def bundle(kept: Sequence[Kept], group_of: Mapping[str, int]) -> tuple[list[Bundle], list[Kept]]:
+def bundle(
+    kept: Sequence[UseGradients], group_of: Mapping[str, int]
+) -> tuple[list[Bundle], list[UseGradients]]:
     """Lay the gradients of biases, scales and tokens side by side; and what is left over.
 
     A network has hundreds of them. One by one, a GPU would wait for the next more than it works.
     """
-    members: dict[tuple[int, torch.dtype], list[Kept]] = {}
+    members: dict[tuple[int, torch.dtype], list[UseGradients]] = {}
     single = []
     for one in kept:
         first = one.tensors[0] if one.part.kind == "gradient" and one.tensors else None
@@ -104,7 +106,7 @@ def bundle(kept: Sequence[Kept], group_of: Mapping[str, int]) -> tuple[list[Bund
     return bundles, single
 
 
-def sort_kept(tape: Tape, found: Sequence[Tensor | None]) -> list[Kept]:
+def sort_kept(tape: Tape, found: Sequence[Tensor | None]) -> list[UseGradients]:
     """Hand the kept tensors to their parts, in the order they were asked for."""
     queue, kept = list(found), []
     for part, value, extra in zip(tape.parts, tape.values, tape.extras, strict=True):
@@ -112,7 +114,7 @@ def sort_kept(tape: Tape, found: Sequence[Tensor | None]) -> list[Kept]:
         if part.kind == "product" and part.method != "store":
             count = 2
         tensors, queue = tuple(queue[:count]), queue[count:]
-        kept.append(Kept(part, value, extra, tensors, tape.examples))
+        kept.append(UseGradients(part, value, extra, tensors, tape.examples))
     assert not queue
     return kept
 

@@ -119,14 +119,14 @@ def awake(
     is taken. The model itself is what is left where the losses do not depend on the copy as they do
     on the model (a forward method that is tied to it, say), or where the copy breaks.
     """
-    wanted, _ = reached(model, loss_fn, inputs)
+    wanted, _ = used_parameters(model, loss_fn, inputs)
     for exact in (True, False):
         try:
             made = copy.deepcopy(model)
             made = made.double() if exact else made
             given = [x.double() if exact and x.is_floating_point() else x for x in inputs]
             fill_zeros(made)
-            if reached(made, loss_fn, given) == (wanted, True):
+            if used_parameters(made, loss_fn, given) == (wanted, True):
                 return made, given
         except Exception:  # a user's model can break anywhere
             continue
@@ -142,7 +142,7 @@ def fill_zeros(model: nn.Module) -> None:
             parameter.copy_(torch.randn(parameter.shape, generator=chance) / 10)
 
 
-def reached(
+def used_parameters(
     model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
 ) -> tuple[set[str], bool]:
     """The trainable parameters that the losses depend on, be their gradients zero or not.

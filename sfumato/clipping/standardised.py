@@ -11,10 +11,10 @@ from torch import Tensor
 
 from sfumato.clipping import contract, gpu_kernels, grams
 from sfumato.clipping.arithmetic import dot, memory_order, rounding_of_sums, sum_type, widened
-from sfumato.clipping.geometry import Geometry
+from sfumato.clipping.geometry import WeightGeometry
 
 
-def square_norm(
+def standardised_square_norm(
     gradient: Float[Tensor, "n ..."], weight: Tensor, eps: float
 ) -> Float[Tensor, " n"]:
     """Squared norms for a weight w from gradients v of its standardised rows.
@@ -38,14 +38,14 @@ def square_norm(
     return ((squares.clamp(min=0) + floor) / ((variance[:, 0] + eps) * v.shape[2])).sum(dim=1)
 
 
-def ghost_norm(
+def standardised_ghost_norm(
     x: Tensor,
     g: Tensor,
     y: Tensor,
     scale: Float[Tensor, " p"],
     weight: Tensor,
     bias: Tensor | None,
-    geometry: Geometry,
+    geometry: WeightGeometry,
     examples: int,
 ) -> Float[Tensor, "2 n"]:
     """Squared norms, as of `grams.ghost_norm`, where the weight is the parameter standardised.
@@ -58,7 +58,7 @@ def ghost_norm(
     x, g, y, weight = (widened(t) for t in (x, g, y, weight))
     size = weight[0].numel()
     g = g * scale.reshape(-1, *[1] * (g.ndim - 2))
-    found = grams.measured(x, g, weight, geometry, examples)
+    found = grams.gram_norms(x, g, weight, geometry, examples)
     if rounded:
         # What a rounded output says of the part to be removed may be too much: remove nothing.
         return grams.with_room(found, rounding)

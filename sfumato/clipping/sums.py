@@ -16,7 +16,7 @@ from sfumato.clipping import standardised
 from sfumato.clipping.arithmetic import square_norm, sum_of_squares, weighted_sum, without
 from sfumato.clipping.factors import Clipping, clip_factors
 from sfumato.clipping.method_choice import joint_names
-from sfumato.clipping.per_example import Bundle, Kept, bundle, pull_back, sort_kept
+from sfumato.clipping.per_example import Bundle, UseGradients, bundle, pull_back, sort_kept
 from sfumato.clipping.tape import Tape
 from sfumato.device_transfer import from_device
 from sfumato.errors import UnsupportedLayer
@@ -43,7 +43,7 @@ class Left:
     """What the backward pass left, sorted by how it is measured and added up."""
 
     bundles: list[Bundle]
-    single: list[Kept]
+    single: list[UseGradients]
     several: dict[str, Tensor]
     """Per-example gradients of parameters with several uses, added up."""
 
@@ -103,7 +103,7 @@ def _sums(
 
 
 def _measure(
-    tape: Tape, kept: list[Kept], from_products: Sequence[Tensor | None]
+    tape: Tape, kept: list[UseGradients], from_products: Sequence[Tensor | None]
 ) -> tuple[Squares, Left]:
     """Squared norms: from the products, from kept gradients, and from sums of several uses.
 
@@ -135,11 +135,13 @@ def _measure(
     return torch.stack(rows), Left(bundles, single, several)
 
 
-def _square_norm(one: Kept, tape: Tape) -> Float[Tensor, " n"] | float:
+def _square_norm(one: UseGradients, tape: Tape) -> Float[Tensor, " n"] | float:
     eps = one.part.standardised if one.part.method == "store" else None
     if eps is None or not one.tensors or one.tensors[0] is None:
         return one.square_norm()
-    return standardised.square_norm(one.tensors[0], tape.parameters[one.part.path], eps)
+    return standardised.standardised_square_norm(
+        one.tensors[0], tape.parameters[one.part.path], eps
+    )
 
 
 def _add_up(

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from sfumato.clipping.batch_axis import (
     NOWHERE,
     Meeting,
+    ShapeRecorder,
     Shapes,
-    Watch,
     axis_of_examples,
-    flat,
+    flat_tensors,
     shapes_of,
 )
 from sfumato.clipping.leaf import Leaf
@@ -64,7 +64,7 @@ class Tape:
     """Leafs that are known by their id, which must not go to another tensor."""
     inputs: list[int] = field(default_factory=list)
     """In a survey: ids of the batch itself."""
-    watch: Watch | None = None
+    watch: ShapeRecorder | None = None
     """In a survey: what the same operations looked like with another number of examples."""
     calls: int = 0
     """Operations so far in which a Leaf met another tensor."""
@@ -252,10 +252,10 @@ class Tape:
             self.recipes[id(leaf)] = recipe
             self.alive.append(leaf)
         if self.survey:
-            known = [self.roots[id(a)] for a in flat(args) if id(a) in self.roots]
+            known = [self.roots[id(a)] for a in flat_tensors(args) if id(a) in self.roots]
             name, same = known[0] if known else ("", False)
             reshaped = len(known) == 1 and func in RESHAPING and same
-            same_size = leaf.numel() == next((a.numel() for a in flat(args)), 0)
+            same_size = leaf.numel() == next((a.numel() for a in flat_tensors(args)), 0)
             self.roots[id(leaf)] = (name, reshaped and same_size)
             eps = getattr(func, "standardises_rows", None)
             if eps is not None and same:

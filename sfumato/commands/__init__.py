@@ -1,6 +1,6 @@
 """One thin module or folder a verb: frozen settings, presets, and a `run` of a few stages.
 
-Each has a `RECIPE`, which is all that `cli` knows of it.
+Each has a `COMMAND`, which is all that `cli` knows of it.
 """
 
 import re
@@ -17,7 +17,7 @@ Summary = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Command:
     """How a command is run; what it can be asked for is in sfumato.settings."""
 
     run: Callable[[Any, Run | None], Summary]
@@ -50,7 +50,7 @@ def as_label(*things: str | Path, epsilon: float | None = None) -> str:
     )
 
 
-def settings_of(verb: str) -> tuple[type[Settings], Mapping[str, Callable[[], Any]]]:
+def command_settings(verb: str) -> tuple[type[Settings], Mapping[str, Callable[[], Any]]]:
     """What a command can be asked for: its settings, and presets with the score that each reached.
 
     The command itself is not imported: --help answers at once.
@@ -70,6 +70,6 @@ def settings_of_run(verb: str, stored: Mapping[str, Any]) -> type[Settings]:
     return module.kind_of(stored) if hasattr(module, "kind_of") else module.SETTINGS
 
 
-def recipe_of(verb: str) -> Recipe:
-    """The recipe of a verb; the first that asks for it imports it."""
-    return import_module(f"sfumato.commands.{verb}").RECIPE
+def recipe_of(verb: str) -> Command:
+    """The command of a verb; the first that asks for it imports it."""
+    return import_module(f"sfumato.commands.{verb}").COMMAND

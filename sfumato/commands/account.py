@@ -12,7 +12,7 @@ from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Any
 
-from sfumato.commands import Recipe
+from sfumato.commands import Command
 from sfumato.config import to_json
 from sfumato.errors import ConfigError
 from sfumato.files import read_lines
@@ -89,7 +89,7 @@ def alarm(summary: Mapping[str, Any]) -> str | None:
 
 
 # Arithmetic leaves nothing, unless it is given a place.
-RECIPE = Recipe(run=run, show=show, alarm=alarm, needs_run=lambda _: False)
+COMMAND = Command(run=run, show=show, alarm=alarm, needs_run=lambda _: False)
 
 
 def _plan(config: Account) -> tuple[Plan, float]:

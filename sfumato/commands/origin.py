@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sfumato.data.arrays import read_note
-from sfumato.data.fingerprint import Known, known_data
+from sfumato.data.arrays import read_npz_note
+from sfumato.data.fingerprint import DataFingerprint, known_data
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.integrity import require_whole
@@ -144,7 +144,7 @@ def require_unpaid(source: str | Path, data: str) -> None:
 def promise_of_images(source: Path) -> dict[str, Any]:
     """What a note in the file, or the ledger of its bundle, says that they cost; or nothing."""
     try:
-        note = json.loads((read_note(source) if source.is_file() else None) or "{}")
+        note = json.loads((read_npz_note(source) if source.is_file() else None) or "{}")
     except ValueError:
         note = {}
     if "epsilon" in note:
@@ -180,7 +180,7 @@ def _ledgers(weights: Path, images: Images | None = None) -> list[Ledger]:
 def _has_learnt(weights: Path, images: Images) -> bool:
     """Whether the run that weights lie in was trained on these very images, whatever their name."""
     known = known_data(weights.expanduser().resolve().parent)
-    return known is not None and known == Known.of(images)
+    return known is not None and known == DataFingerprint.of(images)
 
 
 def _joined(books: list[Ledger]) -> Ledger | None:

@@ -2,7 +2,7 @@
 
 report.html needs nothing else and opens from disk; report.md says the same in short, for
 repositories; card.json has it for programs: `{"made_by", "includes_private", "runs"}`, each run
-with the fields of `sfumato.reporting.card.Card`. They lie in the run's directory; of several runs
+with the fields of `reporting.card.RunCard`. They lie in the run directory; of several runs
 in `report/` beside the first; with --out elsewhere. What is private appears only when it is asked
 for, and then all three lie in the `private/` of that place.
 """
@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sfumato.commands import Recipe, settings_of, settings_of_run
+from sfumato.commands import Command, command_settings, settings_of_run
 from sfumato.config import dumps, read_record, to_json
 from sfumato.errors import ConfigError, RunError, SfumatoError
 from sfumato.files import atomic, read_json
@@ -33,10 +33,10 @@ ROOT = Path("runs")
 
 def run(config: Report, _: Run | None) -> dict[str, Any]:
     """The report, where it belongs."""
-    return write_file(config, None, lambda _: None)
+    return write_reports(config, None, lambda _: None)
 
 
-def write_file(config: Report, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
+def write_reports(config: Report, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Write the three files."""
     given = config.runs if config.run is None else (config.run, *config.runs)
     folders = given or (newest(ROOT),)
@@ -103,13 +103,13 @@ def alarm(summary: Mapping[str, Any]) -> str | None:
 
 
 # It is about runs and none itself: it writes into the directories of other verbs.
-RECIPE = Recipe(
+COMMAND = Command(
     run=run,
     show=show,
     alarm=alarm,
     needs_run=lambda _: False,
     writes_file=lambda _: True,
-    write_file=write_file,
+    write_file=write_reports,
 )
 
 
@@ -128,7 +128,7 @@ def command_of(folder: Path) -> str | None:
     """
     record = read_json(folder / "config.json")
     try:
-        _, presets = settings_of(record["verb"])
+        _, presets = command_settings(record["verb"])
         kind = settings_of_run(record["verb"], record["config"])
         wanted = to_json(read_record(kind, record, finished=True))
     except (ImportError, SfumatoError, AttributeError):

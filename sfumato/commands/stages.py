@@ -13,7 +13,7 @@ from sfumato.lineage import norm_of
 from sfumato.privacy.ledger import Ledger
 from sfumato.processes import num_processes
 from sfumato.runs import Run
-from sfumato.setting_groups import Settings, defaults, flat, leaves
+from sfumato.setting_groups import Settings, defaults, flatten, leaves
 from sfumato.settings.train import Train, Training
 from sfumato.trusted_code import is_own_code, require_trust
 
@@ -69,7 +69,7 @@ def say_ignored(
     """
     free = {"data", "data_root", "device", "seed", "noise_seed", "epsilon", "mode", "weights"}
     free |= set(used)
-    given, usual, trained = flat(config), defaults(type(config)), flat(settings)
+    given, usual, trained = flatten(config), defaults(type(config)), flatten(settings)
     other = [
         f"--{name.replace('_', '-')}"
         for name in leaves(Training)

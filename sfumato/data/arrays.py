@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from sfumato.data.classes import require_same
+from sfumato.data.classes import require_same_classes
 from sfumato.data.framing import Framing
 from sfumato.data.images import Images, keras_layout
-from sfumato.data.memory_guard import require_room
+from sfumato.data.memory_guard import require_memory
 from sfumato.errors import DataError
 from sfumato.files import atomic
 
@@ -149,7 +149,7 @@ def save_npz_pieces(
     return path
 
 
-def read_note(path: Path) -> str | None:
+def read_npz_note(path: Path) -> str | None:
     """What `save_npz_pieces` noted in a file; None if it wrote no such file."""
     try:
         arrays = open_npz(path).read(["note"])
@@ -163,7 +163,7 @@ def _require_classes(
 ) -> None:
     """Refuse samples of other classes than `like` has, or of only some of them."""
     known = like.classes if names is None else tuple(map(str, names.ravel()))
-    require_same(known, str(path), like.classes, like.name)
+    require_same_classes(known, str(path), like.classes, like.name)
     found, wanted = set(labels.tolist()), set(range(len(like.classes)))
     if found - wanted:
         raise DataError(
@@ -185,7 +185,7 @@ def _people(arrays: dict[str, np.ndarray], split: str, path: Path) -> torch.Tens
     return torch.from_numpy(numbers.ravel().astype(np.int64))
 
 
-class Header(NamedTuple):
+class ArrayHeader(NamedTuple):
     """What an array is, as the file says before its data."""
 
     shape: tuple[int, ...]
@@ -202,7 +202,7 @@ class NpzFile:
     """An .npz file by its headers: what is in it is checked before anything is unpacked."""
 
     path: Path
-    headers: dict[str, Header]
+    headers: dict[str, ArrayHeader]
 
     def require(self, names: Sequence[str], why: str = "") -> None:
         """Refuse a file without these arrays, or where reading one of them would run code."""
@@ -227,7 +227,7 @@ class NpzFile:
         sizes = (self.headers[name] for name in found)
         # Images are rearranged into bytes: a copy beside what is read.
         needed = sum(header.nbytes + math.prod(header.shape) for header in sizes)
-        require_room(needed, f"the arrays of {self.path}", "Give a smaller file.")
+        require_memory(needed, f"the arrays of {self.path}", "Give a smaller file.")
         with _reading(self.path), self.path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
             return {name: file[name] for name in found}
@@ -245,7 +245,7 @@ def open_npz(path: Path) -> NpzFile:
             if name in headers:
                 raise ValueError(f"{name} is there twice")
             if name == member.filename:
-                headers[name] = Header((member.file_size,), np.dtype("V1"))  # no array
+                headers[name] = ArrayHeader((member.file_size,), np.dtype("V1"))  # no array
                 continue
             with archive.open(member) as data:
                 headers[name] = header = _read_header(data)
@@ -255,14 +255,14 @@ def open_npz(path: Path) -> NpzFile:
     return NpzFile(path, headers)
 
 
-def _read_header(data: BufferedIOBase | IO[bytes]) -> Header:
+def _read_header(data: BufferedIOBase | IO[bytes]) -> ArrayHeader:
     version = np.lib.format.read_magic(data)
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }
     shape, _, dtype = readers[version](data)
-    return Header(shape, dtype)
+    return ArrayHeader(shape, dtype)
 
 
 @contextmanager
@@ -311,7 +311,7 @@ def _check_parts(file: NpzFile, framing: Framing | None) -> None:
         )
 
 
-def _check_pixels(header: Header, where: str) -> tuple[int, int, int, int]:
+def _check_pixels(header: ArrayHeader, where: str) -> tuple[int, int, int, int]:
     """Count, channels, height and width."""
     shape = (*header.shape, 1) if len(header.shape) == 3 else header.shape
     if len(shape) != 4 or shape[-1] not in (1, 3):
@@ -325,7 +325,7 @@ def _check_pixels(header: Header, where: str) -> tuple[int, int, int, int]:
     return count, channels, height, width
 
 
-def _check_labels(header: Header, where: str) -> None:
+def _check_labels(header: ArrayHeader, where: str) -> None:
     if header.shape[1:] not in ((), (1,)) or not header.shape:
         raise DataError(f"{where} has shape {header.shape}: labels are one number per image.")
     if not np.issubdtype(header.dtype, np.integer):

@@ -59,7 +59,9 @@ def _count(item: str, numbers: dict[int, int]) -> list[int]:
     return sorted(between, key=lambda place: numbers[place])
 
 
-def require_same(classes: Sequence[str], name: str, others: Sequence[str], other: str) -> None:
+def require_same_classes(
+    classes: Sequence[str], name: str, others: Sequence[str], other: str
+) -> None:
     """Refuse two sets whose classes differ: what a label stands for would not be the same."""
     if tuple(classes) != tuple(others):
         raise DataError(

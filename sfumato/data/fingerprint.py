@@ -19,7 +19,7 @@ from sfumato.runs import Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class DataFingerprint:
     """What is kept of a set of images."""
 
     images: int
@@ -28,7 +28,7 @@ class Known:
     """Of pixels, labels and people, in their order."""
 
     @classmethod
-    def of(cls, images: Images) -> "Known":
+    def of(cls, images: Images) -> "DataFingerprint":
         """That of these images."""
         made = blake2b(repr(tuple(images.pixels.shape)).encode(), digest_size=16)
         parts = (images.pixels, images.labels, images.people)
@@ -39,7 +39,7 @@ class Known:
 
     def require(self, images: Images, who: str, remedy: str) -> None:
         """Refuse other images than these; `who` was trained on them."""
-        found = Known.of(images)
+        found = DataFingerprint.of(images)
         if found == self:
             return
         what = "images, labels or people are others, or in another order"
@@ -52,10 +52,10 @@ class Known:
         )
 
 
-def known_data(run: Path) -> Known | None:
+def known_data(run: Path) -> DataFingerprint | None:
     """The data that a run or stage was trained on; None where nobody wrote that down."""
     file = run / "private" / DATA
-    return from_json(Known, read_json(file)) if file.exists() else None
+    return from_json(DataFingerprint, read_json(file)) if file.exists() else None
 
 
 def require_same_data(images: Images, run: Run | None) -> None:
@@ -67,4 +67,4 @@ def require_same_data(images: Images, run: Run | None) -> None:
         remedy = "What it paid was for those. Bring them back, or start again with another --out."
         known.require(images, str(run.path), remedy)
     elif not run.has_begun:
-        run.write_json(f"private/{DATA}", Known.of(images))
+        run.write_json(f"private/{DATA}", DataFingerprint.of(images))

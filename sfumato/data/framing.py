@@ -12,7 +12,7 @@ from warnings import warn
 from PIL import Image, ImageOps
 
 from sfumato.data.images import Images
-from sfumato.data.memory_guard import require_room
+from sfumato.data.memory_guard import require_memory
 from sfumato.errors import ConfigError, DataError, SfumatoWarning
 
 PIECE = 2**28
@@ -40,7 +40,7 @@ class Framing:
         side = self.image_size or self.centre_crop
         height, width = size if side is None else (side, side)
         remedy = f"Give {'a smaller' if self.image_size else 'an'} --image-size, or fewer images."
-        require_room(
+        require_memory(
             count * channels * height * width, f"{count} images of {width} x {height}", remedy
         )
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from sfumato.data.classes import distinct, find_classes, require_same, shown
+from sfumato.data.classes import distinct, find_classes, require_same_classes, shown
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.files import atomic
 
@@ -108,7 +108,7 @@ class Images:
 
         Who is on them is not known any more: sets number their people each on its own.
         """
-        require_same(self.classes, self.name, other.classes, other.name)
+        require_same_classes(self.classes, self.name, other.classes, other.name)
         return replace(
             self,
             pixels=torch.cat([self.pixels, other.pixels]),

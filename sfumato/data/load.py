@@ -6,7 +6,7 @@ from os.path import exists, expanduser, isdir
 from pathlib import Path
 
 from sfumato.data.arrays import PARTS, load_npz_splits
-from sfumato.data.classes import require_same
+from sfumato.data.classes import require_same_classes
 from sfumato.data.embedded import load_digits, load_patches
 from sfumato.data.folder import load_folder
 from sfumato.data.framing import Framing
@@ -75,7 +75,7 @@ def load_splits(
             f'"{train.name}" has images of {train.shape} (channels, height, width) and '
             f'"{test.name}" of {test.shape}. Give {" and ".join(remedies)}, or make them alike.'
         )
-    require_same(train.classes, train.name, test.classes, test.name)
+    require_same_classes(train.classes, train.name, test.classes, test.name)
     unseen = set(test.labels.tolist()) - set(train.labels.tolist())
     if unseen:
         name = train.classes[min(unseen)]

@@ -15,7 +15,7 @@ def free_memory() -> int:
     return max(0, min(free for free in found if free is not None))
 
 
-def require_room(needed: int, what: str, remedy: str) -> None:
+def require_memory(needed: int, what: str, remedy: str) -> None:
     """Refuse what would not fit, before any work; `what` it is, in words."""
     free = free_memory()
     if needed > free:

@@ -32,7 +32,7 @@ Pixels = UInt8[Tensor, "n c h w"]
 
 
 @dataclass(frozen=True)
-class Copies:
+class NearestImages:
     """For each image, how near its nearest training image is, and which one it is."""
 
     ratios: Float[Tensor, " n"]
@@ -68,7 +68,7 @@ def copy_rates(made: Images, trained_on: Images, held_out: Images) -> dict[str, 
 
 def find_copies(
     made: Pixels, trained_on: UInt8[Tensor, "trained _ _ _"], piece: int = 2048
-) -> Copies:
+) -> NearestImages:
     """The two nearest training images of each made image, on the device of the training images.
 
     Guarantee: distances are exact, since whole numbers are added up in float64, and so they do not
@@ -93,7 +93,7 @@ def find_copies(
     squares = torch.cat([torch.empty(0, 2, dtype=torch.float64), *(s.cpu() for s, _ in found)])
     nearest = torch.cat([torch.empty(0, dtype=torch.int64), *(w.cpu() for _, w in found)])
     # Distinct images are not both at distance 0, so the second is never 0.
-    return Copies((squares[:, 0] / squares[:, 1]).sqrt().float(), places.cpu()[nearest])
+    return NearestImages((squares[:, 0] / squares[:, 1]).sqrt().float(), places.cpu()[nearest])
 
 
 def _pieces(images: Pixels, piece: int) -> tuple[UInt8[Tensor, "rows d"], ...]:

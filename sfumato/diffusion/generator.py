@@ -20,8 +20,13 @@ from torch.optim.swa_utils import AveragedModel
 
 from sfumato.data.example_rng import seed_of
 from sfumato.diffusion.denoise import Denoiser, denoising_losses, draw_sigma
-from sfumato.diffusion.generator_data import GeneratorData, copies_too_much, look, worth
-from sfumato.diffusion.geometry import Geometry
+from sfumato.diffusion.generator_data import (
+    GeneratorData,
+    copies_too_much,
+    evaluate_denoiser,
+    worth,
+)
+from sfumato.diffusion.geometry import GeometricChange
 from sfumato.errors import ConfigError, SfumatoError
 from sfumato.models.ema import new_half_life_average
 from sfumato.models.unet import UNet
@@ -157,13 +162,13 @@ def train_generator(
             set_rate(train_state.optimizer, settings.rate(train_state.step))
             rng = (seed, train_state.step, *([processes.rank] if processes.size > 1 else []))
             torch.manual_seed(seed_of(*rng))  # for dropout, which has no dice
-            with advised(settings):
+            with generator_memory_advice(settings):
                 turn(*rng)
             train_state.average.update_parameters(train_state.denoiser)
             train_state.step += 1
             due = not train_state.step % every or train_state.step == settings.steps
             if due:
-                look_at(train_state, data, settings, run, precision, show, processes)
+                evaluate_average(train_state, data, settings, run, precision, show, processes)
             cut = processes.any(interrupted())
             late = time.monotonic() - saved > CHECKPOINT_SECONDS
             if run is not None and (due or cut or late):
@@ -181,7 +186,7 @@ def train_generator(
 
 
 @contextmanager
-def advised(settings: Diffusion) -> Iterator[None]:
+def generator_memory_advice(settings: Diffusion) -> Iterator[None]:
     """Say out of memory in words that help."""
     try:
         yield
@@ -201,7 +206,7 @@ def tell_progress(
     return progress(settings.steps, train_state.step, None, run.say if run else None, unit="images")
 
 
-def look_at(
+def evaluate_average(
     train_state: GeneratorTrainState,
     data: GeneratorData,
     settings: Diffusion,
@@ -213,7 +218,7 @@ def look_at(
     """Look at the average, remember it if it was never better, and let the leader tell."""
     found, samples = None, None
     if processes.leads:
-        found, samples = look(train_state.average.module, data, precision)
+        found, samples = evaluate_denoiser(train_state.average.module, data, precision)
     found = processes.agree(found)
     if not math.isfinite(found["held_out_loss"]):
         raise SfumatoError("the generator diverged. Lower --gen-lr, with another --out.")
@@ -278,7 +283,7 @@ def new_turn(
     device, step = data.pixels.device, train_state.optimizer.step
 
     def gradient(rng: torch.Generator) -> None:
-        learn(train_state, data, settings, precision, rng, processes)
+        accumulate_gradient(train_state, data, settings, precision, rng, processes)
 
     def advance(_: torch.Generator) -> None:
         step()
@@ -300,7 +305,7 @@ def new_turn(
     return turn
 
 
-def learn(
+def accumulate_gradient(
     train_state: GeneratorTrainState,
     data: GeneratorData,
     settings: Diffusion,
@@ -317,9 +322,9 @@ def learn(
     if (
         train_state.denoiser.network.conditions
     ):  # a network that cannot be told is not misled either
-        images, conditions = Geometry(probability=settings.gen_moves, mirror=settings.gen_mirror)(
-            images, rng
-        )
+        images, conditions = GeometricChange(
+            probability=settings.gen_moves, mirror=settings.gen_mirror
+        )(images, rng)
     sigma = draw_sigma(count, rng, device)
     noise = torch.randn(images.shape, generator=rng, device=device)
     labels = data.labels[where]

@@ -103,7 +103,7 @@ def worth(found: Mapping[str, float]) -> tuple[bool, float]:
 
 
 @torch.no_grad()
-def look(
+def evaluate_denoiser(
     denoiser: nn.Module, data: GeneratorData, precision: torch.dtype
 ) -> tuple[dict[str, float], UInt8[Tensor, "k c h w"]]:
     """How well held-out images are denoised, how many samples are copies, and some samples.

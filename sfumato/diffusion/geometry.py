@@ -32,7 +32,7 @@ Conditions = Float[Tensor, "n 9"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Geometry:
+class GeometricChange:
     """Which images are moved. Each movement is drawn apart from the others."""
 
     probability: float = 0.12
@@ -47,7 +47,7 @@ class Geometry:
     def __call__(self, images: Pixels, generator: torch.Generator) -> tuple[Pixels, Conditions]:
         """The images, in [-1, 1], each moved in its own way, and what was done to each."""
         conditions = self.draw(len(images), generator).to(images.device)
-        return move(images, conditions), conditions
+        return apply_geometry(images, conditions), conditions
 
     def draw(self, count: int, generator: torch.Generator) -> Conditions:
         """Movements for a number of images, on the generator's device."""
@@ -76,7 +76,7 @@ class Geometry:
         return torch.stack(rows, dim=1)
 
 
-def move(images: Pixels, conditions: Conditions) -> Pixels:
+def apply_geometry(images: Pixels, conditions: Conditions) -> Pixels:
     """The images after what their conditions say: flipped, resized, turned, stretched, shifted.
 
     Size 1 makes an image 2^0.2 times as large. A turn goes from right to down. Stretch (1, 0) makes

@@ -45,7 +45,7 @@ class Given(NamedTuple):
         return tuple(kinds), self.spec
 
 
-class Settings:
+class ConstantArguments:
     """What the arguments hold besides tensors, strings and flags: the same in every pass.
 
     A number that is another in every batch may be a number of the batch: one example more would

@@ -20,7 +20,7 @@ NEAR = 1e-6
 """Relative: a factor is a float32 number."""
 
 
-class Span(NamedTuple):
+class GraphNodes(NamedTuple):
     """The nodes of autograd's graph that a pass has made, by the numbers they get in turn."""
 
     first: int
@@ -42,7 +42,7 @@ def next_node() -> int:
         return _number(leaf.view(()).grad_fn)
 
 
-def look_outside(loss: Tensor, span: Span) -> Outside:
+def look_outside(loss: Tensor, span: GraphNodes) -> Outside:
     """Walk the graph of the loss, up to what the pass has made."""
     found = Outside([], [])
     open_nodes: list[Any] = [loss.grad_fn]

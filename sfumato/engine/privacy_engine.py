@@ -43,7 +43,7 @@ from sfumato.engine.recorder import Recorder, clip_statistics, give_back
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.models.ema import new_average
 from sfumato.privacy.budget import Budget, check_delta, default_delta, make_plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.sampling import poisson_batches
 from sfumato.privacy.session_key import SessionKey
 from sfumato.training.noisy_gradient import NoisyGradient
@@ -133,7 +133,7 @@ class PrivacyEngine:
         self._finite = Finite()
 
     def _new_ledger(self, delta: float, noise: Literal["philox", "chacha20"]) -> Ledger:
-        header = Header(
+        header = LedgerHeader(
             data="the engine's data set",
             delta=delta,
             noise=noise,

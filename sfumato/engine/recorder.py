@@ -20,9 +20,15 @@ from sfumato.clipping.checks import check_losses, refuse_compiled
 from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.mixing import is_due, refuse_mixing, refuse_places
 from sfumato.clipping.tape import Tape
-from sfumato.engine.arguments import Given, Settings
+from sfumato.engine.arguments import ConstantArguments, Given
 from sfumato.engine.checks import check_governed, refuse_closures, refuse_hooks
-from sfumato.engine.loss_graph import Factors, Span, look_outside, next_node, refuse_parameters
+from sfumato.engine.loss_graph import (
+    Factors,
+    GraphNodes,
+    look_outside,
+    next_node,
+    refuse_parameters,
+)
 from sfumato.engine.outputs import tensors_of, trial_losses
 from sfumato.errors import ConfigError, PrivacyError
 
@@ -54,8 +60,8 @@ class Recorder:
         self._kind: Any = None
         self._leaves: list[Tensor] | None = None
         """Inputs of the last pass, if it is to be asked whether it mixes examples."""
-        self._span = Span(0, 0)
-        self._settings = Settings()
+        self._span = GraphNodes(0, 0)
+        self._settings = ConstantArguments()
         self._factors: dict[Any, Factors] = {}
         """Of each kind, the factors in its losses."""
 
@@ -175,7 +181,7 @@ class Recorder:
                 self._leaves = _differentiate(marked, values, self._batches[key])
             out = given.call(self._forward, marked)
         self.tape, self._calls = tape, self._calls + 1
-        self._span = Span(first, next_node())
+        self._span = GraphNodes(first, next_node())
         return out
 
     def _look_outside(self, loss: Tensor, examples: int) -> None:

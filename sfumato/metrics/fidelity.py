@@ -62,20 +62,20 @@ def compare_sets(
     """
 
     def table(images: Images) -> Tensor:
-        rows = extractor.features(thin(images, most), device)
-        return rows[spread(len(rows), max(FEWEST, NUMBERS // rows.shape[1]))]
+        rows = extractor.features(thin_images(images, most), device)
+        return rows[evenly_spread(len(rows), max(FEWEST, NUMBERS // rows.shape[1]))]
 
     rows = table(real)
     found = {name: asdict(compare(rows, table(some))) for name, some in sets.items()}
     return {"features": extractor.name, **found}
 
 
-def thin(images: Images, most: int = MOST) -> Images:
+def thin_images(images: Images, most: int = MOST) -> Images:
     """At most this many of them, spread evenly."""
-    return images if len(images) <= most else images.select(spread(len(images), most))
+    return images if len(images) <= most else images.select(evenly_spread(len(images), most))
 
 
-def spread(count: int, most: int) -> Tensor:
+def evenly_spread(count: int, most: int) -> Tensor:
     """At most this many of the numbers below `count`, spread evenly."""
     return torch.linspace(0, count - 1, min(count, most)).round().long()
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sfumato.errors import ConfigError
 from sfumato.metrics.class_intervals import class_means, over_classes
-from sfumato.metrics.judges import Judged, Seen, Sets, attacked_only
+from sfumato.metrics.judges import Judged, JudgeOutput, Sets, attacked_only
 from sfumato.metrics.quality import nearest_distances, precision_recall
 from sfumato.privacy.audit.lower import binomial_interval
 
@@ -34,7 +34,7 @@ FEW = 10
 """With fewer classes than this, intervals are said to be rough."""
 
 
-def score(
+def inversion_scores(
     labels: Sets[Tensor],
     judged_by: Mapping[str, Judged],
     *,
@@ -111,7 +111,7 @@ def member_gaps(
     return gaps
 
 
-def _named(seen: Seen, labels: Tensor, k: int) -> Tensor:
+def _named(seen: JudgeOutput, labels: Tensor, k: int) -> Tensor:
     """Whether the class is among the first k names. Ties count against it: no answer is no hit."""
     own = seen.logits.gather(1, labels[:, None])
     return (seen.logits >= own).sum(1) <= k

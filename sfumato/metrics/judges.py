@@ -41,22 +41,22 @@ class Sets(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Seen:
+class JudgeOutput:
     """One set of images, as one judge sees it."""
 
     logits: Float[Tensor, "n names"]
     features: Float[Tensor, "n d"]
 
 
-Judged = Sets[Seen]
+Judged = Sets[JudgeOutput]
 """All that one judge says."""
 
 
 @torch.no_grad()
-def look(judge: Judge, pixels: Sets[Tensor], batch: int = 500) -> Judged:
+def judge_images(judge: Judge, pixels: Sets[Tensor], batch: int = 500) -> Judged:
     """What a judge says of every set, whose pixels must be floats in [0, 1], the guesses' too."""
 
-    def see(images: Shaped[Tensor, "n c h w"]) -> Seen:
+    def see(images: Shaped[Tensor, "n c h w"]) -> JudgeOutput:
         # Not `min < 0 or max > 1`: that would let NaN through.
         if not (images.is_floating_point() and bool(((images >= 0) & (images <= 1)).all())):
             raise ConfigError(
@@ -64,7 +64,7 @@ def look(judge: Judge, pixels: Sets[Tensor], batch: int = 500) -> Judged:
                 "pictures than people see. Divide bytes by 255; map [-1, 1] by x / 2 + 0.5."
             )
         logits, features = zip(*(judge(some) for some in images.split(batch)), strict=True)
-        return Seen(torch.cat(logits).float(), torch.cat(features).flatten(1).float())
+        return JudgeOutput(torch.cat(logits).float(), torch.cat(features).flatten(1).float())
 
     return pixels.each(see)
 
@@ -92,13 +92,15 @@ def attacked_only(
             )
     keep = labels.each(lambda numbers: torch.isin(numbers, classes))
     kept = {
-        judge: judged.each(lambda seen, rows: Seen(seen.logits[rows], seen.features[rows]), keep)
+        judge: judged.each(
+            lambda seen, rows: JudgeOutput(seen.logits[rows], seen.features[rows]), keep
+        )
         for judge, judged in judged_by.items()
     }
     return labels.each(lambda numbers, rows: numbers[rows], keep), kept
 
 
-def _check(judge: str, kind: str, seen: Seen, labels: Tensor) -> None:
+def _check(judge: str, kind: str, seen: JudgeOutput, labels: Tensor) -> None:
     rows, names = seen.logits.shape
     if not rows == len(seen.features) == len(labels):
         raise ConfigError(

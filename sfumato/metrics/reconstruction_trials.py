@@ -99,7 +99,7 @@ def partners(count: int, per_permutation: int) -> Int[Tensor, " count"]:
     return first + (numbers - first + 1) % sizes
 
 
-def score(
+def reconstruction_scores(
     trials: Trials, targets: Images, own: Images, *, level: float
 ) -> tuple[dict[str, Any], dict[str, Roc]]:
     """All that is counted, by name, and the curves it comes from.

@@ -53,7 +53,7 @@ class Generator(nn.Module):
         self.latent = latent
         self.start = (start, start, widths[0])
         self.first = nn.Linear(latent, start * start * widths[0])
-        self.blocks = nn.ModuleList(UpBlock(a, b, classes) for a, b in pairwise(widths))
+        self.blocks = nn.ModuleList(GeneratorBlock(a, b, classes) for a, b in pairwise(widths))
         self.norm = nn.BatchNorm2d(widths[-1])
         self.last = nn.Conv2d(widths[-1], channels, 3, padding=1)
 
@@ -68,7 +68,7 @@ class Generator(nn.Module):
         return torch.sigmoid(self.last(F.relu(self.norm(x))).float())
 
 
-class UpBlock(nn.Module):
+class GeneratorBlock(nn.Module):
     """Normalise, activate, double, convolve, and once more, beside a doubled shortcut."""
 
     def __init__(self, inputs: int, outputs: int, classes: int | None) -> None:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
-from sfumato.models.unet import EMBEDDED, Block, Embedding
+from sfumato.models.unet import EMBEDDED, Embedding, UNetBlock
 
 WIDEST = 4
 """Maps are at most this many times as many as at the image."""
@@ -45,11 +45,15 @@ class NoisyDiscriminator(nn.Module):
         self.sigma_data = sigma_data
         self.embedding = Embedding(width, classes, 0)
         self.first = nn.Conv2d(channels, width, 3, padding=1)
-        self.blocks = nn.ModuleList([Block(width, width, EMBEDDED * width, dropout)])
+        self.blocks = nn.ModuleList([UNetBlock(width, width, EMBEDDED * width, dropout)])
         for inputs, outputs in pairwise(widths):
-            self.blocks.append(Block(inputs, outputs, EMBEDDED * width, dropout, resize="halve"))
+            self.blocks.append(
+                UNetBlock(inputs, outputs, EMBEDDED * width, dropout, resize="halve")
+            )
         # The last map is small: all of its places may look at each other.
-        self.blocks.append(Block(widths[-1], widths[-1], EMBEDDED * width, dropout, attend=True))
+        self.blocks.append(
+            UNetBlock(widths[-1], widths[-1], EMBEDDED * width, dropout, attend=True)
+        )
         self.score = nn.Linear(widths[-1], 1)
 
     def forward(

@@ -64,8 +64,10 @@ class UNet(nn.Module):
         attended = {min(sides, key=lambda side: abs(side - wish)) for wish in attention}
         levels = [(width * m, side in attended) for m, side in zip(multipliers, sides, strict=True)]
 
-        def block(inputs: int, outputs: int, attend: bool = False, resize: Resize = None) -> Block:
-            return Block(inputs, outputs, EMBEDDED * width, dropout, attend, resize)
+        def block(
+            inputs: int, outputs: int, attend: bool = False, resize: Resize = None
+        ) -> UNetBlock:
+            return UNetBlock(inputs, outputs, EMBEDDED * width, dropout, attend, resize)
 
         self.embedding = Embedding(width, classes, conditions)
         self.first = _scaled(nn.Conv2d(channels, width, 3, padding=1))
@@ -151,7 +153,7 @@ class Embedding(nn.Module):
             return F.silu(self.second(F.silu(self.first(told))))
 
 
-class Block(nn.Module):
+class UNetBlock(nn.Module):
     """Normalise, activate and convolve, twice, beside a shortcut; the embedding is added between.
 
     May halve or double the maps first, and attend to all places last.

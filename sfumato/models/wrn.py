@@ -43,7 +43,7 @@ def standardised_rows(weight: Tensor) -> Tensor:
 standardised_rows.standardises_rows = EPS  # pyright: ignore
 
 
-class Block(nn.Module):
+class WideResNetBlock(nn.Module):
     """Two normalised and activated convolutions beside a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
@@ -74,7 +74,7 @@ class WideResNet(nn.Module):
         inputs = 16
         for stage, outputs in enumerate(widths):
             for i in range((depth - 4) // 6):
-                layers.append(Block(inputs, outputs, 2 if stage and not i else 1, groups))
+                layers.append(WideResNetBlock(inputs, outputs, 2 if stage and not i else 1, groups))
                 inputs = outputs
         self.body = nn.Sequential(*layers, nn.GroupNorm(groups, inputs), nn.ReLU())
         self.head = nn.Linear(inputs, classes)

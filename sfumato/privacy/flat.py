@@ -17,7 +17,7 @@ from sfumato.errors import PrivacyError
 
 
 @dataclass(frozen=True)
-class Span:
+class FlatSlice:
     """Where a tensor lies: in which flat vector, where it begins, and its shape and strides."""
 
     flat: int
@@ -35,7 +35,7 @@ class Span:
 class Layout:
     """Where tensors lie in flat vectors."""
 
-    spans: Mapping[str, Span]
+    spans: Mapping[str, FlatSlice]
     kinds: Mapping[tuple[torch.dtype, torch.device], int]
     """One flat vector for each type and device: how many numbers it has."""
 
@@ -48,7 +48,7 @@ class Layout:
             kind = (dtype, tensor.device)
             start = kinds.setdefault(kind, 0)
             dense = torch.empty_like(tensor, device="meta").stride()
-            spans[name] = Span(list(kinds).index(kind), start, tuple(tensor.shape), dense)
+            spans[name] = FlatSlice(list(kinds).index(kind), start, tuple(tensor.shape), dense)
             kinds[kind] = start + tensor.numel()
         return cls(spans, kinds)
 

@@ -22,7 +22,7 @@ Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header:
+class LedgerHeader:
     """The first line: what the promise is about."""
 
     data: str
@@ -65,7 +65,7 @@ class Ledger:
     may come to the disk later.
     """
 
-    def __init__(self, header: Header, write: Callable[[Record], None] | None = None) -> None:
+    def __init__(self, header: LedgerHeader, write: Callable[[Record], None] | None = None) -> None:
         self.header = header
         self._write = write
         self._events: dict[tuple[str, str, int, str], Release] = {}
@@ -186,7 +186,7 @@ class Ledger:
 
     @classmethod
     def resume(
-        cls, records: Sequence[Record], header: Header, write: Callable[[Record], None]
+        cls, records: Sequence[Record], header: LedgerHeader, write: Callable[[Record], None]
     ) -> "Ledger":
         """The ledger that an interrupted run left in `records`; a new one if there are none."""
         if not records:
@@ -210,7 +210,7 @@ class Ledger:
         values = first["header"]
         if isinstance(values, Mapping):  # older ledgers do not say
             values = {"neighbours": "data sets", **values}
-        ledger = cls(from_json(Header, values))
+        ledger = cls(from_json(LedgerHeader, values))
         for record in rest:
             match record if isinstance(record, Mapping) else {}:
                 case {"event": values, **others} if not others:

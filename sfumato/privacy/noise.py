@@ -18,7 +18,7 @@ from torch import Tensor
 from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
-from sfumato.privacy.kernels import has_kernels
+from sfumato.privacy.kernels import has_noise_kernels
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.seal import Key, key_words, seal
 from sfumato.privacy.secure import to_secure_mean
@@ -87,7 +87,7 @@ def to_philox_mean(
     It is fit for research, and no cryptographic generator: `to_secure_mean` has one. On a GPU one
     kernel does all of it (`kernels.philox`); its deviates are in float32, and not a CPU's.
     """
-    if has_kernels(total):
+    if has_noise_kernels(total):
         _philox_on_gpu(total, deviation, divisor, key_words(key, total.device))
         return
     assert isinstance(key, bytes)

@@ -72,13 +72,13 @@ def poisson_batches(
         raise ConfigError(f"physical batch size {chunk_size} must be at least 1.")
     scope = secret.scope(ledger.header.id)
     for step in range(start, plan.steps):
-        chosen = torch.from_numpy(sample(plan, size, secret, (*scope, stage, step)))
+        chosen = torch.from_numpy(poisson_sample(plan, size, secret, (*scope, stage, step)))
         length = max(len(chosen), 1) if chunk_size is None else chunk_size
         parts = chosen.split(length) if len(chosen) else ()
         yield Batch(step, tuple(_chunk(part, length, round_to or length) for part in parts))
 
 
-def sample(
+def poisson_sample(
     plan: Plan, size: int, secret: SessionKey, step: tuple[str | int, ...]
 ) -> Int[np.ndarray, " examples"]:
     """The examples of the step that `step` names, as ascending indices."""

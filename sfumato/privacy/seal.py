@@ -19,7 +19,7 @@ from torch import Tensor
 from sfumato.device_transfer import from_device, to_device
 from sfumato.errors import PrivacyError
 from sfumato.privacy.flat import Sums
-from sfumato.privacy.kernels import has_kernels
+from sfumato.privacy.kernels import has_noise_kernels
 from sfumato.privacy.session_key import SessionKey
 
 StepName = tuple[str, str, int]
@@ -67,7 +67,7 @@ def key_words(key: Key, device: torch.device) -> Tensor:
 
 def _any_on_gpu(sums: Sums) -> bool:
     """Whether some of the sums lie on a GPU: there are models of which a part is on a CPU."""
-    return any(has_kernels(flat) for flat in sums.flats)
+    return any(has_noise_kernels(flat) for flat in sums.flats)
 
 
 def _seal_on_cpu(sums: Sums, secret: SessionKey, step: StepName, deviation: float) -> Seal:
@@ -110,7 +110,7 @@ def _tag_and_keys(sums: Sums, secret: SessionKey, step: StepName) -> Tensor:
     from sfumato.privacy.kernels.digest import digest
     from sfumato.privacy.kernels.seal import seal_words
 
-    device = next(flat.device for flat in sums.flats if has_kernels(flat))
+    device = next(flat.device for flat in sums.flats if has_noise_kernels(flat))
     broken = torch.zeros(1, dtype=torch.int32, device=device)
     found = []
     for number, flat in enumerate(sums.flats):
@@ -142,7 +142,7 @@ def _tag_reader(row: Tensor, step: StepName) -> Callable[[], str]:
 
 def _key_on(flat: Tensor, key: Tensor, tag: Callable[[], str]) -> Key:
     """The key where its vector lies, as what works there takes it."""
-    if has_kernels(flat):
+    if has_noise_kernels(flat):
         return key.to(flat.device)
     tag()  # refuses what is not finite, which a CPU would show
     return key[:8].cpu().numpy().tobytes()

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from sfumato.device_transfer import to_device
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.kernels import has_kernels
+from sfumato.privacy.kernels import has_noise_kernels
 from sfumato.privacy.seal import Key, key_words
 
 GRID_BITS = 20
@@ -52,7 +52,7 @@ def to_secure_mean(total: Float[Tensor, " numbers"], plan: Plan, key: Key, dimen
     grid, deviation = grid_noise(plan, dimension)
     # How many grid steps a number is, the noise in grid steps, and what one is worth in the mean.
     numbers = (1 / grid, deviation / grid, grid / plan.expected_batch)
-    if has_kernels(total):
+    if has_noise_kernels(total):
         _secure_on_gpu(total, key_words(key, total.device), numbers)
         return
     assert isinstance(key, bytes)

@@ -19,9 +19,9 @@ from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.releases import Release
-from sfumato.reporting.promise import Promise, ledger_of, promise_of
+from sfumato.reporting.promise import Promise, guarantee_of, ledger_of
 from sfumato.reporting.scores import findings_of
-from sfumato.reporting.subject import Subject, brief, flat, lies_in_private, read_subject
+from sfumato.reporting.subject import Subject, brief, flags_of, lies_in_private, read_subject
 from sfumato.results import Findings
 from sfumato.resume_check import DATA, REPORT
 
@@ -32,7 +32,7 @@ STATED = ("epsilon", "delta", "unit", "relation", "neighbours")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
+class SpentEvents:
     """Events of one kind: how many, of which stage, and what each was, in words."""
 
     stage: str
@@ -50,7 +50,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class RunCard:
     """One run. In card.json, infinity is the string "inf", and a part that is not there is null."""
 
     name: str
@@ -67,7 +67,7 @@ class Card:
     """Why the ledger cannot be believed: what is missing or changed in it; empty if it is whole."""
     subject: Subject | None
     """The target of an attack, or the teacher that a release was given."""
-    events: tuple[Spent, ...]
+    events: tuple[SpentEvents, ...]
     curve: Curve | None
     """None where epsilon is infinite, nothing was spent, or the ledger is damaged."""
     plan: dict[str, Any] | None
@@ -91,7 +91,7 @@ class Card:
     """What to type for the same again; None if this version has no such settings."""
 
 
-def read_card(path: Path, *, include_private: bool = False) -> Card:
+def read_card(path: Path, *, include_private: bool = False) -> RunCard:
     """The card of the run in that directory, finished or not.
 
     Guarantee: without `include_private` no file under a folder called `private` is opened, and a
@@ -109,12 +109,12 @@ def read_card(path: Path, *, include_private: bool = False) -> Card:
     coming = [] if finished else _coming(plan, ledger)
     summary = read_json(path / "done.json") if finished else {}
     stages = _stages(path, verb)
-    promise = None if ledger is None else promise_of(ledger, coming)
+    promise = None if ledger is None else guarantee_of(ledger, coming)
     problems = damage(path, ledger, promise and promise.epsilon)
     subject, settings = read_subject(
-        path, verb, flat(config["config"]), include_private=include_private
+        path, verb, flags_of(config["config"]), include_private=include_private
     )
-    return Card(
+    return RunCard(
         name=path.resolve().name,
         verb=verb,
         finished=finished,
@@ -171,13 +171,13 @@ def _coming(plan: Plan | None, ledger: Ledger | None) -> list[Release]:
     return [plan.release("planned", step) for step in range(len(steps_of(ledger)), plan.steps)]
 
 
-def _spent(releases: tuple[Release, ...], unit: str) -> tuple[Spent, ...]:
+def _spent(releases: tuple[Release, ...], unit: str) -> tuple[SpentEvents, ...]:
     """Events in groups that are alike, in the order in which each group began."""
     counts: dict[tuple[str, str], int] = {}
     for release in releases:
         kind = (release.stage, release.describe(unit))
         counts[kind] = counts.get(kind, 0) + 1
-    return tuple(Spent(stage=s, count=count, what=w) for (s, w), count in counts.items())
+    return tuple(SpentEvents(stage=s, count=count, what=w) for (s, w), count in counts.items())
 
 
 def _curve(ledger: Ledger, coming: list[Release]) -> Curve | None:

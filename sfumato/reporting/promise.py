@@ -55,7 +55,7 @@ def _joined(one: Ledger, other: Ledger) -> Ledger:
     return more
 
 
-def promise_of(ledger: Ledger, coming: list[Release] | None = None) -> Promise:
+def guarantee_of(ledger: Ledger, coming: list[Release] | None = None) -> Promise:
     """What the ledger adds up to, and what it will with the events to come."""
     header, spent = ledger.header, ledger.epsilon()
     everything = [*ledger.releases, *(coming or ())]

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from sfumato import __version__
 from sfumato.reporting import chart, words
-from sfumato.reporting.card import Card
+from sfumato.reporting.card import RunCard
 from sfumato.reporting.scores import findings_of
 from sfumato.results import Finding, Findings
 
@@ -52,7 +52,7 @@ CAPTIONS = {
 }
 
 
-def render_page(cards: Sequence[Card], folders: Sequence[Path]) -> str:
+def render_page(cards: Sequence[RunCard], folders: Sequence[Path]) -> str:
     """The page of these runs, whose pictures are in these folders."""
     views = [_view(card, cards) for card in cards]
     for view, card, folder in zip(views, cards, folders, strict=True):
@@ -60,7 +60,7 @@ def render_page(cards: Sequence[Card], folders: Sequence[Path]) -> str:
     return template("page.html.jinja").render(**_common(cards), runs=views)
 
 
-def render_markdown(cards: Sequence[Card]) -> str:
+def render_markdown(cards: Sequence[RunCard]) -> str:
     """One run, or several in columns."""
     views = [_view(card, cards) for card in cards]
     tables = [dict(view["facts"]) for view in views]
@@ -80,7 +80,7 @@ def render_markdown(cards: Sequence[Card]) -> str:
     return text + "\n"
 
 
-def caveats(card: Card) -> list[str]:
+def caveats(card: RunCard) -> list[str]:
     """What is not guaranteed."""
     return template("caveats.txt.jinja").render(card=card, damaged=words.DAMAGED).splitlines()
 
@@ -109,7 +109,7 @@ def summary_text(summary: Mapping[str, Any], head: str, lines: Mapping[str, str]
     )
 
 
-def _common(cards: Sequence[Card]) -> dict[str, Any]:
+def _common(cards: Sequence[RunCard]) -> dict[str, Any]:
     """What both say of all runs together."""
     kinds = {
         "made from public images"
@@ -131,7 +131,7 @@ def _common(cards: Sequence[Card]) -> dict[str, Any]:
     }
 
 
-def _view(card: Card, cards: Sequence[Card]) -> dict[str, Any]:
+def _view(card: RunCard, cards: Sequence[RunCard]) -> dict[str, Any]:
     """What both say of one run."""
 
     def of(*kinds: str) -> tuple[Finding, ...]:
@@ -159,7 +159,7 @@ def _view(card: Card, cards: Sequence[Card]) -> dict[str, Any]:
     }
 
 
-def _drawn(card: Card, folder: Path) -> dict[str, Any]:
+def _drawn(card: RunCard, folder: Path) -> dict[str, Any]:
     """Charts and pictures of one run."""
     found, curve = card.private, card.curve
     attacks, bounds = ((), ()) if found is None else (found.of("attack"), found.of("bound"))
@@ -182,7 +182,7 @@ def _drawn(card: Card, folder: Path) -> dict[str, Any]:
     }
 
 
-def curve_says(card: Card) -> str:
+def curve_says(card: RunCard) -> str:
     """The curve in a sentence."""
     assert card.curve is not None
     assert card.promise is not None

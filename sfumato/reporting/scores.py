@@ -67,11 +67,11 @@ def from_scores(verb: str, scores: Scores, path: Path) -> Findings:
     return Findings(
         found=(*MEANING.get(verb, of_train)(scores), *_cost(path)),
         notes=(warning,) if warning else (),
-        parts=parts_of(verb, path),
+        parts=inner_runs(verb, path),
     )
 
 
-def parts_of(verb: str, path: Path) -> dict[str, str]:
+def inner_runs(verb: str, path: Path) -> dict[str, str]:
     """The runs that a run of this command holds, each with findings of its own."""
     places = [p for folder in ("stages", "private") for p in sorted((path / folder).glob("*"))]
     if verb == "demo":

@@ -14,7 +14,7 @@ from sfumato.config import REMOVED
 from sfumato.errors import RunError
 from sfumato.files import read_json
 from sfumato.integrity import damage
-from sfumato.reporting.promise import Promise, ledger_of, promise_of
+from sfumato.reporting.promise import Promise, guarantee_of, ledger_of
 from sfumato.setting_groups import leaves
 from sfumato.settings.train import Augment, Canaries, Data, Extender, Model, Optim, Privacy
 
@@ -68,7 +68,7 @@ def read_subject(
     if lies_in_private(place) and not include_private:
         instead = "not shown", f"The {role} lies in private/: --include-private shows it."
         return Subject(role=role, model=f"a private {role}", instead=instead), used
-    theirs = flat(read_json(place / "config.json")["config"])
+    theirs = flags_of(read_json(place / "config.json")["config"])
     own = {key: theirs.get(key) if key in taken else value for key, value in settings.items()}
     return _subject(role, place, str(theirs.get("model"))), own
 
@@ -95,7 +95,7 @@ def _subject(role: str, place: Path, model: str) -> Subject:
     if ledger is None:
         instead = "not known", f"The {role} has no ledger: nobody knows what it promised."
         return Subject(role=role, model=model, instead=instead)
-    promise = promise_of(ledger)
+    promise = guarantee_of(ledger)
     if problems := damage(place, ledger, promise.epsilon):
         instead = "not known", f"The ledger of the {role} is damaged: {'; '.join(problems)}."
         return Subject(role=role, model=model, instead=instead)
@@ -123,9 +123,9 @@ def brief(value: Any) -> Any:
     return "/".join(Path(value).parts[1:][-2:])
 
 
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flags_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without nests: a flag is called by its last name alone."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
-        found |= flat(value) if isinstance(value, dict) else {name: value}
+        found |= flags_of(value) if isinstance(value, dict) else {name: value}
     return found

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sfumato.reporting.card import STATED, Card, Spent
+from sfumato.reporting.card import STATED, RunCard, SpentEvents
 from sfumato.reporting.promise import Promise
 from sfumato.reporting.subject import Subject
 from sfumato.results import Audited, Finding, Findings, Limits
@@ -39,7 +39,7 @@ ABOUT = {
 """Titles of runs that do something else than train one model."""
 
 
-def title(cards: Sequence[Card]) -> str:
+def title(cards: Sequence[RunCard]) -> str:
     """The name of the page."""
     if len(cards) > 1:
         return f"{len(cards)} runs, side by side"
@@ -49,14 +49,14 @@ def title(cards: Sequence[Card]) -> str:
     return f"{model} on {data}" if model else f"{verb}: {data}"
 
 
-def model_of(card: Card) -> str:
+def model_of(card: RunCard) -> str:
     """The model that the run is about."""
     if card.subject is not None:
         return card.subject.model
     return str(card.summary.get("model") or card.settings.get("model") or "")
 
 
-def data_of(card: Card) -> str:
+def data_of(card: RunCard) -> str:
     """The images that the run is about."""
     if card.promise is not None:
         return card.promise.data
@@ -64,7 +64,7 @@ def data_of(card: Card) -> str:
     return str(known.get("data") or known.get("target") or card.settings.get("data") or card.name)
 
 
-def promise_words(card: Card) -> tuple[str, str]:
+def promise_words(card: RunCard) -> tuple[str, str]:
     """The promise: a number for the headline, and what it is about."""
     promise = card.promise
     if card.damage:
@@ -108,7 +108,7 @@ def audited_words(found: Findings) -> tuple[str, str]:
     return f"ε ≤ {up(found.guarantee.epsilon)}", about
 
 
-def proof_words(card: Card) -> tuple[str, str]:
+def proof_words(card: RunCard) -> tuple[str, str]:
     """What was proved against the promise: a number for the headline, and what it rests on."""
     if card.private is not None:
         return proof_of(card.private, unproved(card))
@@ -145,7 +145,7 @@ def best_of(bounds: Sequence[Finding]) -> Finding:
     return max(bounds, key=lambda bound: (bound.by_attack, proved(bound)))
 
 
-def unproved(card: Card) -> str:
+def unproved(card: RunCard) -> str:
     """That nothing is proved, and what that would take."""
     if card.verb != "train":
         return UNPROVED
@@ -163,7 +163,7 @@ def broken(found: Findings) -> bool:
     return disproved or any(check.passed is False for check in found.of("check"))
 
 
-def may_be_shared(card: Card) -> bool:
+def may_be_shared(card: RunCard) -> bool:
     """Whether a promise covers what lies open in the run."""
     promise = card.promise
     if card.damage:
@@ -189,7 +189,7 @@ def confidence(bound: Finding) -> str:
     return f"{100 * bound.confidence:g} % confidence"
 
 
-def facts(card: Card, cards: Sequence[Card] = ()) -> list[tuple[str, str]]:
+def facts(card: RunCard, cards: Sequence[RunCard] = ()) -> list[tuple[str, str]]:
     """What was trained on what, how, and what a step costs beside that of other cards."""
     plan, rows = card.plan or {}, [("verb", f"sfumato {card.verb}")]
     rows += [("data", data_of(card)), ("model", model_of(card)), ("state", state(card))]
@@ -217,7 +217,7 @@ def _told(summary: Mapping[str, Any], known: Collection[str]) -> list[tuple[str,
     return [(name, short(value)) for name, value in plain.items() if name not in known]
 
 
-def _units(card: Card) -> str:
+def _units(card: RunCard) -> str:
     """What the plan counts."""
     if card.promise is not None and card.promise.unit == "person":
         return "people"
@@ -226,7 +226,7 @@ def _units(card: Card) -> str:
     return f"{thing}, {count:,} of them canaries" if count else thing
 
 
-def state(card: Card) -> str:
+def state(card: RunCard) -> str:
     """How far the run is."""
     if card.finished:
         return "finished"
@@ -236,14 +236,14 @@ def state(card: Card) -> str:
     return "not finished" + (f": {', '.join(done)} done" if done else "")
 
 
-def spent_words(spent: Spent) -> str:
+def spent_words(spent: SpentEvents) -> str:
     """Events of one kind in a sentence."""
     if spent.count == 1:
         return f"one release: {spent.what}"
     return f"{spent.count:,} releases, each {spent.what}"
 
 
-def differing(cards: Sequence[Card]) -> list[tuple[str, ...]]:
+def differing(cards: Sequence[RunCard]) -> list[tuple[str, ...]]:
     """Settings that all runs have, and not all alike: other verbs have other settings."""
     rows = []
     for name in cards[0].settings:
@@ -253,7 +253,7 @@ def differing(cards: Sequence[Card]) -> list[tuple[str, ...]]:
     return rows
 
 
-def cost(card: Card, cards: Sequence[Card] = ()) -> str:
+def cost(card: RunCard, cards: Sequence[RunCard] = ()) -> str:
     """Time of a step, against plain training of the same where that is among the cards."""
     own = _seconds(card)
     if own is None:
@@ -269,22 +269,22 @@ def cost(card: Card, cards: Sequence[Card] = ()) -> str:
     return words
 
 
-def per_example(card: Card) -> str:
+def per_example(card: RunCard) -> str:
     """Time of a step over its examples, which can be compared where batches cannot."""
     found = () if card.private is None else card.private.of("cost")
     return duration(found[0].seconds_per_example) if found else ""
 
 
-def _seconds(card: Card) -> float | None:
+def _seconds(card: RunCard) -> float | None:
     found = () if card.private is None else card.private.of("cost")
     return found[0].seconds_per_step if found else None
 
 
-def _is_plain(card: Card) -> bool:
+def _is_plain(card: RunCard) -> bool:
     return card.promise is not None and math.isinf(card.promise.epsilon)
 
 
-def _work(card: Card) -> tuple[Any, ...]:
+def _work(card: RunCard) -> tuple[Any, ...]:
     return (card.verb, *(card.settings.get(name) for name in COMPARABLE))
 
 

@@ -86,7 +86,7 @@ class AuditHeads(Audit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_delta(self.delta)
+        check_bound_delta(self.delta)
         if self.trials < 100:
             raise ConfigError(f"trials={self.trials}: fewer than 100 prove nothing.")
         if self.head.noise_multiplier and self.head.hidden:
@@ -114,7 +114,7 @@ class AuditTrainer(Audit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_delta(self.delta)
+        check_bound_delta(self.delta)
         if not self.trainer:
             raise ConfigError("audit what? Give sfumato audit trainer module:function.")
 
@@ -124,7 +124,7 @@ class AuditTrainer(Audit):
         return self.trainer
 
 
-def check_delta(delta: float) -> None:
+def check_bound_delta(delta: float) -> None:
     """Refuse what is no delta of a bound."""
     if not 0 <= delta < 1:
         raise ConfigError(f"delta={delta:g} must lie in 0 to 1, 1 excluded.")

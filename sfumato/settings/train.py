@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
 from sfumato.privacy.releases import check_noise
-from sfumato.setting_groups import Settings, flat, leaves
+from sfumato.setting_groups import Settings, flatten, leaves
 
 Mode = Literal["ghost_mixed", "ghost", "non-ghost", "non-private"]
 FEWEST_CANARIES = 20
@@ -320,7 +320,7 @@ class Training(Settings):
     @property
     def alone(self) -> "Train":
         """The same as settings of sfumato train, checked as such."""
-        return Train(**flat(self))
+        return Train(**flatten(self))
 
     def check_extender(self) -> None:
         """Refuse what an extender cannot do."""

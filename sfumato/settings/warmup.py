@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.setting_groups import Settings, Way, defaults, flat, leaves
+from sfumato.setting_groups import Settings, Way, defaults, flatten, leaves
 from sfumato.settings.diffusion import Diffusion
 from sfumato.settings.train import (
     ONLY_TRAIN,
@@ -282,7 +282,7 @@ class Warmup(WithTraining):
         free = {*leaves(Diffusion)} - {*OF_THE_NETWORK}
         free |= {"train_only", "freeze", "crop", "flip", "extender"}
         free |= {"guide_weight", "vary", "warm_repeats", "controls"}
-        given, usual = flat(self), defaults(Warmup)
+        given, usual = flatten(self), defaults(Warmup)
         flags = [
             f"--{name.replace('_', '-')}"
             for name in given

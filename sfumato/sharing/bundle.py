@@ -34,7 +34,7 @@ from sfumato.sharing.bundle_parts import (
     write_images,
     write_soft_labels,
 )
-from sfumato.sharing.card import Card, card_problems, card_remarks, make_card, this_version
+from sfumato.sharing.card import BundleCard, card_problems, card_remarks, make_card, this_version
 from sfumato.sharing.card_words import markdown
 
 OURS = re.compile(
@@ -48,7 +48,7 @@ OURS = re.compile(
 class Verdict:
     """What a check found. `card` is None if it could not even be read."""
 
-    card: Card | None
+    card: BundleCard | None
     problems: list[str]
     """Each says what is wrong and what to do; with any, the bundle must not be trusted."""
     remarks: list[str]
@@ -73,7 +73,7 @@ def write_bundle(
     temperature: float,
     moved: dict[str, float],
     near_copies: dict[str, float] | None = None,
-) -> Card:
+) -> BundleCard:
     """Write images, soft labels, ledger and card to a folder, in place of a bundle already there.
 
     Guarantee: the promise on the card is derived from `ledger`, images marked private are refused,
@@ -114,7 +114,7 @@ def write_bundle(
     return card
 
 
-def read_bundle(folder: Path | str) -> tuple[Images, Float[Tensor, "n classes"], float, Card]:
+def read_bundle(folder: Path | str) -> tuple[Images, Float[Tensor, "n classes"], float, BundleCard]:
     """Images, logits, temperature and card of a bundle whose files are those on its card.
 
     That is all that is checked here; `verify_bundle` checks the promise.
@@ -159,13 +159,13 @@ def _require_card(folder: Path) -> None:
         )
 
 
-def _read_card(folder: Path) -> Card:
+def _read_card(folder: Path) -> BundleCard:
     _require_card(folder)
     try:
         record = read_json(folder / "card.json")
         if isinstance(record, dict):  # older cards do not say
             record = {"neighbours": "data sets", **record}
-        return from_json(Card, record)
+        return from_json(BundleCard, record)
     except ConfigError as problem:
         raise RunError(f"{folder / 'card.json'} is no card: {problem}") from problem
 
@@ -199,7 +199,9 @@ def _write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def _told(check: Callable[[Path, Card], list[str]], folder: Path, card: Card) -> list[str]:
+def _told(
+    check: Callable[[Path, BundleCard], list[str]], folder: Path, card: BundleCard
+) -> list[str]:
     """What a check finds; that it cannot even read its file is a problem too."""
     try:
         return check(folder, card)
@@ -207,7 +209,7 @@ def _told(check: Callable[[Path, Card], list[str]], folder: Path, card: Card) ->
         return [f"{problem} {MEND}"]
 
 
-def _file_problems(folder: Path, card: Card) -> list[str]:
+def _file_problems(folder: Path, card: BundleCard) -> list[str]:
     there, listed, parts = set(_contents(folder)) - {"card.json"}, set(card.files), part_names(card)
     problems = [f"{name} is missing. {MEND}" for name in sorted((listed | parts) - there)]
     for name in sorted(there - (listed & parts)):
@@ -222,7 +224,7 @@ def _file_problems(folder: Path, card: Card) -> list[str]:
     return problems
 
 
-def _ledger_problems(folder: Path, card: Card) -> list[str]:
+def _ledger_problems(folder: Path, card: BundleCard) -> list[str]:
     path = folder / "ledger.jsonl"
     # A run may lose a torn last line, which it never relied on; here every line was relied on.
     if not path.is_file() or not path.read_bytes().endswith(b"\n"):
@@ -230,7 +232,7 @@ def _ledger_problems(folder: Path, card: Card) -> list[str]:
     return card_problems(card, Ledger.from_records(read_lines(path)))
 
 
-def _image_problems(folder: Path, card: Card) -> list[str]:
+def _image_problems(folder: Path, card: BundleCard) -> list[str]:
     images = read_images(folder, card)
     pairs = {
         "classes": (card.classes, images.classes),
@@ -244,12 +246,12 @@ def _image_problems(folder: Path, card: Card) -> list[str]:
     ]
 
 
-def _soft_label_problems(folder: Path, card: Card) -> list[str]:
+def _soft_label_problems(folder: Path, card: BundleCard) -> list[str]:
     found = soft_label_problems(*read_soft_labels(folder), card.images, len(card.classes))
     return [f"{problem} {MEND}" for problem in found]
 
 
-def _word_problems(folder: Path, card: Card) -> list[str]:
+def _word_problems(folder: Path, card: BundleCard) -> list[str]:
     path = folder / "card.md"
     if card.made_by != this_version() or not path.is_file():
         return []

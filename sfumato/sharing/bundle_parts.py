@@ -21,13 +21,13 @@ from sfumato.data.arrays import NpzFile, load_npz, open_npz
 from sfumato.data.images import Images
 from sfumato.errors import DataError
 from sfumato.files import atomic
-from sfumato.sharing.card import Card
+from sfumato.sharing.card import BundleCard
 
 ARRAYS = {"x_train", "y_train", "x_test", "y_test", "classes"}
 COLUMNS = ["file", "label", "class"]
 
 
-def part_names(card: Card) -> set[str]:
+def part_names(card: BundleCard) -> set[str]:
     """The files that a bundle with this card consists of, besides card.json."""
     always = {"card.md", "ledger.jsonl", "soft_labels.npz"}
     if "images.npz" in card.files:
@@ -56,7 +56,7 @@ def write_images(folder: Path, images: Images, format: Literal["npz", "png"]) ->
         file.write(table.getvalue().encode())
 
 
-def read_images(folder: Path, card: Card) -> Images:
+def read_images(folder: Path, card: BundleCard) -> Images:
     """The images of a bundle, public by their ledger; `DataError` for anything out of place."""
     read = _read_npz if "images.npz" in card.files else _read_png
     return replace(read(folder, card), name=f"{card.private}-synthetic")
@@ -105,7 +105,7 @@ def _png_name(index: int) -> str:
     return f"images/{index:06d}.png"
 
 
-def _read_npz(folder: Path, card: Card) -> Images:
+def _read_npz(folder: Path, card: BundleCard) -> Images:
     path = folder / "images.npz"
     headers = _open(path, ARRAYS).headers
     if any(0 not in headers[name].shape[:1] for name in ("x_test", "y_test")):
@@ -122,7 +122,7 @@ def _open(path: Path, names: set[str]) -> NpzFile:
     return file
 
 
-def _read_png(folder: Path, card: Card) -> Images:
+def _read_png(folder: Path, card: BundleCard) -> Images:
     path = folder / "labels.csv"
     try:
         head, *rows = list(csv.reader(io.StringIO(path.read_bytes().decode())))

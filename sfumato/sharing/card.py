@@ -20,7 +20,7 @@ AGAIN = "Write the bundle again from its ledger."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
+class SpentStage:
     """What one stage released: how often, and by which mechanism, in words."""
 
     events: int
@@ -28,7 +28,7 @@ class Spent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class BundleCard:
     """What a bundle says about itself."""
 
     public: str
@@ -54,7 +54,7 @@ class Card:
     epsilon_by_rdp: float
     """The same by the second accountant; NaN where that has no formula."""
     noise: Literal["philox", "chacha20"]
-    stages: dict[str, Spent]
+    stages: dict[str, SpentStage]
     """What was released, by stage of the ledger."""
     moved: dict[str, float]
     """How far images moved from their public originals, in grey levels: mean and largest."""
@@ -88,10 +88,10 @@ def make_card(
     public: str,
     moved: dict[str, float],
     near_copies: dict[str, float] | None,
-) -> Card:
+) -> BundleCard:
     """The card of images that `ledger` has paid for, with no files on it yet."""
     header = ledger.header
-    return Card(
+    return BundleCard(
         public=public,
         private=header.data,
         images=len(images),
@@ -122,7 +122,7 @@ def this_version() -> str:
     return f"sfumato {__version__}"
 
 
-def card_problems(card: Card, ledger: Ledger) -> list[str]:
+def card_problems(card: BundleCard, ledger: Ledger) -> list[str]:
     """Where a card promises more than its ledger paid for, or its ledger forbids the release."""
     reasons = [*_objections(ledger, card.k, card.near_copies is not None), *card.not_for_release]
     return [
@@ -135,7 +135,7 @@ def card_problems(card: Card, ledger: Ledger) -> list[str]:
     ]
 
 
-def card_remarks(card: Card) -> list[str]:
+def card_remarks(card: BundleCard) -> list[str]:
     """What is no fault, and must be known before the bundle is handed on."""
     remarks = []
     if card.scores:
@@ -158,7 +158,7 @@ def card_remarks(card: Card) -> list[str]:
     return remarks
 
 
-def _disagreements(card: Card, ledger: Ledger) -> list[str]:
+def _disagreements(card: BundleCard, ledger: Ledger) -> list[str]:
     """Where the card and the ledger's lines speak of different things."""
     header, problems = ledger.header, []
     for name, theirs in (
@@ -183,7 +183,7 @@ def _disagreements(card: Card, ledger: Ledger) -> list[str]:
     return problems
 
 
-def _price_problems(card: Card, ledger: Ledger) -> list[str]:
+def _price_problems(card: BundleCard, ledger: Ledger) -> list[str]:
     """Where the card's epsilon is less than the ledger costs, or means nothing."""
     pld, rdp = ledger.epsilon(), ledger.epsilon(accountant="rdp")
     problems = []
@@ -227,11 +227,13 @@ def _objections(ledger: Ledger, k: int, counts_copies: bool) -> list[str]:
     return found
 
 
-def _spent(releases: tuple[Release, ...]) -> dict[str, Spent]:
+def _spent(releases: tuple[Release, ...]) -> dict[str, SpentStage]:
     words: dict[str, list[str]] = {}
     for release in releases:
         words.setdefault(release.stage, []).append(release.describe())
-    return {stage: Spent(events=len(said), what=_shortly(said)) for stage, said in words.items()}
+    return {
+        stage: SpentStage(events=len(said), what=_shortly(said)) for stage, said in words.items()
+    }
 
 
 def _shortly(said: list[str]) -> str:
@@ -240,12 +242,12 @@ def _shortly(said: list[str]) -> str:
     return "; ".join(kinds[:3]) + more
 
 
-def _as_written(card: Card, stages: dict[str, Spent]) -> object:
+def _as_written(card: BundleCard, stages: dict[str, SpentStage]) -> object:
     """Stages as far as they must agree: other versions may use other words for the same events."""
     same = card.made_by == this_version()
     return stages if same else {name: spent.events for name, spent in stages.items()}
 
 
-def _stats(stages: dict[str, Spent]) -> str:
+def _stats(stages: dict[str, SpentStage]) -> str:
     found = [f'{spent.events} of stage "{name}" ({spent.what})' for name, spent in stages.items()]
     return ", ".join(found) or "no events"

@@ -7,10 +7,10 @@ import html
 import math
 import re
 
-from sfumato.sharing.card import NEAR_COPIES, Card
+from sfumato.sharing.card import NEAR_COPIES, BundleCard
 
 
-def markdown(card: Card) -> str:
+def markdown(card: BundleCard) -> str:
     """The card for people."""
     public, private = _plain(card.public), _plain(card.private)
     channels, height, width = card.shape
@@ -43,12 +43,12 @@ def markdown(card: Card) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _warning(card: Card) -> list[str]:
+def _warning(card: BundleCard) -> list[str]:
     reasons = [f"> - {_plain(reason)}" for reason in card.not_for_release]
     return ["\n".join(["> **NOT FOR RELEASE**", ">", *reasons])] if reasons else []
 
 
-def _promise(card: Card) -> list[str]:
+def _promise(card: BundleCard) -> list[str]:
     private = _plain(card.private)
     whom = {"example": "one image", "person": "all images of one person"}[card.unit]
     told = {
@@ -80,7 +80,7 @@ def _promise(card: Card) -> list[str]:
     return ["## What is promised", promise, _table(("", "value"), rows), *told, rest]
 
 
-def _near_copies(card: Card) -> list[str]:
+def _near_copies(card: BundleCard) -> list[str]:
     if card.near_copies is None:
         return []
     share, threshold, error = (card.near_copies[name] for name in NEAR_COPIES)
@@ -96,7 +96,7 @@ def _near_copies(card: Card) -> list[str]:
     ]
 
 
-def _scores(card: Card) -> list[str]:
+def _scores(card: BundleCard) -> list[str]:
     if not card.scores:
         return []
     return [

@@ -42,7 +42,7 @@ def deal_classes(count: int, num_classes: int) -> Int[Tensor, " count"]:
     return torch.arange(count) % num_classes
 
 
-def match(
+def match_features(
     model: nn.Module,
     inputs: Inputs,
     targets: Int[Tensor, " n"],
@@ -69,7 +69,9 @@ def match(
             continue
         generator = torch.Generator().manual_seed(inputs.seed + number)
         group = int(targets[places[0]]) if by_class else 0
-        pixels[places] = move(model, inputs, places, targets, goal, group, matching, generator)
+        pixels[places] = move_batch(
+            model, inputs, places, targets, goal, group, matching, generator
+        )
         if number % 20 == 19 or number == len(batches) - 1:
             run.save_checkpoint({"done": number + 1, "pixels": pixels})
             say(f"moved {int(sum(len(b) for b in batches[: number + 1]))} of {len(pixels)} images")
@@ -87,7 +89,7 @@ def arrange(
     return [part for row in rows for part in row.tensor_split(max(1, round(len(row) / batch)))]
 
 
-def move(
+def move_batch(
     model: nn.Module,
     inputs: Inputs,
     places: Int[Tensor, " batch"],

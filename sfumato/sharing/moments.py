@@ -102,7 +102,7 @@ def make_gauge(model: nn.Module, public: Inputs, slack: float) -> Gauge:
             "the teacher has no normalisation layer, so there are no statistics to match. Take a "
             "model that has (--model group-cnn), or --k 0."
         )
-    pieces = [found for _, found in look(model, public)]
+    pieces = [found for _, found in observe_features(model, public)]
     layers = [torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True)]
     blocks = [block for pair in layers for block in pair]
     units = torch.stack([block.norm(dim=1).median().clamp(min=1e-6) for block in blocks])
@@ -135,7 +135,7 @@ def sum_moments(
             "--per-class out, or take a teacher whose unit is an image."
         )
     total: Tensor | float = 0.0
-    for units, found in look(model, inputs, batch_size):
+    for units, found in observe_features(model, inputs, batch_size):
         vectors = gauge.vectors(found).unflatten(0, (-1, inputs.rows)).mean(dim=1)
         where = torch.zeros(len(units), dtype=torch.int64) if groups is None else groups[units]
         counted = with_counter(vectors.double(), gauge.weight)
@@ -145,7 +145,7 @@ def sum_moments(
     return total
 
 
-def look(
+def observe_features(
     model: nn.Module, inputs: Inputs, batch_size: int = 512
 ) -> Iterator[tuple[Int[Tensor, " units"], list[Float[Tensor, "2 rows _"]]]]:
     """Run the model, in evaluation mode and float32, over all units; what each pass observed."""

@@ -43,7 +43,7 @@ HUGE = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Canaries:
+class CanaryInclusion:
     """Which examples are canaries, and how their coins fell. As secret as the data."""
 
     kind: Kind
@@ -76,7 +76,7 @@ class Canaries:
             yield replace(batch, chunks=tuple(chunks))
 
 
-def draw_canaries(kind: Kind, count: int, images: Images) -> Canaries:
+def draw_canaries(kind: Kind, count: int, images: Images) -> CanaryInclusion:
     """Choose canaries and toss their coins, with the operating system's randomness."""
     chance = np.random.Generator(np.random.PCG64(secrets.randbits(128)))
     coins = [bool(secrets.randbits(1)) for _ in range(count)]
@@ -96,7 +96,9 @@ def draw_canaries(kind: Kind, count: int, images: Images) -> Canaries:
             raise ConfigError("--canary-kind mislabelled needs a second class to name.")
         turns = chance.integers(1, classes, count).tolist()
         labels = [(label + turn) % classes for label, turn in zip(labels, turns, strict=True)]
-    return Canaries(kind=kind, places=tuple(places), labels=tuple(labels), included=tuple(coins))
+    return CanaryInclusion(
+        kind=kind, places=tuple(places), labels=tuple(labels), included=tuple(coins)
+    )
 
 
 def with_coordinates(model: nn.Module, count: int) -> nn.Module:
@@ -178,7 +180,7 @@ class CanaryHook(StepHook):
     """
 
     def __init__(
-        self, model: nn.Module, plan: Plan, canaries: Canaries, kept: Observations | None
+        self, model: nn.Module, plan: Plan, canaries: CanaryInclusion, kept: Observations | None
     ) -> None:
         self.parameter: nn.Parameter = model.canaries  # pyright: ignore
         self.plan, self.canaries, self.kept = plan, canaries, kept

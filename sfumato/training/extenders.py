@@ -64,7 +64,7 @@ class PublicGradient:
         return gradient
 
 
-class Extender(StepHook):
+class PublicExtender(StepHook):
     """Finds a public gradient before a private step, and uses it on what the step has left."""
 
     def __init__(self, public: PublicGradient) -> None:
@@ -87,7 +87,7 @@ class Extender(StepHook):
             self.finish(batch.step, gradient)
 
 
-class Dope(Extender):
+class Dope(PublicExtender):
     """DOPE-SGD: g_i - p is clipped, summed and noised, and p is added to the mean.
 
     An example whose gradient is near the public one is hardly clipped, so a small norm bound, and
@@ -123,7 +123,7 @@ class Dope(Extender):
             part += self.shift[name]
 
 
-class Mirror(Extender):
+class Mirror(PublicExtender):
     """Mirror-GD: beta times the noisy mean and 1 - beta times the public gradient.
 
     beta is cos(pi / 20 * step / steps), as published: from 1 down to 0.988.
@@ -145,7 +145,7 @@ class Mirror(Extender):
             part.mul_(beta).add_(self.gradient[name], alpha=1 - beta)
 
 
-class WeightMultiplicity(Extender):
+class WeightMultiplicity(PublicExtender):
     """View k of each example is taken at w + rho p_k / |p_k|, p_k that of a fresh public batch.
 
     The views of an example still make one loss, so its gradient is averaged and clipped as one.

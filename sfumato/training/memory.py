@@ -227,7 +227,7 @@ def _power_of_two(number: int) -> int:
 
 
 @contextmanager
-def advised(
+def memory_advice(
     clipper: GradientClipper, inputs: Inputs, size: int, work: Work | None = None
 ) -> Iterator[None]:
     """Say out of memory in words that help, for what is done inside with `size` examples."""

@@ -33,7 +33,7 @@ LEFT_OUT = "left_out"
 
 
 @dataclass(frozen=True)
-class Paid:
+class PrivacyContext:
     """What makes steps private: how much noise, where chance comes from, and who writes it down."""
 
     plan: Plan
@@ -44,7 +44,7 @@ class Paid:
 def private_step(
     clipper: GradientClipper,
     inputs: Inputs,
-    paid: Paid,
+    paid: PrivacyContext,
     *,
     processes: ProcessGroup | None = None,
     clip: Callable[..., Clipped] | None = None,
@@ -61,7 +61,7 @@ def private_step(
     error.
     """
     plan, ledger, secret = paid.plan, paid.ledger, paid.secret
-    gather = Gather(clipper, inputs, paid, clip or clipper.clip, processes or ProcessGroup())
+    gather = GradientSum(clipper, inputs, paid, clip or clipper.clip, processes or ProcessGroup())
     noisy, processes, buffers = gather.noisy, gather.noisy.processes, Buffers(clipper.model)
 
     def step(batch: Batch) -> dict[str, float]:
@@ -103,14 +103,14 @@ def is_lost(total: Mapping[str, Tensor], ledger: Ledger, secret: SessionKey, ste
     return bool(tags) and tag_of(total, secret, (ledger.header.id, "train", step)) not in tags
 
 
-class Gather:
+class GradientSum:
     """Adds up the clipped gradients of a batch; in several processes, those of all of them."""
 
     def __init__(
         self,
         clipper: GradientClipper,
         inputs: Inputs,
-        paid: Paid,
+        paid: PrivacyContext,
         clip: Callable[..., Clipped],
         processes: ProcessGroup,
     ) -> None:

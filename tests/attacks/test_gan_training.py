@@ -6,7 +6,7 @@ from gan_tasks import METHODS, batch, new_lesson, rng, small_gan
 
 from sfumato.attacks import gan_training
 from sfumato.attacks.gan_losses import hinge_discriminator, real_or_fake, soft_cross_entropy
-from sfumato.attacks.gan_training import discriminator_loss, generator_loss, iterate, look
+from sfumato.attacks.gan_training import discriminator_loss, evaluate_gan, generator_loss, iterate
 from sfumato.attacks.inversion_loss import margins
 from sfumato.attacks.random_views import random_view
 
@@ -164,9 +164,9 @@ def test_a_look_is_the_median_lead_in_fakes_of_codes_that_stay_the_same(method):
     task = new_lesson(method)
     gan = small_gan(task)
     before = {k: v.clone() for k, v in gan.generator.state_dict().items()}
-    found = look(gan, task, 5)
+    found = evaluate_gan(gan, task, 5)
     assert task.access.asked == 256
-    assert found == look(gan, task, 5)
+    assert found == evaluate_gan(gan, task, 5)
     assert gan.generator.training
     assert all(torch.equal(v, before[k]) for k, v in gan.generator.state_dict().items())
     z, y = gan_training.codes(task, 256, torch.Generator().manual_seed(5))
@@ -182,6 +182,6 @@ def test_an_infinite_answer_is_no_success():
     ask = task.access._ask
     task.access._ask = lambda pixels: ask(pixels).index_fill(1, torch.tensor([0]), torch.inf)
     _, y = gan_training.codes(task, 256, torch.Generator().manual_seed(0))
-    assert look(gan, task, 0) is None
+    assert evaluate_gan(gan, task, 0) is None
     task.access._ask = lambda pixels: ask(pixels).scatter(1, y[:, None], torch.inf)
-    assert look(gan, task, 0) is None
+    assert evaluate_gan(gan, task, 0) is None

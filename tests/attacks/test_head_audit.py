@@ -13,7 +13,7 @@ from sfumato.attacks.head_randomness import BLOCK, Chance, draw_chance
 from sfumato.attacks.heads import HeadRecipe, labels_of
 from sfumato.errors import ConfigError, DataError
 
-RECIPE = HeadRecipe(classes=3, max_norm=2.0, noise_multiplier=4.0, epochs=16)
+COMMAND = HeadRecipe(classes=3, max_norm=2.0, noise_multiplier=4.0, epochs=16)
 
 
 def scores(recipe, heads, present, seed=0, d=4):
@@ -24,7 +24,7 @@ def scores(recipe, heads, present, seed=0, d=4):
 
 
 def test_the_lone_image_shares_no_coordinate_with_any_other():
-    _, x = scores(RECIPE, 1, True)
+    _, x = scores(COMMAND, 1, True)
     assert torch.equal(x[:-1, -1], torch.zeros(2))
     assert torch.equal(x[-1, :-1], torch.zeros(4))
 
@@ -61,8 +61,8 @@ def _divided_by(recipe):
 
 def test_scores_are_nearly_those_of_the_best_test_there_is():
     # All images in each step: the best test tells apart two Gaussians sqrt(T)/sigma = 1 apart.
-    inside, _ = scores(RECIPE, 4000, True)
-    outside, _ = scores(RECIPE, 4000, False)
+    inside, _ = scores(COMMAND, 4000, True)
+    outside, _ = scores(COMMAND, 4000, False)
     distance = (inside.mean() - outside.mean()) / outside.std()
     assert 0.85 < distance < math.sqrt(16) / 4 + 0.1
     assert len(set(inside) | set(outside)) == 8000
@@ -77,7 +77,7 @@ def test_with_much_noise_nothing_is_left_to_see():
 
 
 def test_so_many_heads_come_as_were_asked_for_and_the_first_are_always_the_same():
-    many, few = scores(RECIPE, 300, True)[0], scores(RECIPE, 10, True)[0]
+    many, few = scores(COMMAND, 300, True)[0], scores(COMMAND, 10, True)[0]
     assert len(many) == 300
     assert np.array_equal(many[:10], few)
 
@@ -89,4 +89,4 @@ def test_heads_of_two_layers_and_other_numbers_of_images_are_refused():
             lone_trials(recipe, torch.zeros(3, 2), labels_of(recipe), heads=1, present=True, seed=0)
         )
     with pytest.raises(DataError, match="has 3 images, and these are 2"):
-        add_lone_image(torch.zeros(2, 4), RECIPE)
+        add_lone_image(torch.zeros(2, 4), COMMAND)

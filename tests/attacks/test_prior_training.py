@@ -56,7 +56,7 @@ def script(monkeypatch, found):
         seen.append(weights(net))
         return next(left)
 
-    monkeypatch.setattr(gan_training, "look", told)
+    monkeypatch.setattr(gan_training, "evaluate_gan", told)
     return seen
 
 
@@ -77,7 +77,7 @@ def test_the_target_becomes_convinced_of_fakes(tmp_path):
     assert max(gan.looks) > gan.looks[0] + 0.2
     assert max(gan.looks) > 0
     gan.generator = made
-    assert gan_training.look(gan, task, 3) == pytest.approx(max(gan.looks), abs=1e-5)
+    assert gan_training.evaluate_gan(gan, task, 3) == pytest.approx(max(gan.looks), abs=1e-5)
 
 
 def test_training_is_a_function_of_its_seed(tmp_path):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from audits import noise_images
 from torch import nn
 
-from sfumato.attacks.shadow_models import draw_batches, draw_halves, train_copies
+from sfumato.attacks.shadow_models import draw_halves, shadow_batches, train_copies
 from sfumato.errors import ConfigError
 from sfumato.training.inputs import Inputs
 
@@ -61,7 +61,7 @@ def test_each_copy_is_the_model_that_is_trained_alone_on_its_batches(make, at_on
         model[0].bias.requires_grad_(False)
     inside = draw_halves(4, 24, seed=5)
     batches = torch.stack(
-        [draw_batches(inside[k], steps=5, size=8, seed=5, number=k) for k in range(4)]
+        [shadow_batches(inside[k], steps=5, size=8, seed=5, number=k) for k in range(4)]
     )
     copies = train_copies(copy.deepcopy(models), inputs, batches, make, at_once=at_once)
     answers = copies.logits(inputs, at_once=7)
@@ -78,11 +78,11 @@ def test_halves_come_in_pairs_and_batches_stay_inside():
     assert torch.equal(inside.sum(0), torch.full((25,), 4))
     assert set(inside.sum(1).tolist()) == {12, 13}
     assert torch.equal(draw_halves(4, 25, seed=1), inside[:4])  # of its own number alone
-    batches = draw_batches(inside[3], steps=7, size=5, seed=1, number=3)
+    batches = shadow_batches(inside[3], steps=7, size=5, seed=1, number=3)
     assert bool(inside[3][batches].all())
     counts = torch.bincount(batches.flatten(), minlength=25)[inside[3]]
     assert int(counts.max()) - int(counts.min()) <= 1
-    assert not torch.equal(batches, draw_batches(inside[3], steps=7, size=5, seed=1, number=4))
+    assert not torch.equal(batches, shadow_batches(inside[3], steps=7, size=5, seed=1, number=4))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_head import flat, network, train_one
 
-from sfumato.attacks.batched_heads import clip_factors, train_primal
+from sfumato.attacks.batched_heads import head_clip_factors, train_primal
 from sfumato.attacks.batched_linear_heads import draw_noise, gather_noise, recur, train_dual
 from sfumato.attacks.head_randomness import Chance, draw_chance
 from sfumato.attacks.heads import HeadRecipe, labels_of
@@ -168,10 +168,10 @@ def test_heads_of_the_dual_spread_under_noise_as_those_of_the_primal():
 
 def test_clipping_keeps_within_the_bound_and_leaves_short_gradients_alone():
     squares = torch.tensor([0.0, 0.25, 4.0, 1e30], dtype=torch.float64)
-    factors = clip_factors(squares, 1.0, None)
+    factors = head_clip_factors(squares, 1.0, None)
     assert factors.tolist() == pytest.approx([1.0, 1.0, 0.5, 1e-15])
     present = torch.tensor([True, False, True, False])
-    assert clip_factors(squares, 1.0, present).tolist() == pytest.approx([1.0, 0.0, 0.5, 0.0])
+    assert head_clip_factors(squares, 1.0, present).tolist() == pytest.approx([1.0, 0.0, 0.5, 0.0])
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook:UserWarning")

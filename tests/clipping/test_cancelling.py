@@ -115,7 +115,7 @@ def test_rows_of_a_table_that_cancel():
     g[:, 1] *= -1
     ids = torch.zeros(1, 2, dtype=torch.long)
     truth = g.double().sum(dim=1).square().sum()
-    assert lookups.square_norm(ids, g, 1) >= truth
+    assert lookups.table_square_norm(ids, g, 1) >= truth
 
 
 @pytest.mark.parametrize("depth", [7, 256, 257, 5000, 150_528])

@@ -12,7 +12,7 @@ from sfumato.clipping import contract, gpu_kernels, grams
 from sfumato.clipping.admit import one_at_a_time
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
-from sfumato.clipping.geometry import Geometry
+from sfumato.clipping.geometry import WeightGeometry
 from sfumato.models.wrn import StandardisedConv2d, WideResNet
 
 # channels, outputs, size, kernel, stride, padding, dilation, groups
@@ -32,7 +32,7 @@ CONVOLUTIONS = {
 def layer(case, n=3):
     torch.manual_seed(0)
     channels, outputs, size, kernel, stride, padding, dilation, groups = CONVOLUTIONS[case]
-    geometry = Geometry(stride, padding, dilation, False, (0,) * len(size), groups)
+    geometry = WeightGeometry(stride, padding, dilation, False, (0,) * len(size), groups)
     x = torch.randn(n, channels, *size, dtype=torch.float64)
     weight = torch.randn(outputs, channels // groups, *kernel, dtype=torch.float64)
     g = torch.randn(contract.output_shape(x, weight, geometry), dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_a_grouped_convolution_forms_the_same_gradients(case, monkeypatch):
     monkeypatch.setattr(contract, "COLUMNS", 0)
     x, g, weight, geometry, n = layer(case)
     expected = by_columns(x, g, weight, geometry, n).reshape(n, *weight.shape)
-    torch.testing.assert_close(contract.gradients(x, g, weight, geometry, n), expected)
+    torch.testing.assert_close(contract.per_example_gradients(x, g, weight, geometry, n), expected)
 
 
 def loss_of(model, x):

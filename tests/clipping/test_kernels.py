@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is for Linux")
 from sfumato.clipping import arithmetic, contract, gpu_kernels, grams, standardised
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
-from sfumato.clipping.geometry import LINEAR, Geometry
+from sfumato.clipping.geometry import LINEAR, WeightGeometry
 from sfumato.clipping.kernels import convolution, pixels
 from sfumato.clipping.kernels.convolution import conv_gradients, conv_total
 from sfumato.clipping.kernels.ghost import scaled
@@ -94,7 +94,7 @@ def layer(case, dtype, layout=torch.channels_last):
         n if isinstance(n, tuple) else (n, n) for n in (kernel, stride, padding, dilation)
     )
     weight = draw(outputs, channels // groups, *kernel)
-    geometry = Geometry(stride, padding, dilation, False, (0, 0), groups)
+    geometry = WeightGeometry(stride, padding, dilation, False, (0, 0), groups)
     g = draw(*contract.output_shape(x, weight, geometry)).contiguous(memory_format=layout)
     return x, g, weight, geometry
 
@@ -157,7 +157,7 @@ def test_the_positions_of_small_images_follow_each_other(case, dtype, monkeypatc
     monkeypatch.setattr(convolution, "SHARE", 150)  # two shares, of several steps
     examples, views, channels, outputs, sides, kernel, stride, padding, dilation = SMALL[case]
     generator = torch.Generator().manual_seed(0)
-    geometry = Geometry(stride, padding, dilation, False, (0, 0))
+    geometry = WeightGeometry(stride, padding, dilation, False, (0, 0))
     weight = torch.empty(outputs, channels, *kernel)
     x = torch.randn(examples * views, channels, *sides, generator=generator).to(dtype)
     g = torch.randn(contract.output_shape(x, weight, geometry), generator=generator).to(dtype)
@@ -169,7 +169,7 @@ def test_the_positions_of_small_images_follow_each_other(case, dtype, monkeypatc
         each * g.double(), x.double(), weight.double(), None, *geometry, [False, True, False]
     )[1]
     x, g, factors = (t.to(DEVICE) for t in (x, g, factors))
-    found = gpu_kernels.weighted_gradient(x, g, factors, weight, geometry)
+    found = gpu_kernels.kernel_weighted_gradient(x, g, factors, weight, geometry)
     assert_near(found, wanted.to(DEVICE), 1e-3 if LOOSE and dtype == torch.float32 else 1e-6)
 
 
@@ -189,7 +189,7 @@ def test_ghost_norms_of_a_convolution(case, dtype, monkeypatch):
 def test_examples_that_share_a_tile_have_norms_of_their_own(shape, dtype):
     sides, groups, views, stride = shape
     examples, generator = 19, torch.Generator().manual_seed(0)
-    geometry = Geometry((stride, stride), (1, 1), (1, 1), False, (0, 0), groups)
+    geometry = WeightGeometry((stride, stride), (1, 1), (1, 1), False, (0, 0), groups)
     weight = torch.empty(24, 48 // groups, 3, 3)
     x = torch.randn(examples * views, 48, *sides, generator=generator).to(dtype)
     g = torch.randn(contract.output_shape(x, weight, geometry), generator=generator).to(dtype)
@@ -217,7 +217,7 @@ def test_pixels_that_are_almost_alike_stay_within_the_bound(kernel):
     g = g - g.mean(dim=(2, 3), keepdim=True)
     x, g = (t.to(DEVICE, torch.bfloat16) for t in (x, g))
     weight, edge = torch.zeros(16, 32, kernel, kernel), kernel // 2
-    geometry = Geometry((1, 1), (edge, edge), (1, 1))
+    geometry = WeightGeometry((1, 1), (edge, edge), (1, 1))
     found, lengths = conv_ghost_norm(x, g, *gpu_kernels.settings(weight, geometry), EXAMPLES)
     a, b = contract.columns(x.cpu().double(), g.cpu().double(), weight, geometry, EXAMPLES)
     truth = (b @ a.mT).flatten(1).norm(dim=1)
@@ -308,21 +308,24 @@ def test_on_a_gpu_layers_store_what_is_smaller_than_their_gram_matrices(
 def test_layers_that_are_matrices_are_told_from_those_that_are_not():
     x, linear, patch = torch.empty(2, 4, 6, 6), torch.empty(8, 4), torch.empty(8, 4, 2, 2)
     assert gpu_kernels.is_matrix(x[:, 0], linear, LINEAR)
-    assert gpu_kernels.is_matrix(x, patch, Geometry((2, 2), (0, 0), (1, 1)))
+    assert gpu_kernels.is_matrix(x, patch, WeightGeometry((2, 2), (0, 0), (1, 1)))
     for geometry in (((1, 1), (0, 0), (1, 1)), ((2, 2), (1, 1), (1, 1)), ((2, 2), (0, 0), (2, 2))):
-        assert not gpu_kernels.is_matrix(x, patch, Geometry(*geometry))
+        assert not gpu_kernels.is_matrix(x, patch, WeightGeometry(*geometry))
     wide, whole = torch.empty(8, 2, 3, 3), torch.empty(8, 4, 6, 6)
-    assert not gpu_kernels.is_matrix(x, wide, Geometry((3, 3), (0, 0), (1, 1), groups=2))
-    assert gpu_kernels.is_matrix(x, whole, Geometry((1, 1), (0, 0), (1, 1)))
-    assert not gpu_kernels.is_matrix(x, whole, Geometry((1, 1), (1, 1), (1, 1)))
+    assert not gpu_kernels.is_matrix(x, wide, WeightGeometry((3, 3), (0, 0), (1, 1), groups=2))
+    assert gpu_kernels.is_matrix(x, whole, WeightGeometry((1, 1), (0, 0), (1, 1)))
+    assert not gpu_kernels.is_matrix(x, whole, WeightGeometry((1, 1), (1, 1), (1, 1)))
 
 
 def test_a_kernel_as_large_as_the_image_is_a_matrix_on_it():
     x, g, factors = torch.randn(3, 4, 5, 6), torch.randn(3, 7, 1, 1), torch.rand(3)
-    weight, geometry = torch.empty(7, 4, 5, 6), Geometry((2, 2), (0, 0), (1, 1), False, (0, 0))
+    weight, geometry = (
+        torch.empty(7, 4, 5, 6),
+        WeightGeometry((2, 2), (0, 0), (1, 1), False, (0, 0)),
+    )
     wanted = torch.einsum("n,np,nchw->npchw", torch.ones(3), g.flatten(1), x)
-    torch.testing.assert_close(gpu_kernels.gradients(x, g, weight, geometry, 3), wanted)
-    total = gpu_kernels.weighted_gradient(x, g, factors, weight, geometry)
+    torch.testing.assert_close(gpu_kernels.kernel_gradients(x, g, weight, geometry, 3), wanted)
+    total = gpu_kernels.kernel_weighted_gradient(x, g, factors, weight, geometry)
     torch.testing.assert_close(total, torch.einsum("n,n...->...", factors, wanted))
 
 
@@ -341,7 +344,10 @@ def test_norms_and_sums_do_not_depend_on_how_a_gradient_lies_in_memory():
     weight, factors = torch.randn(6, 4, 3, 3), torch.rand(5)
     gradient = torch.randn(5, 6, 4, 3, 3)
     moved = gradient.movedim(2, -1).contiguous().movedim(-1, 2)
-    for norm in (arithmetic.square_norm, lambda v: standardised.square_norm(v, weight, 1e-10)):
+    for norm in (
+        arithmetic.square_norm,
+        lambda v: standardised.standardised_square_norm(v, weight, 1e-10),
+    ):
         torch.testing.assert_close(norm(moved), norm(gradient))
     wanted = torch.einsum("n,npchw->pchw", factors, gradient)
     for lying in (gradient, moved):

@@ -15,9 +15,9 @@ pytest.importorskip("triton", reason="Triton is for Linux")
 from sfumato.clipping import normalisation_functions
 from sfumato.clipping.admit import one_at_a_time
 from sfumato.clipping.clip import GradientClipper
-from sfumato.clipping.kernels.group_norm import group_norm
+from sfumato.clipping.kernels.group_norm import group_norm_forward
 from sfumato.clipping.kernels.group_norm_backward import channel_sums, group_norm_backward
-from sfumato.clipping.kernels.layer_norm import layer_norm, layer_norm_backward
+from sfumato.clipping.kernels.layer_norm import layer_norm_backward, layer_norm_forward
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16]
@@ -101,7 +101,7 @@ def test_layer_norm_and_its_sums_match_one_example_at_a_time(case, centre, dtype
         return F.layer_norm(some, (width,), scale, shift), scale, shift
 
     out, grad, by_weight, by_bias = oracle(normalise, x, g, examples)
-    found, mean, scale = layer_norm(x, weight, bias, width, 1e-5)
+    found, mean, scale = layer_norm_forward(x, weight, bias, width, 1e-5)
     close(found, out, error)
     grad_x, sums = layer_norm_backward(g, x, mean, scale, weight, width, examples)
     assert grad_x.dtype == x.dtype
@@ -145,7 +145,7 @@ def test_group_norm_and_its_sums_match_one_row_at_a_time(case, centre, dtype):
         return F.group_norm(some, groups, scale, shift), scale, shift
 
     out, grad, by_weight, by_bias = oracle(normalise, x, g, rows)
-    found, mean, scale = group_norm(x, weight, bias, groups, 1e-5)
+    found, mean, scale = group_norm_forward(x, weight, bias, groups, 1e-5)
     assert found.movedim(1, -1).is_contiguous()
     close(found, out, error)
     grad_x, sums = group_norm_backward(g, x, mean, scale, weight)
@@ -174,14 +174,14 @@ def test_no_position_of_a_real_map_is_left_out():
     by_weight, by_bias = channel_sums(g, x, zeros, ones)
     assert (by_weight == 7.0 * 112 * 112).all()
     assert (by_bias == 112 * 112).all()
-    _, mean, _ = group_norm(x, None, None, 2, 1e-5)
+    _, mean, _ = group_norm_forward(x, None, None, 2, 1e-5)
     assert (mean == 7.0).all()
 
 
 def test_a_batch_gives_the_same_bits_again():
     x, g, groups = maps("several chunks, the last ragged")
     once, again = (
-        group_norm_backward(g, x, *group_norm(x, None, None, groups, 1e-5)[1:], None)
+        group_norm_backward(g, x, *group_norm_forward(x, None, None, groups, 1e-5)[1:], None)
         for _ in range(2)
     )
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
@@ -322,12 +322,12 @@ def test_the_kernels_are_known_to_the_compiler():
     checks = {"test_utils": ("test_schema", "test_faketensor")}
     x, g = (draw(3, 5, 8) for _ in range(2))
     weight = torch.randn(8, device=DEVICE)
-    torch.library.opcheck(layer_norm, (x, weight, None, 8, 1e-5), **checks)
-    _, mean, scale = layer_norm(x, None, None, 8, 1e-5)
+    torch.library.opcheck(layer_norm_forward, (x, weight, None, 8, 1e-5), **checks)
+    _, mean, scale = layer_norm_forward(x, None, None, 8, 1e-5)
     torch.library.opcheck(layer_norm_backward, (g, x, mean, scale, weight, 8, 3), **checks)
     x, g, groups = maps("groups of three", dtype=torch.bfloat16)
-    torch.library.opcheck(group_norm, (x, None, None, groups, 1e-5), **checks)
-    _, mean, scale = group_norm(x, None, None, groups, 1e-5)
+    torch.library.opcheck(group_norm_forward, (x, None, None, groups, 1e-5), **checks)
+    _, mean, scale = group_norm_forward(x, None, None, groups, 1e-5)
     torch.library.opcheck(group_norm_backward, (g, x, mean, scale, None), **checks)
     of_channels = (mean[0].repeat_interleave(3), scale[0].repeat_interleave(3))
     torch.library.opcheck(channel_sums, (g, x, *of_channels), **checks)
@@ -343,9 +343,9 @@ def test_on_a_gpu_kernels_take_maps_with_channels_last_and_no_others(told, monke
 
     def spy(x, *others):
         used.append(x)
-        return group_norm(x, *others)
+        return group_norm_forward(x, *others)
 
-    monkeypatch.setattr("sfumato.clipping.kernels.group_norm.group_norm", spy)
+    monkeypatch.setattr("sfumato.clipping.kernels.group_norm.group_norm_forward", spy)
     model, x = network(), images(4)
     found = GradientClipper(model).clip(losses_of(1), (x,), 4)
     assert used

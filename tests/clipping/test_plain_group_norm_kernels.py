@@ -22,13 +22,13 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture
 def used(monkeypatch):
     """Kernels in the interpreter too, and exact convolutions; the types of what they read."""
-    found, real = [], group_norm.group_norm
+    found, real = [], group_norm.group_norm_forward
 
     def spy(x, *others):
         found.append(x.dtype)
         return real(x, *others)
 
-    monkeypatch.setattr(group_norm, "group_norm", spy)
+    monkeypatch.setattr(group_norm, "group_norm_forward", spy)
     monkeypatch.setattr(
         normalisation_functions, "has_kernel", lambda x: x.dtype in normalisation_functions.NARROW
     )

@@ -268,11 +268,11 @@ def test_the_picture_has_the_interval_of_every_curve(tmp_path, monkeypatch):
     record = AuditRecord(
         target="x", promise=None, attacks=[describe_attack("a", scores, scores, 0.9)]
     )
-    audit.draw(record, tmp_path / "x.png")
+    audit.draw_curves(record, tmp_path / "x.png")
     low, high = drawn["bands"]["a: AUC 0.500"]
     assert len(low) == len(high) > 10
     monkeypatch.undo()
-    audit.draw(record, tmp_path / "x.png")
+    audit.draw_curves(record, tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
 

@@ -16,7 +16,7 @@ import sfumato
 from sfumato.errors import DataError, RunError, SfumatoWarning
 from sfumato.files import read_json
 from sfumato.integrity import require_whole
-from sfumato.lineage import LARGEST, read_note
+from sfumato.lineage import LARGEST, read_tensor_note
 from sfumato.runs import Run
 
 REFUSE = ("load_model", "audit", "release", "invert", "weights")
@@ -291,14 +291,14 @@ def test_a_note_that_unpacks_to_gigabytes_is_refused_before_it_fills_the_memory(
     import tracemalloc
 
     file = tmp_path / "bomb.safetensors"
-    note = read_note(runs.made("train") / "model.safetensors")
+    note = read_tensor_note(runs.made("train") / "model.safetensors")
     packer = zlib.compressobj()
     packed = b"".join(packer.compress(bytes(LARGEST // 8)) for _ in range(10)) + packer.flush()
     made = json.loads(note.note) | {"ledger": b85encode(packed).decode()}
     save_file({"w": torch.zeros(1)}, file, metadata={"sfumato": json.dumps(made)})
     tracemalloc.start()
     with pytest.raises(DataError, match="note"):
-        read_note(file)
+        read_tensor_note(file)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 3 * LARGEST

@@ -82,7 +82,7 @@ def test_all_targets_are_judged_by_the_same_judges_and_learn_the_same_images(swe
 
 
 def test_a_sweep_that_was_cut_goes_on_with_what_is_missing(settings, swept, tmp_path, monkeypatch):
-    out, attacked, real = tmp_path / "run", [], invert_sweep.attack
+    out, attacked, real = tmp_path / "run", [], invert_sweep.attack_one
 
     def stop(name, *arguments, **others):
         attacked.append(name)
@@ -94,7 +94,7 @@ def test_a_sweep_that_was_cut_goes_on_with_what_is_missing(settings, swept, tmp_
         return real(name, *arguments, **others)
 
     config = replace(settings, noise_seed=1)
-    monkeypatch.setattr(invert_sweep, "attack", stop)
+    monkeypatch.setattr(invert_sweep, "attack_one", stop)
     with pytest.raises(KeyboardInterrupt):
         attack(config, out)
     kept = out / "private/sweep/clip-0/private/stages/latent/guesses.safetensors"

@@ -11,7 +11,7 @@ from golden.store import RUNS
 
 from sfumato import config as config_module
 from sfumato.cli import read_order
-from sfumato.commands import settings_of, train, ways_of
+from sfumato.commands import command_settings, train, ways_of
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
 from sfumato.runs import open_run
@@ -126,7 +126,7 @@ def test_a_setting_that_train_gets_tomorrow_orphans_no_finished_run(name):
 def test_settings_in_the_groups_of_version_1_are_read():
     stored = read_json(RUNS / "v1" / "warmup" / "config.json")
     assert stored["config"]["diffusion"]["gen_width"] == 8
-    kind, _ = settings_of("warmup")
+    kind, _ = command_settings("warmup")
     config = config_module.read_record(kind, stored, finished=True)
     assert config.diffusion.gen_width == 8
     assert config_module.to_json(config)["gen_width"] == 8
@@ -163,7 +163,7 @@ EACH = [(verb, name) for verb, names in WITHDRAWN.items() for name in names]
 
 def begun(verb, place, **changes):
     """A run that began with the settings of a stored one, and what came later at its default."""
-    kind, stored = settings_of(verb)[0], read_json(RUNS / "v1" / verb / "config.json")
+    kind, stored = command_settings(verb)[0], read_json(RUNS / "v1" / verb / "config.json")
     withdrawn = {name: stored["config"][name] for name in kind.WITHDRAWN}
     settings = {**config_module.completed(kind, stored["config"]), **withdrawn, **changes}
     place.mkdir()
@@ -174,9 +174,9 @@ def begun(verb, place, **changes):
 
 def test_every_withdrawn_setting_is_tried():
     for verb, names in WITHDRAWN.items():
-        assert set(names) == set(settings_of(verb)[0].WITHDRAWN)
+        assert set(names) == set(command_settings(verb)[0].WITHDRAWN)
         stored = read_json(RUNS / "v1" / verb / "config.json")["config"]
-        for name, gone in settings_of(verb)[0].WITHDRAWN.items():
+        for name, gone in command_settings(verb)[0].WITHDRAWN.items():
             assert gone.usual in (config_module.ANY, stored[name])
 
 
@@ -198,7 +198,7 @@ def test_an_unfinished_run_goes_on_without_a_withdrawn_setting_that_changes_noth
     config = read_order(verb, ["--out", str(usual)]).config
     open_run(config, verb=verb, out=usual).close()
     other = begun(verb, tmp_path / "other", **{name: WITHDRAWN[verb][name]})
-    if settings_of(verb)[0].WITHDRAWN[name].usual is config_module.ANY:
+    if command_settings(verb)[0].WITHDRAWN[name].usual is config_module.ANY:
         open_run(config, verb=verb, out=other).close()
         assert read_order(verb, ["--out", str(other)]).config == config
         return

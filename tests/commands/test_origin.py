@@ -20,7 +20,7 @@ from sfumato.commands import train
 from sfumato.commands.origin import require_unpaid
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.files import read_json, read_lines
-from sfumato.lineage import read_note
+from sfumato.lineage import read_tensor_note
 from sfumato.privacy.ledger import Ledger
 from sfumato.reporting.card import read_card
 from sfumato.runs import Run, open_run
@@ -292,7 +292,7 @@ def test_a_model_says_what_it_promises_and_nothing_of_images(first):
     promise = json.loads(notes["promise"])
     assert promise["epsilon"] == book(first).epsilon()
     assert promise["data"] == "own-train"
-    origin = read_note(first / "model.safetensors")
+    origin = read_tensor_note(first / "model.safetensors")
     assert origin is not None
     assert origin.lines == read_lines(first / "ledger.jsonl")
     assert set(json.loads(notes["sfumato"])) == {
@@ -396,7 +396,7 @@ def test_a_note_that_is_damaged_is_said_in_words(first, tmp_path):
     for number, note in enumerate(["{", '{"verb": 3}']):
         save_file(state, tmp_path / f"{number}.safetensors", {"sfumato": note})
         with pytest.raises(DataError, match="its note of where it comes from is damaged"):
-            read_note(tmp_path / f"{number}.safetensors")
+            read_tensor_note(tmp_path / f"{number}.safetensors")
 
 
 def test_weights_that_are_not_there_are_refused_before_anything_is_said_of_them(

@@ -15,7 +15,7 @@ from sfumato.attacks.heads import HeadRecipe
 from sfumato.cli import main
 from sfumato.commands import reconstruct
 from sfumato.commands.reconstruct import STAGES
-from sfumato.commands.reconstruct.evaluate import promise
+from sfumato.commands.reconstruct.evaluate import epsilon_bounds
 from sfumato.errors import ConfigError, RunError
 from sfumato.metrics.reconstruction_trials import Trials
 from sfumato.reporting.words import up
@@ -106,7 +106,7 @@ def test_the_published_epsilon_is_that_of_one_image_added_or_removed():
     pictures = torch.rand(8, 1, 1, 2, 2)
     images, partner = torch.zeros(8, 1, dtype=torch.int64), torch.arange(8).roll(1)
     trials = Trials(pictures, pictures[:, :, None], images, partner, torch.ones(1, 2), 1.0)
-    published = promise(head, trials, 0.95, 0.5)["at_published_delta"]
+    published = epsilon_bounds(head, trials, 0.95, 0.5)["at_published_delta"]
     assert published["epsilon_add_or_remove"] == pytest.approx(5.0, rel=0.02)
     assert published["epsilon"] == pytest.approx(14.1, rel=0.01)
 

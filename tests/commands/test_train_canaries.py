@@ -15,7 +15,7 @@ from cuts import cut_in
 from safetensors.torch import load_file
 
 from sfumato.cli import read_order
-from sfumato.commands import settings_of, train
+from sfumato.commands import command_settings, train
 from sfumato.commands.audit.canaries import examine, score_canaries
 from sfumato.commands.train.canaries import read_canaries
 from sfumato.errors import ConfigError, RunError
@@ -23,7 +23,7 @@ from sfumato.files import read_json
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.runs import open_run
 from sfumato.setting_groups import leaves
-from sfumato.training.canaries import Canaries, Observations, draw_canaries, with_coordinates
+from sfumato.training.canaries import CanaryInclusion, Observations, draw_canaries, with_coordinates
 from sfumato.training.process_group import ProcessGroup
 
 
@@ -38,7 +38,7 @@ def sound(tmp_path_factory):
     """A run with enough canaries to prove much of its epsilon, and no chance in it."""
     out = tmp_path_factory.mktemp("sound") / "run"
     tossed = np.random.default_rng(0).random(4000) < 0.5
-    coins = Canaries(
+    coins = CanaryInclusion(
         kind="gradient", places=tuple(range(1000, 5000)), labels=(0,) * 4000,
         included=tuple(tossed.tolist()),
     )  # fmt: skip
@@ -235,7 +235,7 @@ def test_canaries_are_drawn_once_each_and_relabelled():
 
 
 def test_what_a_coin_left_out_is_in_no_batch():
-    canaries = Canaries(kind="natural", places=(4, 7), labels=(0, 0), included=(True, False))
+    canaries = CanaryInclusion(kind="natural", places=(4, 7), labels=(0, 0), included=(True, False))
     chunk = Chunk(torch.tensor([4, 5, 7, 0]), torch.tensor([True, True, True, False]))
     (batch,) = canaries.keep_out([Batch(0, (chunk,))])
     assert batch.indices.tolist() == [4, 5]
@@ -269,7 +269,7 @@ def test_what_does_not_go_with_canaries_is_refused(changes, words):
 
 @pytest.mark.parametrize("verb", ["release", "invert", "warmup"])
 def test_other_verbs_have_no_canaries(verb):
-    assert "canaries" not in leaves(settings_of(verb)[0])
+    assert "canaries" not in leaves(command_settings(verb)[0])
     with pytest.raises(ConfigError, match="for sfumato train"):
         read_order(verb, ["--canaries", "50"])
 

@@ -167,7 +167,7 @@ def test_settings_that_make_no_sense_are_refused(changes, message):
 
 def test_an_explanation_asks_for_no_promise_and_leaves_nothing():
     config = train.Config(explain=True)
-    assert not train.RECIPE.needs_run(config)
+    assert not train.COMMAND.needs_run(config)
     assert "tanh" not in json.dumps(train.run(config, None)["explanation"])
 
 

@@ -129,7 +129,7 @@ def test_copies_are_said_beside_those_of_held_out_images(finished):
 
 def test_drawn_copies_are_said_aloud(finished, settings):
     said = []
-    held_out, trained_on = warmup_generator.parts_of(make_context(settings, None))
+    held_out, trained_on = warmup_generator.split_public(make_context(settings, None))
     found = watch(trained_on, trained_on, held_out, finished / "stages/generator", said.append)
     assert found["copies"] == 1
     assert said[-1].startswith("copies among 43 drawn images: 100.0% (of held-out images ")
@@ -163,7 +163,7 @@ def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
     ("name", "after"),
     [
         ("sfumato.commands.warmup.watch:watch", 0),
-        ("sfumato.diffusion.generator:learn", 5),
+        ("sfumato.diffusion.generator:accumulate_gradient", 5),
         ("sfumato.diffusion.sampler:draw_images", 1),
         ("sfumato.training.sharpness:sharp_step", 0),
         ("sfumato.training.fit:TrainState.advance", 9),
@@ -298,7 +298,7 @@ def test_the_command_line_names_each_stage(settings, tmp_path, capsys):
 
 
 def test_ctrl_c_loses_no_step_of_the_generator(settings, finished, tmp_path, monkeypatch):
-    learn, taken = generator.learn, []
+    learn, taken = generator.accumulate_gradient, []
 
     def press(*arguments):
         learn(*arguments)
@@ -306,7 +306,7 @@ def test_ctrl_c_loses_no_step_of_the_generator(settings, finished, tmp_path, mon
         if len(taken) == 1:
             signal.raise_signal(signal.SIGINT)
 
-    replace_everywhere(monkeypatch, generator, "learn", press)
+    replace_everywhere(monkeypatch, generator, "accumulate_gradient", press)
     with pytest.raises(KeyboardInterrupt):
         warm(settings, tmp_path / "run")
     assert len(taken) == 1

@@ -25,7 +25,7 @@ def draws_and_goes_on(settings, folder):
     drawn = load_images(str(folder / "whole" / MADE[2]), "train", private=False)
     assert drawn.shape == (1, 8, 8)
     assert len(drawn.pixels.flatten(1).unique(dim=0)) == settings.number
-    with cut_in("sfumato.diffusion.generator:learn", 3):
+    with cut_in("sfumato.diffusion.generator:accumulate_gradient", 3):
         warm(settings, folder / "cut")
     warm(settings, folder / "cut")
     assert all(same(folder / "cut", folder / "whole", MADE[:3]).values())

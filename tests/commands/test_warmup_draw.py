@@ -19,7 +19,7 @@ from sfumato.data.load import load_images
 from sfumato.diffusion import image_shards, sampler
 from sfumato.diffusion.stored_generator import read_stored
 from sfumato.privacy.budget import make_plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.sampling import poisson_batches
 from sfumato.privacy.session_key import SessionKey
 from sfumato.reporting.words import up
@@ -208,7 +208,7 @@ def with_ledger(run, folder, seed=None):
     shutil.copytree(run, folder)
     place = folder / "stages/generator"
     secret = SessionKey.draw() if seed is None else SessionKey.from_seed(seed)
-    ledger = Ledger(Header(data="scans", delta=1e-5, fixed_seed=secret.fixed))
+    ledger = Ledger(LedgerHeader(data="scans", delta=1e-5, fixed_seed=secret.fixed))
     plan = make_plan(size=1000, batch_size=100, steps=3, noise_multiplier=1.0)
     list(poisson_batches(plan, 1000, ledger, secret, stage="generator", chunk_size=100))
     lines = [json.dumps(to_json(record)) + "\n" for record in ledger.records()]

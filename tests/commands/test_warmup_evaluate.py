@@ -100,12 +100,12 @@ def test_each_control_is_named_before_it_runs_and_once(settings, finished, tmp_p
     config = replace(settings, stage="evaluate", controls=True)
     with open_run(config, verb="warmup", out=tmp_path / "run", say=said.append) as run:
         context = make_context(config, run)
-        warmup_evaluate.controls(context, run.stage("evaluate"))
+        warmup_evaluate.control_runs(context, run.stage("evaluate"))
         named = [words.partition(":")[0] for words in said if words.startswith("control ")]
         assert named == ["control scratch", "control public-alone", "control public-alone-dp"]
         assert said[0].startswith("control scratch: private training without")
         said.clear()
-        warmup_evaluate.controls(context, run.stage("evaluate"))
+        warmup_evaluate.control_runs(context, run.stage("evaluate"))
     assert said == [], "nothing runs again"
 
 
@@ -132,7 +132,10 @@ def test_controls_that_are_done_stay(controlled, settings, tmp_path, monkeypatch
         "warmup", "dp", "warmup_on_public_images_alone", "dp_from_public_images_alone",
         "dp_from_scratch", "fidelity", "test_images",
     }  # fmt: skip
-    for name in ("sfumato.diffusion.generator.learn", "sfumato.training.fit.TrainState.advance"):
+    for name in (
+        "sfumato.diffusion.generator.accumulate_gradient",
+        "sfumato.training.fit.TrainState.advance",
+    ):
         monkeypatch.setattr(name, lambda *_: pytest.fail("nothing is left to learn"))
     config = replace(settings, stage="evaluate")
     warm(replace(config, controls=True), tmp_path / "run")

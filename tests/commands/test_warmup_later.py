@@ -78,7 +78,7 @@ def test_several_promises_start_from_one_warm_up(settings, finished, warmed):
 
 def test_a_generator_that_was_killed_goes_on_and_keeps_its_settings(settings, finished, tmp_path):
     out = tmp_path / "run"
-    with cut_in("sfumato.diffusion.generator:learn", 5):
+    with cut_in("sfumato.diffusion.generator:accumulate_gradient", 5):
         warm(replace(settings, warm_lr=1.0), out)
     wider = replace(settings, diffusion=replace(settings.diffusion, gen_width=16))
     with pytest.raises(RunError, match=r"gen_width: 8 -> 16 \(the stage generator has used it\)"):

@@ -16,7 +16,7 @@ from sfumato.cli import main
 from sfumato.commands import warmup
 from sfumato.commands.warmup import generator as warmup_generator
 from sfumato.commands.warmup.context import make_context
-from sfumato.data.arrays import read_note
+from sfumato.data.arrays import read_npz_note
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.files import read_lines
@@ -101,7 +101,7 @@ def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path):
 
 
 def test_drawn_images_say_what_is_promised_about_them(finished):
-    note = json.loads(read_note(finished / "stages/sample/images.npz") or "")
+    note = json.loads(read_npz_note(finished / "stages/sample/images.npz") or "")
     done = json.loads((finished / "stages/sample/done.json").read_text())
     assert note["epsilon"] == done["epsilon"] <= 8.0
     assert note["not_for_release"]  # the seed of the noise is known
@@ -131,7 +131,7 @@ def test_private_images_do_not_reach_the_public_generator(settings, tmp_path):
     with open_run(settings, verb="warmup", out=tmp_path / "run") as run:
         context = make_context(settings, run)
         with pytest.raises(PrivacyError, match="adds no noise"):
-            warmup_generator.parts_of(replace(context, public=context.private))
+            warmup_generator.split_public(replace(context, public=context.private))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_the_preset_for_a_private_generator_draws_images_that_say_their_promise(
     with pytest.raises(SystemExit) as stopped:
         main([*words, "--number", "20", "--out", str(tmp_path / "run")])
     assert stopped.value.code == 0
-    note = json.loads(read_note(tmp_path / "run/stages/sample/images.npz") or "")
+    note = json.loads(read_npz_note(tmp_path / "run/stages/sample/images.npz") or "")
     assert 0 < note["epsilon"] <= 10
     assert not note["not_for_release"]
 

@@ -17,7 +17,7 @@ from sfumato.commands.warmup.context import make_context
 from sfumato.config import to_json
 from sfumato.data.example_rng import seed_of
 from sfumato.diffusion import generator
-from sfumato.diffusion.generator_data import look
+from sfumato.diffusion.generator_data import evaluate_denoiser
 from sfumato.errors import ConfigError
 from sfumato.files import read_lines
 from sfumato.runs import open_run
@@ -62,7 +62,9 @@ def by_hand(settings, folder):
             seed = seed_of(settings.seed, step, rank)
             torch.manual_seed(seed)
             rng = torch.Generator().manual_seed(seed)
-            generator.learn(train_state, data, diffusion, torch.float32, rng, ProcessGroup(rank, 2))
+            generator.accumulate_gradient(
+                train_state, data, diffusion, torch.float32, rng, ProcessGroup(rank, 2)
+            )
             parts.append([weight.grad.clone() for weight in weights])
         for weight, *pair in zip(weights, *parts, strict=True):
             weight.grad = sum(pair)
@@ -70,7 +72,7 @@ def by_hand(settings, folder):
         train_state.optimizer.step()
         train_state.average.update_parameters(train_state.denoiser)
         if step % 2:
-            found, _ = look(train_state.average.module, data, torch.float32)
+            found, _ = evaluate_denoiser(train_state.average.module, data, torch.float32)
             generator.note_look(train_state, found)
     return train_state
 
@@ -102,13 +104,15 @@ def test_the_parts_of_a_batch_weigh_as_one(settings, tmp_path, monkeypatch, size
     total = 0
     for rank in range(size):
         rng = torch.Generator().manual_seed(rank)
-        generator.learn(train_state, data, diffusion, torch.float32, rng, ProcessGroup(rank, size))
+        generator.accumulate_gradient(
+            train_state, data, diffusion, torch.float32, rng, ProcessGroup(rank, size)
+        )
         total += next(train_state.denoiser.parameters()).grad
     torch.testing.assert_close(total, torch.ones_like(total))
 
 
 def test_a_run_that_one_process_began_goes_on_with_two(settings, tmp_path, monkeypatch):
-    original, calls = generator.learn, []
+    original, calls = generator.accumulate_gradient, []
 
     def cut(*arguments):
         calls.append(0)
@@ -117,7 +121,7 @@ def test_a_run_that_one_process_began_goes_on_with_two(settings, tmp_path, monke
         original(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(generator, "learn", cut)
+        patched.setattr(generator, "accumulate_gradient", cut)
         with pytest.raises(KeyboardInterrupt):
             warm(replace(settings, stage="generator"), tmp_path / "run")
     begun = read_lines(tmp_path / "run/stages/generator/metrics.jsonl")
@@ -187,7 +191,9 @@ def test_a_step_in_two_recordings_is_the_step(settings, tmp_path, device):
         for step in range(WARM + 4):
             turn(5, step)
             rng = torch.Generator(context.device).manual_seed(seed_of(5, step))
-            generator.learn(theirs, data, settings.diffusion, torch.float32, rng, processes)
+            generator.accumulate_gradient(
+                theirs, data, settings.diffusion, torch.float32, rng, processes
+            )
             theirs.optimizer.step()
     finally:
         leave_processes()

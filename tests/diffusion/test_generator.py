@@ -11,7 +11,13 @@ from cuts import cut_in
 from sfumato.data.images import Images
 from sfumato.diffusion import generator
 from sfumato.diffusion.generator import new_denoiser, new_train_state, train_generator
-from sfumato.diffusion.generator_data import SHOWN, GeneratorData, copies_too_much, look, worth
+from sfumato.diffusion.generator_data import (
+    SHOWN,
+    GeneratorData,
+    copies_too_much,
+    evaluate_denoiser,
+    worth,
+)
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.runs import Run
 from sfumato.settings.diffusion import Diffusion
@@ -87,7 +93,7 @@ def test_a_gpu_that_is_too_small_is_said_in_words(monkeypatch, tmp_path):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(generator, "learn", full)
+    monkeypatch.setattr(generator, "accumulate_gradient", full)
     with pytest.raises(ConfigError, match=r"--gen-batch 16 and --gen-width 8\. Lower one"):
         train(NEVER_BETTER, tmp_path)
 
@@ -105,7 +111,7 @@ def test_patience_stops_it_early_and_the_best_weights_are_kept(tmp_path):
     assert (
         "stopped after 128 images: 3 looks brought nothing better than the weights after 32," in log
     )
-    found, _ = look(made, NEVER_BETTER, torch.float32)
+    found, _ = evaluate_denoiser(made, NEVER_BETTER, torch.float32)
     assert found["held_out_loss"] == pytest.approx(train_state.best_look["held_out_loss"])
 
 
@@ -121,7 +127,7 @@ def test_copies_stop_it_early_though_held_out_images_are_denoised_better(tmp_pat
     assert log.count("too many, so it learns by heart, and this look does not count") == 2
     assert f"stopped after {train_state.looks[-1]['images']} images" in log
     assert "WARNING" not in log
-    found, shown = look(made, ONE_BY_HEART, torch.float32)
+    found, shown = evaluate_denoiser(made, ONE_BY_HEART, torch.float32)
     assert not copies_too_much(found)
     assert len(shown) == 2 * SHOWN
 
@@ -134,7 +140,7 @@ def test_if_every_look_copies_the_fewest_copies_are_kept_and_that_is_said(tmp_pa
     assert train_state.best_look["held_out_loss"] > min(losses(train_state))
     assert "WARNING: this generator COPIES the images it was trained on, at every look" in log
     assert "after 64 images" in log
-    found, _ = look(made, ALL_BY_HEART, torch.float32)
+    found, _ = evaluate_denoiser(made, ALL_BY_HEART, torch.float32)
     assert found["copies"] == min(copies)
 
 
@@ -166,7 +172,7 @@ def test_what_copies_is_worth_less_than_what_does_not():
 
 def test_it_says_how_far_it_is_and_where_it_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(generator, "progress", partial(progress, seconds=0.0))
-    with cut_in("sfumato.diffusion.generator:learn", 5):
+    with cut_in("sfumato.diffusion.generator:accumulate_gradient", 5):
         train(ALL_BY_HEART, tmp_path, gen_looks=5)
     _, _, told = train(ALL_BY_HEART, tmp_path, gen_looks=5)
     assert told.startswith("going on after 64 images\n")

@@ -7,7 +7,7 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as vision
 
-from sfumato.diffusion.geometry import SHIFT, SIZE, Geometry, move
+from sfumato.diffusion.geometry import SHIFT, SIZE, GeometricChange, apply_geometry
 from sfumato.errors import ConfigError
 
 SIDE = 32
@@ -44,7 +44,7 @@ def picture(x, y):
 
 def test_with_no_probability_nothing_is_done_and_nothing_is_told():
     images = photos(50)
-    moved, conditions = Geometry(probability=0.0)(images, rng())
+    moved, conditions = GeometricChange(probability=0.0)(images, rng())
     assert torch.equal(moved, images)
     assert conditions.shape == (50, 9)
     assert not conditions.any()
@@ -53,17 +53,17 @@ def test_with_no_probability_nothing_is_done_and_nothing_is_told():
 @pytest.mark.parametrize("size", [8, 9, 28])
 def test_flips_are_exact(size):
     image = photos(1, size=size)
-    assert torch.equal(move(image, told()), image)
-    assert torch.equal(move(image, told(mirror=1)), image.flip(3))
-    assert torch.equal(move(image, told(down=1)), image.flip(2))
-    assert torch.equal(move(image, told(mirror=1, down=1)), image.flip(2, 3))
+    assert torch.equal(apply_geometry(image, told()), image)
+    assert torch.equal(apply_geometry(image, told(mirror=1)), image.flip(3))
+    assert torch.equal(apply_geometry(image, told(down=1)), image.flip(2))
+    assert torch.equal(apply_geometry(image, told(mirror=1, down=1)), image.flip(2, 3))
 
 
 @pytest.mark.parametrize("size", [8, 9, 28])
 def test_almost_no_movement_is_almost_the_image(size):
     """Resampling itself has no shift and no blur."""
     image = photos(1, size=size)
-    torch.testing.assert_close(move(image, told(size=1e-5)), image, atol=1e-4, rtol=0)
+    torch.testing.assert_close(apply_geometry(image, told(size=1e-5)), image, atol=1e-4, rtol=0)
 
 
 def test_a_shift_moves_a_ramp_by_its_eighths():
@@ -73,11 +73,11 @@ def test_a_shift_moves_a_ramp_by_its_eighths():
         for units in (1.0, -0.53):
             pixels = SHIFT * SIDE * units
             inside = slice(10, -10)
-            found = move(image, told(**{name: units}))[..., inside, inside]
+            found = apply_geometry(image, told(**{name: units}))[..., inside, inside]
             torch.testing.assert_close(
                 found, image[..., inside, inside] - pixels / SIDE, atol=0.05 / SIDE, rtol=0
             )
-        whole = move(photos(1, size=SIDE), told(**{name: 1.0}))
+        whole = apply_geometry(photos(1, size=SIDE), told(**{name: 1.0}))
         down, right = (4 * part for part in apart)
         torch.testing.assert_close(
             whole[..., down:, right:],
@@ -89,9 +89,9 @@ def test_a_shift_moves_a_ramp_by_its_eighths():
 
 def test_what_comes_in_from_outside_is_reflected():
     image = photos(1, size=16)
-    found = move(image, told(right=1.0))
+    found = apply_geometry(image, told(right=1.0))
     torch.testing.assert_close(found[..., :2], image[..., :2].flip(3), atol=1e-4, rtol=0)
-    far = move(image, told(right=6.3, below=-9.1, size=-4.0))
+    far = apply_geometry(image, told(right=6.3, below=-9.1, size=-4.0))
     assert far.isfinite().all()
     assert far.std() > 0.2
 
@@ -100,7 +100,7 @@ def test_a_size_is_a_power_of_two_fifths_about_the_middle():
     x, y = grid()
     for units in (1.0, -1.5, 5.0):
         factor = 2 ** (SIZE * units)
-        found = move(picture(x, y), told(size=units))
+        found = apply_geometry(picture(x, y), told(size=units))
         inside = slice(8, -8)
         right = picture(x / factor, y / factor)
         torch.testing.assert_close(
@@ -114,7 +114,7 @@ def test_a_turn_is_that_of_torchvision_and_goes_from_right_to_down(degrees):
     angle = degrees * pi / 180
     condition = told(cosine=cos(angle) - 1, sine=sin(angle))
     x, y = grid()
-    found = move(picture(x, y), condition)
+    found = apply_geometry(picture(x, y), condition)
     # torchvision turns the other way round.
     theirs = vision.rotate(picture(x, y), -degrees, InterpolationMode.BILINEAR)
     inside = ((x**2 + y**2).sqrt() < SIDE / 2 - 2)[None, None]
@@ -124,7 +124,7 @@ def test_a_turn_is_that_of_torchvision_and_goes_from_right_to_down(degrees):
     if degrees % 90 == 0:
         whole = photos(1, size=10)
         right = whole.rot90(round(-degrees / 90), (2, 3))
-        torch.testing.assert_close(move(whole, condition), right, atol=1e-4, rtol=0)
+        torch.testing.assert_close(apply_geometry(whole, condition), right, atol=1e-4, rtol=0)
 
 
 def test_a_disk_is_the_same_from_every_side():
@@ -133,7 +133,7 @@ def test_a_disk_is_the_same_from_every_side():
     disk = ((SIDE / 3 - radius) / 2).sigmoid()[None, None]
     inside = radius < SIDE / 2 - 2
     for angle in (0.3, 2.0, -1.1):
-        found = move(disk, told(cosine=cos(angle) - 1, sine=sin(angle)))
+        found = apply_geometry(disk, told(cosine=cos(angle) - 1, sine=sin(angle)))
         torch.testing.assert_close(found[..., inside], disk[..., inside], atol=0.02, rtol=0)
 
 
@@ -142,7 +142,7 @@ def test_a_stretch_makes_wider_what_it_makes_lower_along_its_axis():
     inside = (..., slice(6, -6), slice(6, -6))
     for units in (2.0, -1.0):
         factor = 2 ** (SIZE * units)
-        found = move(picture(x, y), told(along=units))
+        found = apply_geometry(picture(x, y), told(along=units))
         torch.testing.assert_close(
             found[inside], picture(x / factor, y * factor)[inside], atol=0.02, rtol=0
         )
@@ -151,7 +151,7 @@ def test_a_stretch_makes_wider_what_it_makes_lower_along_its_axis():
     factor = 2 ** (SIZE * 2)
     right = picture(falling / factor + rising * factor, falling / factor - rising * factor)
     torch.testing.assert_close(
-        move(picture(x, y), told(across=2.0))[inside], right[inside], atol=0.02, rtol=0
+        apply_geometry(picture(x, y), told(across=2.0))[inside], right[inside], atol=0.02, rtol=0
     )
 
 
@@ -168,28 +168,28 @@ def test_movements_are_made_one_after_the_other_in_the_order_of_their_conditions
     ]
     apart = image
     for step in steps:
-        apart = move(apart, told(**step))
-    together = move(image, told(**{k: v for step in steps for k, v in step.items()}))
+        apart = apply_geometry(apart, told(**step))
+    together = apply_geometry(image, told(**{k: v for step in steps for k, v in step.items()}))
     torch.testing.assert_close(together, apart, atol=0.05, rtol=0)
     wrong = image
     for step in reversed(steps):
-        wrong = move(wrong, told(**step))
+        wrong = apply_geometry(wrong, told(**step))
     assert (together - wrong).abs().max() > 0.3
 
 
 def test_images_need_not_be_square():
     x, y = grid(24, 40)
     inside = (x.abs() < 9) & (y.abs() < 9)
-    turned = move(picture(x, y), told(cosine=-1, sine=1))
+    turned = apply_geometry(picture(x, y), told(cosine=-1, sine=1))
     torch.testing.assert_close(turned[..., inside], picture(y, -x)[..., inside], atol=1e-3, rtol=0)
-    shifted = move(picture(x, y), told(right=0.4, below=1.0))
+    shifted = apply_geometry(picture(x, y), told(right=0.4, below=1.0))
     right = picture(x - 2, y - 3)
     torch.testing.assert_close(shifted[..., inside], right[..., inside], atol=1e-3, rtol=0)
 
 
 def test_each_condition_is_drawn_as_often_and_as_far_as_it_should_be():
     n = 40_000
-    drawn = Geometry(probability=0.12).draw(n, rng())
+    drawn = GeometricChange(probability=0.12).draw(n, rng())
     mirrored, inverted, size, cosine, sine, along, across, right, below = drawn.T
     share = {"abs": 4 * (0.12 * 0.88 / n) ** 0.5}
     assert float(mirrored.mean()) == pytest.approx(0.5, abs=0.01)
@@ -213,29 +213,29 @@ def test_each_condition_is_drawn_as_often_and_as_far_as_it_should_be():
 
 
 def test_without_a_mirror_no_image_is_mirrored():
-    drawn = Geometry(probability=0.5, mirror=False).draw(500, rng())
+    drawn = GeometricChange(probability=0.5, mirror=False).draw(500, rng())
     assert not drawn[:, 0].any()
     assert drawn[:, 1:].any(dim=0).all()
 
 
 def test_conditions_tell_all_that_was_done():
     images = photos(200, size=16)
-    moved, conditions = Geometry(probability=0.5)(images, rng())
-    assert torch.equal(move(images, conditions), moved)
+    moved, conditions = GeometricChange(probability=0.5)(images, rng())
+    assert torch.equal(apply_geometry(images, conditions), moved)
     untouched = ~conditions.any(dim=1)
     assert torch.equal((moved == images).flatten(1).all(dim=1), untouched)
     assert 0 < int(untouched.sum()) < 60
 
 
 def test_what_is_done_to_an_image_is_not_a_matter_of_the_others():
-    images, conditions = photos(8, size=16), Geometry(probability=0.5).draw(8, rng())
-    each = [move(images[i : i + 1], conditions[i : i + 1]) for i in range(8)]
-    torch.testing.assert_close(move(images, conditions), torch.cat(each))
+    images, conditions = photos(8, size=16), GeometricChange(probability=0.5).draw(8, rng())
+    each = [apply_geometry(images[i : i + 1], conditions[i : i + 1]) for i in range(8)]
+    torch.testing.assert_close(apply_geometry(images, conditions), torch.cat(each))
 
 
 def test_pixels_stay_between_minus_1_and_1_in_the_precision_they_came_in():
     hard = (photos(50) > 0).float() * 2 - 1
-    moved, conditions = Geometry(probability=1.0)(hard.bfloat16(), rng())
+    moved, conditions = GeometricChange(probability=1.0)(hard.bfloat16(), rng())
     assert moved.dtype == torch.bfloat16
     assert conditions.dtype == torch.float32
     assert float(moved.min()) == -1
@@ -243,7 +243,7 @@ def test_pixels_stay_between_minus_1_and_1_in_the_precision_they_came_in():
 
 
 def test_geometry_is_a_function_of_its_generator_and_may_have_nothing_to_do():
-    geometry, images = Geometry(probability=0.5), photos()
+    geometry, images = GeometricChange(probability=0.5), photos()
     first, again, other = (geometry(images, rng(seed))[0] for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -254,7 +254,7 @@ def test_geometry_is_a_function_of_its_generator_and_may_have_nothing_to_do():
 
 def test_a_probability_beyond_1_is_refused():
     with pytest.raises(ConfigError, match=r"probability=1.2 must lie between 0 and 1"):
-        Geometry(probability=1.2)
+        GeometricChange(probability=1.2)
 
 
 def test_stretches_that_are_one_map_have_one_condition():
@@ -265,5 +265,5 @@ def test_stretches_that_are_one_map_have_one_condition():
     matrix = SIZE * log(2) * torch.tensor([[cos(angle), sin(angle)], [sin(angle), -cos(angle)]])
     undone = torch.linalg.matrix_exp(-matrix)
     right = picture(undone[0, 0] * x + undone[0, 1] * y, undone[1, 0] * x + undone[1, 1] * y)
-    found = move(image, told(along=cos(angle), across=sin(angle)))
+    found = apply_geometry(image, told(along=cos(angle), across=sin(angle)))
     torch.testing.assert_close(found[..., 4:-4, 4:-4], right[..., 4:-4, 4:-4], atol=0.02, rtol=0)

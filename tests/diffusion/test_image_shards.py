@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfumato.data.arrays import load_npz, read_note, save_npz_pieces
+from sfumato.data.arrays import load_npz, read_npz_note, save_npz_pieces
 from sfumato.diffusion.image_shards import Pieces, image_seeds
 from sfumato.training.process_group import ProcessGroup
 
@@ -119,5 +119,5 @@ def test_a_file_is_written_with_one_piece_in_memory(tmp_path):
     assert found.labels.equal(labels)
     assert found.classes == ("a", "b")
     assert len(load_npz(path, "test", private=False)) == 0
-    assert read_note(path) == "mine"
+    assert read_npz_note(path) == "mine"
     assert len(alive) == 3

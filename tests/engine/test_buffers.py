@@ -123,7 +123,7 @@ def test_between_passes_buffers_are_the_users_own():
 def test_values_are_looked_at_where_versions_cannot_tell(monkeypatch):
     model = Keeping(lambda _: False)
     buffers = Buffers(model)
-    monkeypatch.setattr("sfumato.clipping.buffers.Seen.equals", lambda *_: False)
+    monkeypatch.setattr("sfumato.clipping.buffers.BufferVersion.equals", lambda *_: False)
     with pytest.raises(UnsupportedLayer, match='buffer "mean"'):
         buffers.check(values=True)
 

@@ -32,7 +32,7 @@ from sfumato.privacy.accounting import mechanisms_of, price, shuffled_epsilon
 from sfumato.privacy.budget import Budget, Plan, make_plan, steps_within
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import to_philox_mean
-from sfumato.privacy.sampling import Chunk, sample, toss
+from sfumato.privacy.sampling import Chunk, poisson_sample, toss
 from sfumato.privacy.secure import chacha20, normal_deviates, to_secure_mean
 from sfumato.privacy.session_key import SessionKey
 from sfumato.training.canaries import draw_canaries
@@ -112,7 +112,7 @@ def poisson(
     plan = Plan(
         noise_multiplier=1.0, expected_batch=rate * size, rate=rate, max_batch=max_batch, size=size
     )
-    return sample(plan, size, SessionKey(key), purpose)
+    return poisson_sample(plan, size, SessionKey(key), purpose)
 
 
 def coins(key: bytes, purpose: Purpose, rate: float, size: int) -> np.ndarray:

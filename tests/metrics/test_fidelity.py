@@ -8,7 +8,7 @@ from inversions import digits
 from safetensors.torch import save_file
 
 from sfumato.errors import ConfigError
-from sfumato.metrics.fidelity import FEWEST, compare_sets, named_extractor, thin
+from sfumato.metrics.fidelity import FEWEST, compare_sets, named_extractor, thin_images
 from sfumato.models.zoo import build_model
 
 CPU = torch.device("cpu")
@@ -59,11 +59,11 @@ def test_fixed_features_are_81_numbers_a_channel_and_quarter(shape):
 def test_at_most_so_many_images_of_a_set_are_compared():
     real = digits("0-2", "test", 20)
     extractor = named_extractor("scattering", None, real.shape)
-    found = compare_sets(extractor, real, {"all": real, "few": thin(real, 12)}, CPU, most=30)
+    found = compare_sets(extractor, real, {"all": real, "few": thin_images(real, 12)}, CPU, most=30)
     counts = {name: (found[name]["real_count"], found[name]["made_count"]) for name in sorted(found)
               if name != "features"}  # fmt: skip
     assert counts == {"all": (30, 30), "few": (30, 12)}
-    assert thin(real, 30).labels.bincount().tolist() == [10, 10, 10]
+    assert thin_images(real, 30).labels.bincount().tolist() == [10, 10, 10]
 
 
 def test_a_network_is_known_by_name_size_and_the_hash_of_its_weights(weights, small, tmp_path):

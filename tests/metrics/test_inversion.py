@@ -8,13 +8,13 @@ import torch
 from scenes import NAMES, answers, context
 
 from sfumato.metrics.class_intervals import over_classes
-from sfumato.metrics.inversion import member_gaps, score
-from sfumato.metrics.judges import Seen, Sets
+from sfumato.metrics.inversion import inversion_scores, member_gaps
+from sfumato.metrics.judges import JudgeOutput, Sets
 
 
 def scored(labels, judged, **settings):
     """By one judge."""
-    return score(labels, {"one": judged}, **settings)
+    return inversion_scores(labels, {"one": judged}, **settings)
 
 
 def with_guesses(labels, judged, kind):
@@ -140,7 +140,7 @@ def test_guesses_that_know_only_the_class_have_a_gap_around_nought():
 
 def test_a_judge_that_answers_at_random_scores_as_chance():
     labels, judged = context(classes=10, each=(60, 5, 30, 60), sure=0.0)
-    found = score(labels, {"coin": judged})["judges"]["coin"]
+    found = inversion_scores(labels, {"coin": judged})["judges"]["coin"]
     for name in ("top1", "floor_top1", "held_out_top1"):
         low, high = found[name]["interval"]
         assert low <= 1 / NAMES <= high
@@ -151,8 +151,8 @@ def test_a_judge_that_answers_at_random_scores_as_chance():
 
 def test_a_judge_whose_names_are_permuted_scores_nothing():
     labels, judged = context(sure=50.0)
-    wrong = judged.each(lambda seen: Seen(seen.logits.roll(1, dims=1), seen.features))
-    found = score(labels, {"right": judged, "wrong": wrong})
+    wrong = judged.each(lambda seen: JudgeOutput(seen.logits.roll(1, dims=1), seen.features))
+    found = inversion_scores(labels, {"right": judged, "wrong": wrong})
     assert found["judges"]["right"]["top1"]["mean"] == 1
     assert found["judges"]["wrong"]["top1"]["mean"] == 0
     assert found["majority"]["top1"]["mean"] == found["all"]["top1"]["mean"] == 0
@@ -160,8 +160,8 @@ def test_a_judge_whose_names_are_permuted_scores_nothing():
 
 def test_a_judge_that_says_the_same_of_all_names_has_named_none():
     labels, judged = context()
-    dumb = judged.each(lambda seen: Seen(torch.zeros_like(seen.logits), seen.features))
-    found = score(labels, {"dumb": dumb})["judges"]["dumb"]
+    dumb = judged.each(lambda seen: JudgeOutput(torch.zeros_like(seen.logits), seen.features))
+    found = inversion_scores(labels, {"dumb": dumb})["judges"]["dumb"]
     assert found["top1"]["mean"] == found["top5"]["mean"] == 0
 
 
@@ -169,13 +169,15 @@ def test_votes_are_those_of_a_slow_count():
     labels, first = context(sure=1.0)
     others = {
         f"judge {seed}": first.each(
-            lambda seen, numbers, seed=seed: Seen(answers(numbers, seed, 1.0), seen.features),
+            lambda seen, numbers, seed=seed: JudgeOutput(
+                answers(numbers, seed, 1.0), seen.features
+            ),
             labels,
         )
         for seed in (50, 60)
     }
     judges = {"first": first, **others}
-    found = score(labels, judges)
+    found = inversion_scores(labels, judges)
     for kind, prefix in (("guesses", ""), ("public", "floor_")):
         numbers = getattr(labels, kind)
         said = [getattr(judged, kind).logits.argmax(1).tolist() for judged in judges.values()]
@@ -201,9 +203,9 @@ def test_few_classes_are_warned_of_and_many_are_not():
     assert "5 classes" in scored(*context(classes=5))["warning"]
     labels, judged = context(classes=10)
     more = judged.each(
-        lambda seen: Seen(torch.cat([seen.logits, seen.logits - 9], 1), seen.features)
+        lambda seen: JudgeOutput(torch.cat([seen.logits, seen.logits - 9], 1), seen.features)
     )
-    assert score(labels, {"one": more})["warning"] == ""
+    assert inversion_scores(labels, {"one": more})["warning"] == ""
     assert '"one" knows no other names' in scored(labels, judged)["warning"]
 
 
@@ -234,7 +236,7 @@ def test_one_guess_a_class_is_scored_and_says_why_it_has_no_precision():
 def test_a_class_with_too_few_images_is_left_out_of_precision_alone():
     labels, judged = context()
     keep = (labels.guesses != 3) | (torch.cumsum(labels.guesses == 3, 0) <= 2)
-    guesses = Seen(judged.guesses.logits[keep], judged.guesses.features[keep])
+    guesses = JudgeOutput(judged.guesses.logits[keep], judged.guesses.features[keep])
     labels = Sets(labels.guesses[keep], labels.members, labels.held_out, labels.public)
     judged = Sets(guesses, judged.members, judged.held_out, judged.public)
     found = scored(labels, judged)["judges"]["one"]
@@ -248,5 +250,5 @@ def test_a_class_with_too_few_images_is_left_out_of_precision_alone():
 
 def test_five_names_have_no_top_five():
     labels, judged = context(classes=3)
-    few = judged.each(lambda seen: Seen(seen.logits[:, :5], seen.features))
-    assert "top5" not in score(labels, {"one": few})["majority"]
+    few = judged.each(lambda seen: JudgeOutput(seen.logits[:, :5], seen.features))
+    assert "top5" not in inversion_scores(labels, {"one": few})["majority"]

@@ -5,8 +5,8 @@ import torch
 from scenes import NAMES, context
 
 from sfumato.errors import ConfigError, DataError
-from sfumato.metrics.inversion import score
-from sfumato.metrics.judges import Judged, Seen, Sets, look
+from sfumato.metrics.inversion import inversion_scores
+from sfumato.metrics.judges import Judged, JudgeOutput, Sets, judge_images
 
 
 def test_a_judge_looks_at_everything_in_pieces_and_learns_nothing():
@@ -18,7 +18,7 @@ def test_a_judge_looks_at_everything_in_pieces_and_learns_nothing():
         return pixels.flatten(1) @ weight, pixels[:, :, ::2]
 
     pixels = Sets(*(torch.rand(count, 1, 3, 4) for count in (7, 3, 4, 1)))
-    judged = look(judge, pixels, batch=3)
+    judged = judge_images(judge, pixels, batch=3)
     assert sizes == [3, 3, 1, 3, 3, 1, 1]
     assert torch.allclose(judged.guesses.logits, (pixels.guesses.flatten(1) @ weight).detach())
     assert judged.members.features.shape == (3, 8)
@@ -33,17 +33,17 @@ def test_pixels_in_another_range_are_refused(value):
     fine = torch.rand(2, 1, 3, 3)
     bad = torch.full((2, 1, 3, 3), value, dtype=torch.uint8 if value == 200 else torch.float32)
     with pytest.raises(ConfigError, match="Divide bytes by 255"):
-        look(lambda pixels: (pixels.flatten(1), pixels), Sets(bad, fine, fine, fine))
+        judge_images(lambda pixels: (pixels.flatten(1), pixels), Sets(bad, fine, fine, fine))
 
 
 def test_images_of_classes_that_nobody_guessed_change_nothing():
     labels, judged = context(classes=6, each=(8, 12, 9, 7))
     keep = labels.each(lambda numbers: numbers < 5)
     fewer = labels.each(lambda numbers, rows: numbers[rows], keep)
-    seen = judged.each(lambda seen, rows: Seen(seen.logits[rows], seen.features[rows]), keep)
+    seen = judged.each(lambda seen, rows: JudgeOutput(seen.logits[rows], seen.features[rows]), keep)
     some = Sets(fewer.guesses, labels.members, labels.held_out, labels.public)
     all_else = Sets(seen.guesses, judged.members, judged.held_out, judged.public)
-    assert score(some, {"one": all_else}) == score(fewer, {"one": seen})
+    assert inversion_scores(some, {"one": all_else}) == inversion_scores(fewer, {"one": seen})
 
 
 @pytest.mark.parametrize("kind", ["members", "held_out", "public"])
@@ -51,27 +51,27 @@ def test_a_class_that_a_set_lacks_is_refused_with_the_remedy(kind):
     labels, judged = context()
     changed = {**vars(labels), kind: getattr(labels, kind).where(getattr(labels, kind) != 2, 3)}
     with pytest.raises(ConfigError, match=f"{kind} has no image of class 2.*give {kind} images"):
-        score(Sets(**changed), {"one": judged})
+        inversion_scores(Sets(**changed), {"one": judged})
 
 
 def test_what_cannot_be_judged_is_refused():
     labels, judged = context()
     with pytest.raises(ConfigError, match="at least one judge"):
-        score(labels, {})
+        inversion_scores(labels, {})
     short = Sets(labels.guesses[1:], labels.members, labels.held_out, labels.public)
     with pytest.raises(ConfigError, match=r'"one" saw 40 images of guesses.* 39 labels'):
-        score(short, {"one": judged})
+        inversion_scores(short, {"one": judged})
     for labelled in (labels.each(lambda n: n + 8), labels.each(lambda n: n - 1)):
         with pytest.raises(ConfigError, match="knows 10 names"):
-            score(labelled, {"one": judged})
-    nobody = judged.each(lambda seen: Seen(seen.logits[:0], seen.features[:0]))
+            inversion_scores(labelled, {"one": judged})
+    nobody = judged.each(lambda seen: JudgeOutput(seen.logits[:0], seen.features[:0]))
     with pytest.raises(ConfigError, match="no guesses"):
-        score(labels.each(lambda n: n[:0]), {"one": nobody})
+        inversion_scores(labels.each(lambda n: n[:0]), {"one": nobody})
     for part in ("logits", "features"):
-        broken = judged.each(lambda seen: Seen(seen.logits.clone(), seen.features.clone()))
+        broken = judged.each(lambda seen: JudgeOutput(seen.logits.clone(), seen.features.clone()))
         getattr(broken.public, part)[3, 2] = torch.nan
         with pytest.raises(DataError, match="NaN or infinity of public"):
-            score(labels, {"one": broken})
+            inversion_scores(labels, {"one": broken})
     for bad in ({"level": 1.0}, {"resamples": 0}):
         with pytest.raises(ConfigError, match="usual"):
-            score(labels, {"one": judged}, **bad)
+            inversion_scores(labels, {"one": judged}, **bad)

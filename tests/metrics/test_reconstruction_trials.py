@@ -5,7 +5,13 @@ import torch
 
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError
-from sfumato.metrics.reconstruction_trials import Trials, partners, pick, score, usual_errors
+from sfumato.metrics.reconstruction_trials import (
+    Trials,
+    partners,
+    pick,
+    reconstruction_scores,
+    usual_errors,
+)
 
 
 def images(count, seed, classes=2):
@@ -60,14 +66,14 @@ def test_guesses_that_are_all_alike_have_no_power():
     flat = torch.zeros_like(made.guesses)
     usual = usual_errors(targets, torch.zeros(64, 2, 1, 4, 4))
     alike = Trials(flat, made.truths, made.images, made.partner, usual, 0.5)
-    scores, _ = score(alike, targets, images(60, seed=5), level=0.95)
+    scores, _ = reconstruction_scores(alike, targets, images(60, seed=5), level=0.95)
     assert scores["auc"] == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_leak_is_seen_and_its_absence_too():
     for leak, low, high in ((1.0, 1.0, 1.0), (0.5, 0.9, 1.0), (0.0, 0.42, 0.58)):
         made, targets = trials(leak=leak)
-        scores, curves = score(made, targets, images(60, seed=5), level=0.95)
+        scores, curves = reconstruction_scores(made, targets, images(60, seed=5), level=0.95)
         assert low <= scores["auc"] <= high
         assert low <= scores["by_error"]["auc"] <= high
         assert scores["auc_interval"][0] <= scores["auc"] <= scores["auc_interval"][1]
@@ -78,7 +84,7 @@ def test_guesses_of_other_heads_prove_nothing():
     made, targets = trials(leak=0.8)
     mixed = made.guesses[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
     swapped = Trials(mixed, made.truths, made.images, made.partner, made.usual, 0.5)
-    scores, _ = score(swapped, targets, images(60, seed=5), level=0.95)
+    scores, _ = reconstruction_scores(swapped, targets, images(60, seed=5), level=0.95)
     low, high = scores["auc_interval"]
     assert low < 0.55
     assert high > 0.45
@@ -86,7 +92,7 @@ def test_guesses_of_other_heads_prove_nothing():
 
 def test_the_mean_of_a_class_has_no_power_at_all():
     made, targets = trials()
-    scores, _ = score(made, targets, images(60, seed=5), level=0.95)
+    scores, _ = reconstruction_scores(made, targets, images(60, seed=5), level=0.95)
     assert scores["baselines"]["class_mean"]["auc"] == pytest.approx(0.5, abs=1e-6)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from sfumato.errors import ConfigError
-from sfumato.models.gan import ClassNorm, Discriminator, Generator, UpBlock
+from sfumato.models.gan import ClassNorm, Discriminator, Generator, GeneratorBlock
 from sfumato.models.spectral import SpectralNorm, tighten
 
 SIZES = [8, 16, 28, 32, 64, 128]
@@ -127,7 +127,7 @@ def test_without_classes_labels_are_ignored():
 
 def test_doubling_is_bilinear_and_halving_is_pooling():
     torch.manual_seed(0)
-    up, x = UpBlock(4, 2, None), torch.randn(2, 4, 7, 7)
+    up, x = GeneratorBlock(4, 2, None), torch.randn(2, 4, 7, 7)
     found, wanted = up.conv1(x), plainly(up.conv1, bilinear(x))
     inside = (..., slice(2, -2), slice(2, -2))  # beyond the border are zeros
     torch.testing.assert_close(found[inside], wanted[inside])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sfumato.errors import ConfigError
-from sfumato.models.unet import Attention, Block, Embedding, UNet
+from sfumato.models.unet import Attention, Embedding, UNet, UNetBlock
 
 TINY = {"channels": 3, "size": 8, "classes": 4, "width": 8, "multipliers": (1, 2), "blocks": 1}
 
@@ -127,9 +127,9 @@ def test_an_image_is_treated_alone():
 def test_a_fresh_block_passes_its_input_on():
     torch.manual_seed(0)
     x, told = torch.randn(2, 8, 4, 4), torch.randn(2, 12)
-    passed = Block(8, 8, 12)(x, told)
+    passed = UNetBlock(8, 8, 12)(x, told)
     torch.testing.assert_close(passed, x * 0.5**0.5, rtol=0.0, atol=1e-3)
-    halved, doubled = (Block(8, 8, 12, resize=way) for way in ("halve", "double"))
+    halved, doubled = (UNetBlock(8, 8, 12, resize=way) for way in ("halve", "double"))
     means = halved.shortcut(x.unflatten(3, (2, 2)).unflatten(2, (2, 2)).mean(dim=(3, 5)))
     torch.testing.assert_close(halved(x, told), means * 0.5**0.5, rtol=0.0, atol=1e-3)
     copies = doubled.shortcut(x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3))

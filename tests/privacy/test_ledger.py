@@ -4,12 +4,12 @@ import pytest
 
 from sfumato.errors import PrivacyError, RunError, SfumatoError
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.releases import Release
 
 
 def header(**changes):
-    return Header(**{"data": "faces", "delta": 1e-5, **changes})
+    return LedgerHeader(**{"data": "faces", "delta": 1e-5, **changes})
 
 
 def filled(steps=4, **changes):

@@ -12,7 +12,7 @@ from scipy import stats
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.noise import privatize, to_philox_mean
 from sfumato.privacy.secure import grid_noise
 from sfumato.privacy.session_key import SessionKey
@@ -188,7 +188,7 @@ def test_nothing_is_released_when_the_ledger_cannot_be_written():
         if "event" in record:
             raise OSError("disk full")
 
-    header = Header(data="faces", delta=1e-5, fixed_seed=True, secret=SEED.commitment)
+    header = LedgerHeader(data="faces", delta=1e-5, fixed_seed=True, secret=SEED.commitment)
     with pytest.raises(OSError, match="disk full"):
         release(torch.zeros(3), book=Ledger(header, write))
 

@@ -7,7 +7,7 @@ from scipy import stats
 from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.flat import Sums
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.seal import tag_of
 from sfumato.privacy.secure import grid_noise
@@ -22,7 +22,7 @@ SEED = SessionKey.from_seed(0)
 
 def ledger(noise, secret=SEED):
     settings = {"fixed_seed": secret.fixed, "secret": secret.commitment}
-    return Ledger(Header(data="faces", delta=1e-5, noise=noise, **settings))
+    return Ledger(LedgerHeader(data="faces", delta=1e-5, noise=noise, **settings))
 
 
 def some(device="cuda"):

@@ -9,11 +9,11 @@ from scipy.stats import binomtest, chisquare
 
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.ledger import Header, Ledger
-from sfumato.privacy.sampling import poisson_batches, sample, toss
+from sfumato.privacy.ledger import Ledger, LedgerHeader
+from sfumato.privacy.sampling import poisson_batches, poisson_sample, toss
 from sfumato.privacy.session_key import SessionKey
 
-BOOK = Ledger(Header(data="faces", delta=1e-5))
+BOOK = Ledger(LedgerHeader(data="faces", delta=1e-5))
 
 
 def plan(rate=0.3, steps=5, **changes):
@@ -74,7 +74,9 @@ def test_every_example_joins_with_the_stated_chance():
     # Fails by chance once in 10^4 seeds; the seed is fixed. A rate off by 5 % must be noticed.
     size, rate, steps = 200, 0.07, 2000
     secret = SessionKey.from_seed(1)
-    drawn = np.concatenate([sample(plan(rate), size, secret, ("a", step)) for step in range(steps)])
+    drawn = np.concatenate(
+        [poisson_sample(plan(rate), size, secret, ("a", step)) for step in range(steps)]
+    )
     assert binomtest(len(drawn), size * steps, rate).pvalue > 1e-4
     assert binomtest(len(drawn), size * steps, rate * 1.05).pvalue < 1e-4
     assert chisquare(np.bincount(drawn, minlength=size)).pvalue > 1e-4
@@ -93,7 +95,8 @@ def test_coins_that_tie_in_their_first_byte_are_tossed_to_the_end(rate):
 
 def test_batch_sizes_vary_as_a_binomial_does():
     sizes = [
-        len(sample(plan(0.2), 500, SessionKey.from_seed(2), ("a", step))) for step in range(3000)
+        len(poisson_sample(plan(0.2), 500, SessionKey.from_seed(2), ("a", step)))
+        for step in range(3000)
     ]
     assert np.mean(sizes) == pytest.approx(100, rel=0.01)
     assert np.var(sizes) == pytest.approx(80, rel=0.1)
@@ -103,9 +106,11 @@ def test_a_truncated_batch_is_a_uniform_subset():
     limited = plan(0.5, steps=1, max_batch=8, size=40)
     counts = np.zeros(40)
     for step in range(4000):
-        chosen = sample(limited, 40, SessionKey.from_seed(3), ("a", step))
+        chosen = poisson_sample(limited, 40, SessionKey.from_seed(3), ("a", step))
         assert len(chosen) <= 8
-        assert set(chosen) <= set(sample(plan(0.5), 40, SessionKey.from_seed(3), ("a", step)))
+        assert set(chosen) <= set(
+            poisson_sample(plan(0.5), 40, SessionKey.from_seed(3), ("a", step))
+        )
         counts[chosen] += 1
     assert chisquare(counts).pvalue > 1e-4
 
@@ -113,8 +118,8 @@ def test_a_truncated_batch_is_a_uniform_subset():
 def test_two_stages_draw_independently():
     secret = SessionKey.from_seed(4)
     both = [
-        set(sample(plan(0.1), 1000, secret, ("a", step)))
-        & set(sample(plan(0.1), 1000, secret, ("b", step)))
+        set(poisson_sample(plan(0.1), 1000, secret, ("a", step)))
+        & set(poisson_sample(plan(0.1), 1000, secret, ("b", step)))
         for step in range(200)
     ]
     assert sum(map(len, both)) / 200 == pytest.approx(10, rel=0.1)
@@ -123,7 +128,7 @@ def test_two_stages_draw_independently():
 @pytest.mark.parametrize("apart", ["ledgers", "stages"])
 def test_ledgers_and_stages_of_one_secret_draw_independently(apart):
     secret = SessionKey.draw()
-    books = [BOOK, Ledger(Header(data="faces", delta=1e-5)) if apart == "ledgers" else BOOK]
+    books = [BOOK, Ledger(LedgerHeader(data="faces", delta=1e-5)) if apart == "ledgers" else BOOK]
     one, other = (
         list(poisson_batches(plan(0.5), 500, book, secret, stage=stage))
         for book, stage in zip(books, "aa" if apart == "ledgers" else "ab", strict=True)

@@ -8,7 +8,7 @@ import torch
 from sfumato.errors import ConfigError
 from sfumato.privacy.accounting import price
 from sfumato.privacy.budget import Budget, Plan, make_plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.releases import Release
 from sfumato.privacy.session_key import SessionKey
@@ -29,7 +29,7 @@ def test_a_schedule_goes_from_one_to_its_decay_in_eight_stairs():
 
 def test_the_ledger_prices_the_noise_of_each_step():
     secret = SessionKey.from_seed(0)
-    header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
+    header = LedgerHeader(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     ledger = Ledger(header)
     for step in range(80):
         privatize({"w": torch.zeros(3)}, DECAYING, ledger, secret, step=step, stage="train")
@@ -43,7 +43,7 @@ def test_the_ledger_prices_the_noise_of_each_step():
 @pytest.mark.parametrize("step", [0, 79])
 def test_the_noise_that_is_added_is_that_of_the_step(step):
     secret = SessionKey.from_seed(1)
-    header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
+    header = LedgerHeader(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     sums = {"w": torch.zeros(200_000)}
     released = privatize(sums, DECAYING, Ledger(header), secret, step=step, stage="train")["w"]
     wanted = {0: 2.0, 79: 0.25}[step] / 10

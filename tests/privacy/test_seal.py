@@ -8,7 +8,7 @@ from noises import BOTH, EACH, PLAN, SEED, SOURCES, both_ways, ledger, release
 from samples import sampled
 
 from sfumato.privacy.flat import Sums
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.seal import seal, tag_of
 from sfumato.privacy.session_key import SessionKey
@@ -112,7 +112,7 @@ def test_the_same_sums_under_noise_of_another_size_get_other_noise(noise, change
 @BOTH
 def test_what_a_gpu_cannot_tell_yet_is_paid_before_and_told_after(way):
     written, secret = [], SessionKey.draw()
-    header = Header(data="faces", delta=1e-5, secret=secret.commitment)
+    header = LedgerHeader(data="faces", delta=1e-5, secret=secret.commitment)
     book = Ledger(header, written.append)
     for step in range(3):
         release(torch.ones(4), book=book, secret=secret, step=step)
@@ -134,7 +134,7 @@ def test_what_a_gpu_cannot_tell_yet_is_paid_before_and_told_after(way):
 def test_a_crash_before_a_tag_is_told_costs_that_release_and_never_hides_one(way):
     # A CPU knows the tag before it pays.
     written, secret = [], SessionKey.draw()
-    header = Header(data="faces", delta=1e-5, secret=secret.commitment)
+    header = LedgerHeader(data="faces", delta=1e-5, secret=secret.commitment)
     first = release(torch.ones(4), book=Ledger(header, written.append), secret=secret)
     resumed = Ledger.from_records(written, written.append)
     assert torch.equal(release(torch.ones(4), book=resumed, secret=secret), first)

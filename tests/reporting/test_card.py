@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pages import MARKER, PNG, header, ledger_of, make_audit, make_run, plant, write
 
 from sfumato.cli import VERBS, read_order
-from sfumato.commands import report, settings_of
+from sfumato.commands import command_settings, report
 from sfumato.config import to_json
 from sfumato.errors import PrivacyError, RunError
 from sfumato.reporting import words
@@ -273,7 +273,7 @@ def test_bad_input_is_answered_with_what_to_do(tmp_path):
 def test_a_file_is_told_to_be_no_run(tmp_path):
     (tmp_path / "images.npz").touch()
     with pytest.raises(RunError, match="Give the directory of a run"):
-        report.write_file(report.Config(runs=(tmp_path / "images.npz",)), None, print)
+        report.write_reports(report.Config(runs=(tmp_path / "images.npz",)), None, print)
 
 
 def test_pages_name_places_by_their_last_folders(tmp_path):
@@ -310,7 +310,7 @@ def test_a_ledger_that_lost_its_header_is_not_shown_as_a_cheaper_one(tmp_path):
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "report"])
 def test_the_command_makes_the_same_settings_again(tmp_path, verb):
-    for preset in settings_of(verb)[1].values():
+    for preset in command_settings(verb)[1].values():
         write(tmp_path / "config.json", {"verb": verb, "config": to_json(preset())})
         first, second, *flags = shlex.split(report.command_of(tmp_path))
         assert (first, second) == ("sfumato", verb)
@@ -332,7 +332,7 @@ def test_the_command_has_flags_for_what_is_in_no_preset(tmp_path):
 
 def test_several_runs_are_reported_beside_the_first(tmp_path):
     runs = (make_run(tmp_path / "dp"), make_run(tmp_path / "plain", private=False))
-    found = report.write_file(report.Config(runs=runs), None, print)
+    found = report.write_reports(report.Config(runs=runs), None, print)
     assert found["report"] == str(tmp_path / "report" / "report.html")
     assert "Where they differ" in (tmp_path / "report" / "report.md").read_text()
     cards = json.loads((tmp_path / "report" / "card.json").read_text())["runs"]
@@ -344,5 +344,5 @@ def test_several_runs_are_reported_beside_the_first(tmp_path):
 def test_without_a_word_the_newest_run_is_meant(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "runs" / "only")
-    found = report.write_file(report.Config(), None, print)
+    found = report.write_reports(report.Config(), None, print)
     assert found["report"] == "runs/only/report.html"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sfumato.errors import ConfigError
-from sfumato.metrics.judges import Seen, Sets
+from sfumato.metrics.judges import JudgeOutput, Sets
 from sfumato.reporting import figures, inversion_figures
 from sfumato.reporting.inversion_figures import (
     SweepRow,
@@ -40,7 +40,7 @@ ROWS = [
 def judged(rows):
     """A judge of one class in two, the log odds of which are given."""
     logits = torch.tensor(rows)[:, None] * torch.tensor([1.0, 0.0])
-    seen = Seen(logits, logits)
+    seen = JudgeOutput(logits, logits)
     return Sets(seen, seen, seen, seen)
 
 
@@ -90,7 +90,7 @@ def test_a_sheet_shows_the_best_the_median_and_the_worst_of_each_class(tmp_path,
 def test_a_sheet_of_many_classes_shows_the_first_and_one_guess_is_enough(tmp_path, monkeypatch):
     found, count = handed(monkeypatch, "save_image_rows"), 23
     labels = labels_of(list(range(count)), list(range(count)))
-    seen = Seen(torch.eye(count), torch.eye(count))
+    seen = JudgeOutput(torch.eye(count), torch.eye(count))
     pictures = torch.rand(count, 3, 4, 4)
     contact_sheet(
         tmp_path / "sheet.png", pictures, pictures, labels, {"a": Sets(seen, seen, seen, seen)},

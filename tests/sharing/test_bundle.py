@@ -13,7 +13,7 @@ from PIL import Image
 
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError, DataError, PrivacyError, RunError
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.releases import Release
 from sfumato.sharing.bundle import read_bundle, verify_bundle
 
@@ -62,7 +62,7 @@ def test_the_card_derives_its_promise_from_the_ledger(tmp_path):
 
 
 def test_a_student_of_another_ledger_needs_no_training_of_its_own(tmp_path):
-    ledger, teacher = paid("moments", "card"), Ledger(Header(data="faces", delta=1e-5))
+    ledger, teacher = paid("moments", "card"), Ledger(LedgerHeader(data="faces", delta=1e-5))
     teacher.charge(Release(stage="fine-tune", noise_multiplier=3.0))
     ledger.inherit(teacher)
     card = write(tmp_path, ledger=ledger)

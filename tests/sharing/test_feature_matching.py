@@ -19,8 +19,8 @@ from sfumato.sharing.feature_matching import (
     arrange,
     deal_classes,
     disturb,
-    match,
-    move,
+    match_features,
+    move_batch,
 )
 
 TARGETS = deal_classes(50, 3)
@@ -36,7 +36,7 @@ def goal_of(model, slack=3.0, groups=None):
 
 def moved(path, model, goal, matching, inputs=PUBLIC, targets=TARGETS, **options):
     path.mkdir(exist_ok=True)
-    return match(model, inputs, targets, goal, matching, Run(path), **options)
+    return match_features(model, inputs, targets, goal, matching, Run(path), **options)
 
 
 def normalised(pixels):
@@ -111,7 +111,7 @@ def test_a_step_goes_down_the_loss_written_out_by_hand():
     (loss + 0.5 * rough + 0.02 * x.square().sum().sqrt()).backward()
     expected = (x.detach() - 0.1 * x.grad.sign()).clamp(-1, 1)
     generator = torch.Generator().manual_seed(5)
-    found = move(model, PUBLIC, places, TARGETS, goal, 0, matching, generator)
+    found = move_batch(model, PUBLIC, places, TARGETS, goal, 0, matching, generator)
     same = (normalised(found) - expected).abs() < 0.01
     assert float(same.float().mean()) > 0.99
 
@@ -152,9 +152,9 @@ def test_a_goal_for_each_class_is_met_by_images_of_that_class(tmp_path, monkeypa
 
     def spy(model, inputs, places, targets, goal, group, matching, generator):
         calls.append((places.tolist(), group))
-        return move(model, inputs, places, targets, goal, group, matching, generator)
+        return move_batch(model, inputs, places, targets, goal, group, matching, generator)
 
-    monkeypatch.setattr(module, "move", spy)
+    monkeypatch.setattr(module, "move_batch", spy)
     pixels = moved(tmp_path, model, goal, Matching(k=10, match_batch=9))
     assert sorted(place for places, _ in calls for place in places) == list(range(50))
     for places, group in calls:
@@ -190,7 +190,9 @@ def test_a_run_cut_in_the_middle_ends_with_the_same_pixels(tmp_path, monkeypatch
     with pytest.raises(KeyboardInterrupt, match="moved 40 of 50 images"):
         moved(tmp_path / "cut", model, goal, matching, say=power_cut)
     left = []
-    monkeypatch.setattr(module, "move", lambda *given: left.append(given[2]) or move(*given))
+    monkeypatch.setattr(
+        module, "move_batch", lambda *given: left.append(given[2]) or move_batch(*given)
+    )
     again = moved(tmp_path / "cut", model, goal, matching)
     assert torch.equal(again, whole)
     assert len(left) == 5, "what was moved before the cut is not moved again"

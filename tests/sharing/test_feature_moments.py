@@ -22,7 +22,7 @@ from sfumato.data.people import People
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.models.observe import normalisation_layers
 from sfumato.privacy.moments import weighted_means, with_counter
-from sfumato.sharing.moments import LEAST_VARIANCE, Gauge, look, make_gauge, sum_moments
+from sfumato.sharing.moments import LEAST_VARIANCE, Gauge, make_gauge, observe_features, sum_moments
 
 
 @pytest.mark.parametrize("first", [None, Explosive()])
@@ -124,7 +124,7 @@ def test_a_model_is_looked_at_in_evaluation_mode_and_left_as_it_was():
     torch.testing.assert_close(calm.units, excited.units)
     assert [m.training for m in model] == [True, True, False, True, True]
     assert not norms[1].running_mean.any()
-    passes = look(model, PUBLIC, batch_size=10)
+    passes = observe_features(model, PUBLIC, batch_size=10)
     next(passes)
     passes.close()
     assert [m.training for m in model] == [True, True, False, True, True]

@@ -10,17 +10,18 @@ from scipy import stats
 from teachers import Explosive, faces, gauge_of, largest_move, sums_with, teacher, vectors_of
 
 from sfumato.privacy.budget import make_plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.moments import clip_rows, weighted_means, with_counter
 from sfumato.privacy.noise import privatize
 from sfumato.privacy.session_key import SessionKey
 
 
 def released(table, plan, secret):
-    header = Header(data="faces", delta=1e-5, fixed_seed=secret.fixed, secret=secret.commitment)
-    return privatize({"table": table}, plan, Ledger(header), secret, step=0, stage="moments")[
-        "table"
-    ]
+    header = LedgerHeader(
+        data="faces", delta=1e-5, fixed_seed=secret.fixed, secret=secret.commitment
+    )
+    made = privatize({"table": table}, plan, Ledger(header), secret, step=0, stage="moments")
+    return made["table"]
 
 
 def test_the_release_has_the_noise_that_the_ledger_says():

@@ -11,7 +11,7 @@ from sfumato.clipping.factors import Clipping
 from sfumato.commands.train import Config
 from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.session_key import SessionKey
 from sfumato.runs import open_run
@@ -29,7 +29,7 @@ from sfumato.training.captured_clip import captured
 from sfumato.training.cuda_graph import WARM
 from sfumato.training.fit import TrainState, fit
 from sfumato.training.inputs import Inputs
-from sfumato.training.private_step import Paid, private_step
+from sfumato.training.private_step import PrivacyContext, private_step
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.setup import make_schedule
 
@@ -108,11 +108,11 @@ def test_to_check_contributions_changes_nothing_of_the_step(monkeypatch):
     _, _, inputs = context()
     plan = Plan(noise_multiplier=0.0, expected_batch=4.0, steps=9, max_norm=2.0)
     secret, found = SessionKey.from_seed(0), []
-    header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
+    header = LedgerHeader(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     for checked in (False, True):
         monkeypatch.setattr(steps, "contributions_due", lambda _, checked=checked: checked)
         clipper = GradientClipper(model, clipping=Clipping(max_norm=2.0))
-        step = private_step(clipper, inputs, Paid(plan, Ledger(header), secret))
+        step = private_step(clipper, inputs, PrivacyContext(plan, Ledger(header), secret))
         numbers = step(batch(0, [0, 1, 2], [3, 4]))
         found.append((numbers, [p.grad.clone() for p in model.parameters()]))
     (one, gradients), (other, again) = found
@@ -125,11 +125,11 @@ def test_a_killed_step_whose_tag_was_not_told_is_lost_and_the_others_are_repeate
     model, clipper, inputs = context()
     plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=9, max_norm=2.0)
     secret, written = SessionKey.draw(), []
-    header = Header(data="d", delta=1e-5, secret=secret.commitment)
+    header = LedgerHeader(data="d", delta=1e-5, secret=secret.commitment)
     batches = [batch(0, [0, 1], [2]), batch(1), batch(2, [5, 6, 7])]
 
     def gradients(ledger):
-        step = private_step(clipper, inputs, Paid(plan, ledger, secret))
+        step = private_step(clipper, inputs, PrivacyContext(plan, ledger, secret))
         for each in batches:
             step(each)
             yield [None if p.grad is None else p.grad.clone() for p in model.parameters()]
@@ -152,7 +152,7 @@ def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path, monkey
     model, clipper, inputs = context()
     plan = Plan(noise_multiplier=1.0, expected_batch=4.0, steps=4, max_norm=2.0)
     secret = SessionKey.draw()
-    header = Header(data="d", delta=1e-5, secret=secret.commitment)
+    header = LedgerHeader(data="d", delta=1e-5, secret=secret.commitment)
     batches = [batch(step, [0, 1, 2]) for step in range(4)]
 
     def train(run, *, spoilt):
@@ -168,7 +168,7 @@ def test_weights_behind_a_sum_that_is_not_finite_are_never_kept(tmp_path, monkey
         train_state = TrainState(model, optimizer, make_schedule(optimizer, "constant", 4))
         train_state.load(run.load_checkpoint())
         ledger = Ledger.resume(run.ledger_records(), header, run.write_ledger)
-        step = private_step(clipper, inputs, Paid(plan, ledger, secret), clip=clip)
+        step = private_step(clipper, inputs, PrivacyContext(plan, ledger, secret), clip=clip)
         fit(
             train_state, batches[train_state.step :], step, run, before_saving=ledger.settle,
             checkpoint_seconds=0.0,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.sampling import poisson_batches
 from sfumato.privacy.session_key import SessionKey
 from sfumato.training.chunks import DEAR, ChunkSizes
@@ -22,7 +22,7 @@ def planned(expected, size=2000, steps=300):
 def cut(plan, length, round_to):
     """The lengths of the chunks of every step, as they are really drawn."""
     secret = SessionKey.from_seed(1)
-    header = Header(data="noise", delta=1e-5, fixed_seed=True, secret=secret.commitment)
+    header = LedgerHeader(data="noise", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     size = round(plan.expected_batch / plan.rate)
     batches = poisson_batches(
         plan, size, Ledger(header), secret, stage="train", chunk_size=length, round_to=round_to

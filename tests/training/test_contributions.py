@@ -14,12 +14,12 @@ from sfumato.clipping.method_choice import MODES
 from sfumato.data.augment import Augmentation
 from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.session_key import SessionKey
 from sfumato.training import private_step as steps
 from sfumato.training.inputs import Inputs
-from sfumato.training.private_step import Paid, private_step
+from sfumato.training.private_step import PrivacyContext, private_step
 
 
 def batch(step, *parts):
@@ -38,13 +38,13 @@ class Context:
         plain = Inputs(portraits(), torch.device("cpu"), (0.5,), (0.5,), seed=3)
         plan = Plan(noise_multiplier=1.0, expected_batch=12.0, steps=99, max_norm=max_norm)
         secret = SessionKey.draw()
-        self.ledger = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
+        self.ledger = Ledger(LedgerHeader(data="d", delta=1e-5, secret=secret.commitment))
         self.clipper = GradientClipper(
             model, mode, clipping=Clipping(max_norm=max_norm, **clipping)
         )
         self.clips = 0
         inputs = replace(plain, **(changes or {}))
-        paid = Paid(plan, self.ledger, secret)
+        paid = PrivacyContext(plan, self.ledger, secret)
         self.step = private_step(self.clipper, inputs, paid, clip=self._clip)
 
     def _clip(self, *given, **how):

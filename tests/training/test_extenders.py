@@ -27,7 +27,7 @@ from sfumato.errors import PrivacyError
 from sfumato.training import private_step as steps
 from sfumato.training.extenders import Dope, PublicGradient, WeightMultiplicity
 from sfumato.training.hooks import with_hooks
-from sfumato.training.private_step import Paid, private_step
+from sfumato.training.private_step import PrivacyContext, private_step
 
 VIEWS = replace(PRIVATE, views=3, augmentation=Augmentation(crop=2, flip=True))
 STYLES = ["vanilla", "automatic", "auto-v", "global"]
@@ -121,7 +121,9 @@ def test_a_step_of_dope_is_the_formula_and_padding_adds_nothing(padding):
     extender = Dope(public(model))
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.2))
     inputs = replace(PRIVATE, wrap_loss=extender.wrap_loss)
-    step = with_hooks(private_step(clipper, inputs, Paid(plan, ledger, secret)), [extender])
+    step = with_hooks(
+        private_step(clipper, inputs, PrivacyContext(plan, ledger, secret)), [extender]
+    )
     batch = batch_of([1, 4, 5, 8, 11], step=3, padding=padding)
     numbers = step(batch)
     shift = public(model)(3)
@@ -137,9 +139,9 @@ def test_a_step_of_dope_is_the_formula_and_padding_adds_nothing(padding):
 
 def test_a_step_of_mirror_mixes_as_published():
     model, batch = net(), batch_of([1, 2, 3], step=4)
-    private_step(GradientClipper(model), PRIVATE, Paid(*book(noise=0.5)))(batch)
+    private_step(GradientClipper(model), PRIVATE, PrivacyContext(*book(noise=0.5)))(batch)
     noisy = gradients(model)
-    step = private_step(GradientClipper(model), PRIVATE, Paid(*book(noise=0.5)))
+    step = private_step(GradientClipper(model), PRIVATE, PrivacyContext(*book(noise=0.5)))
     with_hooks(step, [KINDS["mirror"](model, 1)])(batch)
     beta, known = math.cos(math.pi * (4 / 5) / 20), public(model)(4)
     for name, part in gradients(model).items():
@@ -199,7 +201,7 @@ def test_noise_and_ledger_are_those_of_a_step_without_an_extender(kind):
         model, (plan, ledger, secret) = net(), book(noise=2.0)
         extender = KINDS[kind](model, 1)
         inputs = replace(PRIVATE, wrap_loss=extender.wrap_loss) if way == "with" else PRIVATE
-        step = private_step(GradientClipper(model), inputs, Paid(plan, ledger, secret))
+        step = private_step(GradientClipper(model), inputs, PrivacyContext(plan, ledger, secret))
         step = with_hooks(step, [extender]) if way == "with" else step
         for number, places in enumerate(([], [3, 5])):
             step(batch_of(places, step=number))
@@ -218,7 +220,7 @@ def test_a_norm_that_is_too_small_is_found_out_while_training(monkeypatch):
     extender = Dope(public(model))
     inputs = replace(PRIVATE, wrap_loss=extender.wrap_loss)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.01))
-    step = private_step(clipper, inputs, Paid(plan, ledger, secret))
+    step = private_step(clipper, inputs, PrivacyContext(plan, ledger, secret))
     step = with_hooks(step, [extender])
     step(batch_of([1, 2, 3]))
     monkeypatch.setattr(steps, "contributions_due", lambda _: True)

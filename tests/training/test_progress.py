@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.releases import Release
 from sfumato.training import progress as module
 from sfumato.training.progress import price_list, progress
@@ -42,8 +42,8 @@ def test_images_are_counted_without_a_loss_and_slow_ones_are_not_rounded_away(cl
 
 def test_the_epsilon_shown_is_that_of_the_ledger_when_the_step_is_taken():
     plan = Plan(noise_multiplier=1.5, expected_batch=50, rate=0.05, steps=20, noise_decay=0.8)
-    ledger = Ledger(Header(data="d", delta=1e-5))
-    before = Ledger(Header(data="d", delta=1e-5))
+    ledger = Ledger(LedgerHeader(data="d", delta=1e-5))
+    before = Ledger(LedgerHeader(data="d", delta=1e-5))
     before.charge(Release(stage="train", noise_multiplier=6.0))
     ledger.inherit(before)
     for step in range(8):

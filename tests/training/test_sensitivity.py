@@ -15,12 +15,12 @@ from sfumato.data.augment import Augmentation
 from sfumato.data.people import People
 from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.session_key import SessionKey
 from sfumato.training import private_step as steps
 from sfumato.training.inputs import Inputs
-from sfumato.training.private_step import Paid, private_step
+from sfumato.training.private_step import PrivacyContext, private_step
 
 MOVING = Augmentation(crop=3, flip=True, cutout=4, colour=0.3, affine=0.2)
 
@@ -76,8 +76,8 @@ def test_a_step_releases_its_own_batch_and_nothing_of_the_ones_before():
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.1))
     plan = Plan(noise_multiplier=0.0, expected_batch=12.0, steps=4, max_norm=0.1)
     secret = SessionKey.from_seed(0)
-    header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
-    step = private_step(clipper, inputs(), Paid(plan, Ledger(header), secret))
+    header = LedgerHeader(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
+    step = private_step(clipper, inputs(), PrivacyContext(plan, Ledger(header), secret))
     for number, parts in enumerate([[[0, 1, 2], [5, 6]], [], [[7]], [[0, 1, 2], [5, 6]]]):
         chunks = tuple(
             Chunk(torch.tensor(part), torch.ones(len(part), dtype=torch.bool)) for part in parts
@@ -109,7 +109,7 @@ def test_an_example_that_is_not_finite_is_left_out_of_a_step_and_spoils_nothing(
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.1))
     plan = Plan(noise_multiplier=0.0, expected_batch=5.0, steps=4, max_norm=0.1)
     secret = SessionKey.from_seed(0)
-    header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
+    header = LedgerHeader(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
 
     def clip(*given, tell):
         told.append(len(given[-1]))
@@ -119,7 +119,7 @@ def test_an_example_that_is_not_finite_is_left_out_of_a_step_and_spoils_nothing(
         careful.append(len(given[-1]))
         return whole(*given)
 
-    step = private_step(clipper, read, Paid(plan, Ledger(header), secret), clip=clip)
+    step = private_step(clipper, read, PrivacyContext(plan, Ledger(header), secret), clip=clip)
     whole, clipper.clip = clipper.clip, with_care
     found = []
     for number, there in enumerate((True, False)):
@@ -149,9 +149,9 @@ def test_a_model_that_mixes_the_examples_of_larger_batches_is_refused_at_the_fir
     read = inputs(views=views)
     clipper = GradientClipper(Turning(), clipping=Clipping(max_norm=0.1))
     secret = SessionKey.draw()
-    book = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
+    book = Ledger(LedgerHeader(data="d", delta=1e-5, secret=secret.commitment))
     plan = Plan(noise_multiplier=1.0, expected_batch=12.0, steps=4)
-    step = private_step(clipper, read, Paid(plan, book, secret))
+    step = private_step(clipper, read, PrivacyContext(plan, book, secret))
     admit(clipper, read.losses, read.trial(), 3)
     with pytest.raises(PrivacyError, match="depends on"):
         step(Batch(0, (Chunk(torch.arange(12), torch.ones(12, dtype=torch.bool)),)))
@@ -164,7 +164,7 @@ def test_a_gradient_that_is_kept_never_shows_the_exact_sums_of_a_later_step():
     clipper = GradientClipper(model, clipping=Clipping(max_norm=1.0))
     plan = Plan(noise_multiplier=1.0, expected_batch=12.0, steps=4)
     secret = SessionKey.draw()
-    book = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
+    book = Ledger(LedgerHeader(data="d", delta=1e-5, secret=secret.commitment))
     left = iter(range(2))
 
     def clip(*given, **how):
@@ -172,7 +172,7 @@ def test_a_gradient_that_is_kept_never_shows_the_exact_sums_of_a_later_step():
             raise MemoryError("the second part of the second batch")
         return clipper.clip(*given, **how)
 
-    step = private_step(clipper, inputs(), Paid(plan, book, secret), clip=clip)
+    step = private_step(clipper, inputs(), PrivacyContext(plan, book, secret), clip=clip)
     parts = tuple(Chunk(torch.tensor([n]), torch.ones(1, dtype=torch.bool)) for n in range(3))
     step(Batch(0, parts[:1]))
     kept = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -192,9 +192,9 @@ def test_views_come_from_the_secret_and_not_from_a_seed_that_is_public():
 
     def gradient(public, private):
         secret = SessionKey.from_seed(private)
-        header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
+        header = LedgerHeader(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
         read = inputs(augmentation=MOVING, seed=public)
-        private_step(clipper, read, Paid(plan, Ledger(header), secret))(batch)
+        private_step(clipper, read, PrivacyContext(plan, Ledger(header), secret))(batch)
         return model[1].weight.grad.clone()
 
     assert torch.equal(gradient(1, 1), gradient(2, 1))

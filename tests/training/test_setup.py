@@ -223,11 +223,11 @@ def test_running_out_of_memory_says_what_fits(monkeypatch):
     each = memory.bytes_per_example(clipper, inputs())
     monkeypatch.setattr(memory, "free_bytes", lambda _: 20 * each)
     advice = r"with 256 examples at once\. 16 fit.*--physical-batch"
-    with pytest.raises(ConfigError, match=advice), memory.advised(clipper, inputs(), 256):
+    with pytest.raises(ConfigError, match=advice), memory.memory_advice(clipper, inputs(), 256):
         raise torch.OutOfMemoryError("CUDA out of memory")
     with (
         pytest.raises(RuntimeError, match="something else"),
-        memory.advised(clipper, inputs(), 256),
+        memory.memory_advice(clipper, inputs(), 256),
     ):
         raise RuntimeError("something else")
 

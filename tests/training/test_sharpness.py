@@ -19,7 +19,7 @@ from sfumato.training.cuda_graph import WARM
 from sfumato.training.hooks import with_hooks
 from sfumato.training.plain import train_plainly
 from sfumato.training.plain_step import plain_step
-from sfumato.training.private_step import Paid, private_step
+from sfumato.training.private_step import PrivacyContext, private_step
 from sfumato.training.sharpness import LastGradient, Uphill, learning, moved, of_length, sharp_step
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -141,7 +141,8 @@ def test_a_direction_has_the_length_asked_for_or_none(size):
 def test_a_private_step_goes_uphill_along_the_gradient_before():
     model, rho = net(), 0.5
     plain, other = (
-        private_step(GradientClipper(model), PRIVATE, Paid(*book(noise=0.1))) for _ in range(2)
+        private_step(GradientClipper(model), PRIVATE, PrivacyContext(*book(noise=0.1)))
+        for _ in range(2)
     )
     last = LastGradient(model)
     step = with_hooks(other, [Uphill(model, last, rho)])

@@ -14,12 +14,12 @@ from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.errors import UnsupportedLayer
 from sfumato.privacy.budget import Plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.privacy.session_key import SessionKey
 from sfumato.training import private_step as steps
 from sfumato.training.inputs import Inputs
-from sfumato.training.private_step import Paid, private_step
+from sfumato.training.private_step import PrivacyContext, private_step
 from sfumato.training.process_group import ProcessGroup
 
 PLAN = Plan(noise_multiplier=0.0, expected_batch=4.0, steps=9, max_norm=0.1)
@@ -41,9 +41,9 @@ def batch(step, *parts):
 
 def step_of(model, plan=PLAN, read=None, processes=None):
     secret = SessionKey.from_seed(0)
-    header = Header(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
+    header = LedgerHeader(data="d", delta=1e-5, fixed_seed=True, secret=secret.commitment)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=plan.max_norm))
-    paid = Paid(plan, Ledger(header), secret)
+    paid = PrivacyContext(plan, Ledger(header), secret)
     return private_step(clipper, read or inputs(), paid, processes=processes)
 
 
@@ -100,10 +100,10 @@ class Counting(nn.Module):
 def test_a_step_whose_passes_write_to_a_buffer_is_refused_and_not_charged():
     model = Counting(after=10**9)
     secret = SessionKey.draw()
-    ledger = Ledger(Header(data="d", delta=1e-5, secret=secret.commitment))
+    ledger = Ledger(LedgerHeader(data="d", delta=1e-5, secret=secret.commitment))
     plan = replace(PLAN, noise_multiplier=1.0)
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.1))
-    step = private_step(clipper, inputs(), Paid(plan, ledger, secret))
+    step = private_step(clipper, inputs(), PrivacyContext(plan, ledger, secret))
     step(batch(0, [0, 1, 2]))
     model.after = 0
     for parameter in model.parameters():

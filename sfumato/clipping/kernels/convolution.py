@@ -35,7 +35,7 @@ def conv_gradients(
     dilation: list[int], groups: int, examples: int,
 ) -> Tensor:  # fmt: skip
     """The gradients (n P C h w, in float32) of a 2-D convolution, one for each example."""
-    x, g = channels_last(x, g)
+    x, g = to_channels_last(x, g)
     share = x.shape[0] // max(1, examples)
     return _sums(x, g, share, kernel, stride, padding, dilation, groups)
 
@@ -51,7 +51,7 @@ def conv_total(
     dilation: list[int], groups: int,
 ) -> Tensor:  # fmt: skip
     """The sum (P C h w, in float32) of the gradients of all images."""
-    x, g = channels_last(x, g)
+    x, g = to_channels_last(x, g)
     tiles = _tiling(x, g, x.shape[0], kernel, groups).tiles
     # What fills the device more than half would leave much of it idle at the end.
     shares = PROGRAMS // tiles if 2 * tiles <= PROGRAMS else 3
@@ -68,7 +68,7 @@ def _(x, g, kernel, stride, padding, dilation, groups):  # pyright: ignore
     return _new_sums(x, 1, g.shape[1], kernel, groups)[0]
 
 
-def channels_last(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+def to_channels_last(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Input and output gradient in one type, with channels last."""
     last = torch.channels_last
     return x.contiguous(memory_format=last), g.to(x.dtype).contiguous(memory_format=last)

@@ -166,7 +166,7 @@ def _pairs(
 
 
 @torch.library.custom_op("sfumato::ghost_norm", mutates_args=())
-def ghost_norm(x: Tensor, g: Tensor) -> Tensor:
+def ghost_norm_kernel(x: Tensor, g: Tensor) -> Tensor:
     """For x (n T D) and g (n T P), in float32: squared norms, and sums of |a| |b| (2 n)."""
     x, g = (_within_reach(t) for t in (x, g.to(x.dtype)))
     examples, positions = x.shape[:2]
@@ -220,7 +220,7 @@ def _pace(whole: int, device: torch.device) -> tuple[int, int]:
     return (3, 5) if whole <= 3 else (2, 4)
 
 
-@ghost_norm.register_fake
+@ghost_norm_kernel.register_fake
 def _(x, g):  # pyright: ignore
     return x.new_empty((2, x.shape[0]), dtype=torch.float32)
 

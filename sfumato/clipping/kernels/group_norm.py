@@ -125,7 +125,7 @@ def _apply(
 
 
 @torch.library.custom_op("sfumato::group_norm", mutates_args=())
-def group_norm(
+def group_norm_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, mean and 1 / deviation of each row's groups, all in float32."""
@@ -149,7 +149,7 @@ def group_norm(
     return out, mean, scale
 
 
-@group_norm.register_fake
+@group_norm_forward.register_fake
 def _(x, weight, bias, groups, eps):  # pyright: ignore
     stats = (x.new_empty((x.shape[0], groups), dtype=torch.float32) for _ in range(2))
     return room(x, torch.float32), *stats

@@ -82,7 +82,7 @@ def _backward(
 
 
 @torch.library.custom_op("sfumato::layer_norm", mutates_args=())
-def layer_norm(
+def layer_norm_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, width: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, mean and 1 / deviation of each row of `width` numbers, all in float32."""
@@ -96,7 +96,7 @@ def layer_norm(
     return out, mean, scale
 
 
-@layer_norm.register_fake
+@layer_norm_forward.register_fake
 def _(x, weight, bias, width, eps):  # pyright: ignore
     wide = x.new_empty(x.shape, dtype=torch.float32)
     rows = x.numel() // width

@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sfumato.clipping.kernels.convolution import (
-    channels_last,
     product_precision,
     tile_side,
+    to_channels_last,
     unit_of,
 )
 from sfumato.clipping.kernels.ghost import above_zero, finished
@@ -143,7 +143,7 @@ def conv_ghost_norm(
 
     As in `arithmetic.sum_from_above`, what rounding may have taken away is added.
     """
-    x, g = channels_last(x, g)
+    x, g = to_channels_last(x, g)
     channels, outputs = x.shape[1] // groups, g.shape[1] // groups
     positions = g.shape[0] * g.shape[2] * g.shape[3] // max(1, examples)
     unit = unit_of(channels, outputs)

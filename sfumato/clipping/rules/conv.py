@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.clipping.fallback import by_vmap
-from sfumato.clipping.geometry import Geometry
+from sfumato.clipping.geometry import WeightGeometry
 from sfumato.clipping.linear_like import depends_on_batch, linear_like
 from sfumato.clipping.rules.registry import layer_rule
 from sfumato.clipping.tape import Tape
@@ -32,7 +32,9 @@ def _convolution(operation: Callable[..., Any], dims: int) -> None:
         stride, dilation = _tuple(stride, dims), _tuple(dilation, dims)
         if isinstance(padding, str):
             input, padding = _pad_same(input, weight.shape[2:], dilation, padding), 0
-        geometry = Geometry(stride, _tuple(padding, dims), dilation, False, (0,) * dims, groups)
+        geometry = WeightGeometry(
+            stride, _tuple(padding, dims), dilation, False, (0,) * dims, groups
+        )
         return linear_like(tape, input, weight, bias, geometry, f"conv{dims}d")
 
 
@@ -53,7 +55,7 @@ def _transposed_convolution(operation: Callable[..., Any], dims: int) -> None:
         if depends_on_batch(weight) or depends_on_batch(bias) or input.ndim != dims + 2:
             args = (input, weight, bias, stride, padding, output_padding, groups, dilation)
             return by_vmap(tape, operation, args, {})
-        geometry = Geometry(
+        geometry = WeightGeometry(
             stride=_tuple(stride, dims),
             padding=_tuple(padding, dims),
             dilation=_tuple(dilation, dims),

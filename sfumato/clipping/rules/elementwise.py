@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.clipping.batch_axis import flat
+from sfumato.clipping.batch_axis import flat_tensors
 from sfumato.clipping.fallback import by_vmap, own_copies, per_row
 from sfumato.clipping.leaf import Leaf, change_leaves
 from sfumato.clipping.tape import Tape
@@ -45,7 +45,7 @@ BROADCASTING = {
 
 def by_broadcasting(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Give the parameter a row for each example; broadcasting and autograd do the rest."""
-    tensors = flat((args, tuple(kwargs.values())))
+    tensors = flat_tensors((args, tuple(kwargs.values())))
     batch = [(t, a) for t, a in zip(tensors, tape.here.axes, strict=True) if a is not None]
     ndim = max(t.ndim for t in tensors)
     # Broadcasting counts axes from the last.

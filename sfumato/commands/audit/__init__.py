@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sfumato.commands import Recipe, as_label
+from sfumato.commands import Command, as_label
 from sfumato.commands.audit.calls import audit_calls
 from sfumato.commands.audit.finished import audit_run
 from sfumato.commands.audit.heads import audit_heads
@@ -36,7 +36,7 @@ def run(config: AuditRun | AuditHeads | AuditTrainer, run: Run | None) -> dict[s
         found = audit_run(config, run)
     record = found.record()
     keep_audit(run, record)
-    draw(found, run.private / "tradeoff.png")
+    draw_curves(found, run.private / "tradeoff.png")
     if isinstance(config, AuditRun) and config.run is not None:
         copy(record, run, config.run)
     return run.finish(
@@ -68,7 +68,7 @@ def copy(record: Mapping[str, Any], run: Run, audited: Path) -> None:
         )
 
 
-def draw(found: AuditRecord, path: Path) -> None:
+def draw_curves(found: AuditRecord, path: Path) -> None:
     """The curves of all attacks, and what the ledger allows."""
     curves, bands, allowed = {}, {}, None
     for attack in found.attacks:
@@ -106,7 +106,7 @@ def alarm(summary: Mapping[str, Any]) -> str | None:
     return None
 
 
-RECIPE = Recipe(
+COMMAND = Command(
     run=run,
     show=show,
     alarm=alarm,

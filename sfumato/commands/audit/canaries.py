@@ -13,16 +13,16 @@ from sfumato.commands.train.canaries import read_canaries, tensor_hash
 from sfumato.config import read_finished
 from sfumato.errors import RunError
 from sfumato.files import read_json, read_lines
-from sfumato.privacy.audit.checks import Check, Seen, check_buffers, check_mechanism
+from sfumato.privacy.audit.checks import CanaryObservations, Check, check_buffers, check_mechanism
 from sfumato.privacy.audit.lower import Bound, many_run_bound, one_run_bound
 from sfumato.privacy.audit.lower_noise import curve_bound, likelihood_scores, noise_bound
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
-from sfumato.training.canaries import Canaries, Observations
+from sfumato.training.canaries import CanaryInclusion, Observations
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class CanaryFindings:
     """Bounds, the scores that they rest on, and checks of the mechanism."""
 
     bounds: list[Bound]
@@ -36,7 +36,7 @@ def has_canaries(path: Path) -> bool:
     return (path / "private" / "canaries.json").exists()
 
 
-def examine(path: Path, *, confidence: float) -> Found:
+def examine(path: Path, *, confidence: float) -> CanaryFindings:
     """What the canaries of a finished run prove.
 
     Guarantee: if the run keeps its promise, some bound lies above the ledger's epsilon with chance
@@ -46,7 +46,7 @@ def examine(path: Path, *, confidence: float) -> Found:
     scores = score_canaries(path, canaries)
     pair = _apart(scores, canaries)
     what = "likelihood ratio" if canaries.kind == "gradient" else "loss"
-    return Found(
+    return CanaryFindings(
         bounds=_bounds(path, canaries, scores, confidence),
         attacks={f"{what} of {canaries.kind} canaries": pair},
         checks=check_run(path, confidence=confidence),
@@ -61,7 +61,7 @@ def check_run(path: Path, *, confidence: float) -> list[Check]:
     return [*found, _buffers(path)]
 
 
-def score_canaries(path: Path, canaries: Canaries) -> np.ndarray:
+def score_canaries(path: Path, canaries: CanaryInclusion) -> np.ndarray:
     """How much each canary looks as if it was in: how likely its steps are, or its loss's fall."""
     if canaries.kind == "gradient":
         return likelihood_scores(read_seen(path, canaries))
@@ -72,7 +72,9 @@ def score_canaries(path: Path, canaries: Canaries) -> np.ndarray:
     return np.nan_to_num(start - end, nan=-math.inf)
 
 
-def _bounds(path: Path, canaries: Canaries, scores: np.ndarray, confidence: float) -> list[Bound]:
+def _bounds(
+    path: Path, canaries: CanaryInclusion, scores: np.ndarray, confidence: float
+) -> list[Bound]:
     """Every bound gets its share of the error, so that all of them hold together."""
     coins, gradient = np.array(canaries.included), canaries.kind == "gradient"
     plan = _plan(path)
@@ -91,7 +93,7 @@ def _bounds(path: Path, canaries: Canaries, scores: np.ndarray, confidence: floa
     return hold_together(found, confidence)
 
 
-def _finished(path: Path) -> Canaries:
+def _finished(path: Path) -> CanaryInclusion:
     if not has_canaries(path):
         raise RunError(f"{path} has no canaries. Train with sfumato train --canaries N.")
     if not (path / "done.json").exists():
@@ -99,12 +101,12 @@ def _finished(path: Path) -> Canaries:
     return read_canaries(path)
 
 
-def _apart(scores: np.ndarray, canaries: Canaries) -> tuple[np.ndarray, np.ndarray]:
+def _apart(scores: np.ndarray, canaries: CanaryInclusion) -> tuple[np.ndarray, np.ndarray]:
     included = np.array(canaries.included)
     return scores[included], scores[~included]
 
 
-def read_seen(path: Path, canaries: Canaries) -> Seen:
+def read_seen(path: Path, canaries: CanaryInclusion) -> CanaryObservations:
     """What every step of a run let be seen of its gradient canaries."""
     plan = _plan(path)
     rows = Observations.read(path / "private" / "canary_steps.bin", len(canaries))
@@ -115,7 +117,7 @@ def read_seen(path: Path, canaries: Canaries) -> Seen:
         raise RunError(f"{path}: no step was seen by its canaries.")
     # A step whose effect was lost was not seen, and says nothing of its batch either.
     kept = np.flatnonzero(rows_seen)
-    return Seen(
+    return CanaryObservations(
         seen=rows["seen"][kept].astype(np.float64),
         present=rows["present"][kept],
         sizes=rows["size"][kept],

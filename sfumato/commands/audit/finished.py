@@ -27,7 +27,9 @@ from sfumato.settings.audit import AuditRun
 def audit_run(config: AuditRun, run: Run) -> AuditRecord:
     """Attack the run by its answers, and ask its canaries if it has any."""
     target = open_target(config, run)
-    found = AuditRecord(target=target.folder.resolve().name, promise=promise_of(target.ledger))
+    found = AuditRecord(
+        target=target.folder.resolve().name, promise=audited_guarantee(target.ledger)
+    )
     found.curve = curve_of(target.ledger)
     if target.settings.canaries:
         heard = examine(target.folder, confidence=config.confidence)
@@ -40,7 +42,7 @@ def audit_run(config: AuditRun, run: Run) -> AuditRecord:
     return found
 
 
-def promise_of(ledger: Ledger) -> dict[str, Any] | None:
+def audited_guarantee(ledger: Ledger) -> dict[str, Any] | None:
     """What the ledger adds up to; None if that is nothing."""
     promise = ledger.promise()
     if math.isinf(promise["epsilon"]):

@@ -72,7 +72,7 @@ def describe_attack(
     errors = -np.asarray(inside, dtype=np.float64), -np.asarray(outside, dtype=np.float64)
     images = np.arange(len(errors[0])), len(errors[0]) + np.arange(len(errors[1]))
     whole = roc(*errors)
-    points = thin(whole.fpr, whole.tpr)
+    points = thin_curve(whole.fpr, whole.tpr)
     trials = len(errors[0]), len(errors[1])
     rates = [*FEW, *points["fpr"]]
 
@@ -121,7 +121,7 @@ def tpr_at_few(
     return [value, low, high]
 
 
-def thin(fpr: np.ndarray, tpr: np.ndarray) -> dict[str, list[float]]:
+def thin_curve(fpr: np.ndarray, tpr: np.ndarray) -> dict[str, list[float]]:
     """A curve by some of its points, dense where false positives are few."""
     wanted = np.concatenate([[0.0], np.geomspace(1e-4, 1, POINTS)])
     places = np.unique(np.append(np.searchsorted(fpr, wanted, side="right") - 1, len(fpr) - 1))

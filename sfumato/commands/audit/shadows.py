@@ -12,7 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sfumato.attacks.membership import log_odds
-from sfumato.attacks.shadow_models import Copies, Optimize, draw_batches, draw_halves, train_copies
+from sfumato.attacks.shadow_models import (
+    Optimize,
+    ShadowModels,
+    draw_halves,
+    shadow_batches,
+    train_copies,
+)
 from sfumato.commands import train
 from sfumato.commands.audit.target import Target
 from sfumato.commands.train.train_state import number_of_steps
@@ -68,7 +74,7 @@ def _group(
 
 def _train(
     config: AuditRun, target: Target, inside: Tensor, numbers: Sequence[int], run: Run
-) -> tuple[Copies, Inputs]:
+) -> tuple[ShadowModels, Inputs]:
     half = int(inside.sum(1).min())
     size = max(1, min(round(target.settings.batch_size), half))
     settings = replace(target.alone, batch_size=size)
@@ -79,7 +85,8 @@ def _train(
     ]
     inputs = made[0][1]
     batches = [
-        draw_batches(inside[k], steps=steps, size=size, seed=config.seed, number=k) for k in numbers
+        shadow_batches(inside[k], steps=steps, size=size, seed=config.seed, number=k)
+        for k in numbers
     ]
     torch.manual_seed(config.seed)  # for dropout
     copies = train_copies(

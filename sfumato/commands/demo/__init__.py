@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from sfumato.commands import Recipe, as_label, audit, invert, recipe_of, reconstruct
+from sfumato.commands import Command, as_label, audit, invert, recipe_of, reconstruct
 from sfumato.commands.demo.page import Parts, write_page
 from sfumato.commands.stages import require_one_process
 from sfumato.data.load import load_images
@@ -60,7 +60,7 @@ def run(config: Demo, run: Run | None) -> dict[str, Any]:
         )
     }
     others = chapters(config, secret, private, shared, few_digits(run.private / "few.npz"))
-    side_by_side(others, attacks(secret), run)
+    run_two_processes(others, attacks(secret), run)
     keep_findings(run, "demo")
     page = write_page(Parts(private=private, shared=shared, **secret), run)
     if config.open_page:
@@ -155,7 +155,7 @@ def chapters(
     ]
 
 
-def side_by_side(here: Sequence[Chapter], there: Sequence[Chapter], run: Run) -> None:
+def run_two_processes(here: Sequence[Chapter], there: Sequence[Chapter], run: Run) -> None:
     """Write some chapters here and others in a second process, each on half of the cores.
 
     Small networks do not know what to do with a second core: two of them do.
@@ -201,7 +201,7 @@ def show(summary: Mapping[str, Any]) -> str:
     )
 
 
-RECIPE = Recipe(
+COMMAND = Command(
     run=run,
     show=show,
     label=lambda config: as_label(epsilon=config.epsilon),

@@ -10,8 +10,8 @@ training images, so all stages are in `private/`.
 from collections.abc import Mapping
 from typing import Any
 
-from sfumato.commands import Recipe, as_label
-from sfumato.commands.invert.attack import attack
+from sfumato.commands import Command, as_label
+from sfumato.commands.invert.attack import attack_target
 from sfumato.commands.invert.checks import check_context
 from sfumato.commands.invert.context import make_context
 from sfumato.commands.invert.sweep import sweep as run_sweep
@@ -30,7 +30,7 @@ def run(config: Invert, run: Run | None) -> dict[str, Any]:
         return run_sweep(config, run)
     context = make_context(config, run)
     check_context(context)
-    summary = attack(context, config.stage)
+    summary = attack_target(context, config.stage)
     if config.stage != "all":
         return {**summary, "stage": config.stage, "run": str(run.path)}
     return run.finish({**summary, "run": str(run.path)})
@@ -41,7 +41,7 @@ def show(summary: Mapping[str, Any]) -> str:
     return summary["text"] if "text" in summary else tell_stage(summary)
 
 
-RECIPE = Recipe(
+COMMAND = Command(
     run=run,
     show=show,
     label=lambda config: as_label(config.target or config.data, epsilon=config.epsilon),

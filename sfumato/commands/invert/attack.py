@@ -9,7 +9,7 @@ from sfumato.settings.invert import STAGES
 from sfumato.stages import Stage, run_stages
 
 
-def attack(context: Context, asked: str = "all") -> dict[str, Any]:
+def attack_target(context: Context, asked: str = "all") -> dict[str, Any]:
     """Run the stages up to this one."""
     made = (target, judge, select, prior, latent, score)
     stages = [Stage(name=name, run=run) for name, run in zip(STAGES, made, strict=True)]

@@ -20,7 +20,7 @@ from sfumato.training.plain import inputs_of
 def check_context(context: Context) -> None:
     """Refuse what could not be attacked, drawn or judged."""
     check_public(context)
-    check_parts(context)
+    check_class_counts(context)
     check_drawing(context)
     check_target(context)
     for name in context.config.judges:
@@ -55,7 +55,7 @@ def check_public(context: Context) -> None:
             )
 
 
-def check_parts(context: Context) -> None:
+def check_class_counts(context: Context) -> None:
     """Target, judges and score each need images of every class."""
     parts: dict[str, Images] = {
         "the target": context.members,

@@ -26,8 +26,8 @@ from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.data.overlap import overlap
 from sfumato.errors import ConfigError, DataError
-from sfumato.metrics.inversion import score as count
-from sfumato.metrics.judges import Judge, Judged, Sets, look
+from sfumato.metrics.inversion import inversion_scores as count
+from sfumato.metrics.judges import Judge, Judged, Sets, judge_images
 from sfumato.models.zoo import head_parameters, load_weights, read_state
 from sfumato.reporting.inversion_figures import contact_sheet
 from sfumato.reporting.scores import keep_scores
@@ -80,7 +80,9 @@ def accuracy_of(access: Access, images: Images) -> float:
 def four_sets(context: Context) -> tuple[Sets[Tensor], Sets[Tensor]]:
     """Pixels between 0 and 1, and labels, of guesses, members, held-out and public images."""
     guesses, chosen = guesses_of(context), selection_of(context)
-    members, held_out = (thin(some, EACH) for some in (context.members, context.held_out))
+    members, held_out = (
+        sample_per_class(some, EACH) for some in (context.members, context.held_out)
+    )
     # Images that judges were trained on would make the floor too low.
     strange = ~learnt_by_judges(context)
     left = [places[strange[places]] for places in chosen.places]
@@ -104,7 +106,7 @@ def four_sets(context: Context) -> tuple[Sets[Tensor], Sets[Tensor]]:
     return pixels, Sets(guesses.labels, members.labels, held_out.labels, pseudo)
 
 
-def thin(images: Images, each: int) -> Images:
+def sample_per_class(images: Images, each: int) -> Images:
     """At most this many of each class, at random: files are often ordered, by writer for
     example."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
@@ -119,11 +121,11 @@ def judgements(context: Context, pixels: Sets[Tensor]) -> dict[str, Judged]:
     for name in context.config.judges:
         model = new_judge(context, name)
         load_weights(model, context.shared.private / "judges" / name / "model.safetensors")
-        found[name] = look(
+        found[name] = judge_images(
             as_judge(model, inputs_of(model, context.others, context.device)), pixels
         )
     for path in context.config.judge:
-        found[str(path)] = look(as_judge(*given_judge(context, path)), pixels)
+        found[str(path)] = judge_images(as_judge(*given_judge(context, path)), pixels)
     return found
 
 

@@ -13,7 +13,7 @@ from sfumato.attacks.gan_training import train_gan
 from sfumato.attacks.inversion_loss import InversionLoss
 from sfumato.attacks.latent_search import Draw, Extra, Guesses, search_codes
 from sfumato.attacks.top_n_selection import Selection
-from sfumato.attacks.top_n_selection import select as choose
+from sfumato.attacks.top_n_selection import select_top_n as choose
 from sfumato.commands import train
 from sfumato.commands.invert.context import Context, open_access
 from sfumato.data.images import Images

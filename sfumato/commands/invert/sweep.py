@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from sfumato.commands import train
-from sfumato.commands.invert.attack import attack as take_stages
+from sfumato.commands.invert.attack import attack_target as take_stages
 from sfumato.commands.invert.checks import check_context, check_target
 from sfumato.commands.invert.context import Context, make_context, same_images
 from sfumato.files import read_json
@@ -37,12 +37,12 @@ def sweep(config: Invert, run: Run) -> dict[str, Any]:
     check_sweep(base)
     rows: list[SweepRow] = []
     for name, kind, settings in targets(config):
-        rows.append(attack(name, kind, settings, base))
+        rows.append(attack_one(name, kind, settings, base))
         if math.isfinite(rows[-1].epsilon):
             plain = replace(config, sweep=False, mode="non-private", seed=settings.seed)
             stopped = matched(plain, rows[-1].test_accuracy, base)
             twin = rows[-1].epsilon
-            rows.append(attack(f"{name}-control", kind, stopped, base, twin=twin))
+            rows.append(attack_one(f"{name}-control", kind, stopped, base, twin=twin))
     table = sweep_table(rows)
     keep_scores(run, "invert", {"rows": [row_numbers(row) for row in rows]})
     (run.private / "sweep.md").write_text(f"{table}\n\n{CAUTION}\n", encoding="utf-8")
@@ -78,13 +78,13 @@ def targets(config: Invert) -> Iterator[tuple[str, str, Invert]]:
                     seed=config.seed + seed,
                     unit=unit,
                     people=config.people if unit == "person" else None,
-                    **promise(config, epsilon),
+                    **budget_settings(config, epsilon),
                 )
                 name = f"{epsilon}-{seed}" if unit == "example" else f"{epsilon}-person-{seed}"
                 yield name, without.get(epsilon, f"{unit}-level"), base
 
 
-def promise(config: Invert, epsilon: str) -> dict[str, Any]:
+def budget_settings(config: Invert, epsilon: str) -> dict[str, Any]:
     """What of a target's settings depends on its promise."""
     if epsilon == "inf":
         return {"mode": "non-private"}
@@ -100,7 +100,7 @@ def promise(config: Invert, epsilon: str) -> dict[str, Any]:
     return {**private, "epsilon": float(epsilon)}
 
 
-def attack(
+def attack_one(
     name: str, kind: str, config: Invert, base: Context, twin: float | None = None
 ) -> SweepRow:
     """The whole attack on one target; all of it stays in `private/`, and is done once."""

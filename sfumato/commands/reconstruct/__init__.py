@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from sfumato.commands import Recipe, as_label
+from sfumato.commands import Command, as_label
 from sfumato.commands.reconstruct.context import Context, make_context
 from sfumato.commands.reconstruct.decoder import new_decoder
-from sfumato.commands.reconstruct.stages import take
-from sfumato.commands.reconstruct.study import look_at, study, tensors_in
+from sfumato.commands.reconstruct.stages import attack_weights
+from sfumato.commands.reconstruct.study import attack_brought_head, study, tensors_in
 from sfumato.commands.stages import require_one_process, tell_stage
 from sfumato.runs import Run
 from sfumato.settings.reconstruct import PRESETS as PRESETS
@@ -38,9 +38,9 @@ def run(config: Reconstruct, run: Run | None) -> dict[str, Any]:
     check_early(context)
     if config.vary is not None:
         return study(context)
-    summary = take(context, config.stage)
+    summary = attack_weights(context, config.stage)
     if config.target is not None:
-        return look_at(context, config.target)
+        return attack_brought_head(context, config.target)
     if config.stage != "all":
         return {**summary, "stage": config.stage, "run": str(context.run.path)}
     return context.run.finish({**summary, "run": str(context.run.path)})
@@ -63,7 +63,7 @@ def check_early(context: Context) -> None:
         tensors_in(context.config.target)
 
 
-RECIPE = Recipe(
+COMMAND = Command(
     run=run,
     show=show,
     asks_more=asks_more,

@@ -9,7 +9,7 @@ from torch import nn
 from sfumato.attacks.heads import accuracy_of_heads
 from sfumato.attacks.shadow_heads import ShadowHeads
 from sfumato.commands.reconstruct.context import Context
-from sfumato.data.memory_guard import require_room
+from sfumato.data.memory_guard import require_memory
 from sfumato.errors import ConfigError
 from sfumato.metrics.features import AT_ONCE, extract, headless, pretrain
 from sfumato.models.zoo import build_model, load_weights, pixel_statistics
@@ -67,7 +67,7 @@ def build_base(context: Context, number: int = 0) -> nn.Module:
     channels, height, width = context.base.shape
     if config.feature_size is not None:
         height = width = config.feature_size
-        require_room(
+        require_memory(
             AT_ONCE * channels * height * width,
             f"{AT_ONCE} images of {width} x {height}",
             "Give a smaller --feature-size.",

@@ -14,7 +14,13 @@ from sfumato.attacks.heads import HeadRecipe, accuracy_of_heads
 from sfumato.commands.reconstruct.context import LEARNT, Context, own_features, shadow_heads_of
 from sfumato.commands.reconstruct.decoder import task_of, trained_decoder
 from sfumato.commands.reconstruct.heads import statistics_of
-from sfumato.metrics.reconstruction_trials import Trials, partners, pick, score, usual_errors
+from sfumato.metrics.reconstruction_trials import (
+    Trials,
+    partners,
+    pick,
+    reconstruction_scores,
+    usual_errors,
+)
 from sfumato.privacy.accounting import price
 from sfumato.privacy.audit.lower import many_run_bound
 from sfumato.privacy.audit.tradeoff import largest_tpr
@@ -32,13 +38,15 @@ REFERENCES = 256
 
 def evaluate(context: Context, stage: Run) -> None:
     """Attack heads that were trained on images the attacker never had; count, bound and draw."""
-    trials = attack(context)
-    scores, curves = score(trials, context.targets, context.own, level=context.config.level)
+    trials = attack_heads(context)
+    scores, curves = reconstruction_scores(
+        trials, context.targets, context.own, level=context.config.level
+    )
     kappa = scores["blind_guess"]["best_picture"]
-    scores["privacy"] = promise(context.recipe, trials, context.config.level, kappa)
+    scores["privacy"] = epsilon_bounds(context.recipe, trials, context.config.level, kappa)
     keep_scores(context.run, "reconstruct", scores)
     recipe, folder = context.recipe, context.run.private
-    title = f"heads of {recipe.images} images, {describe(recipe)}"
+    title = f"heads of {recipe.images} images, {describe_recipe(recipe)}"
     # What privacy bounds is a test about one image, against real heads with another in its place.
     spoken = {"relative error", "error"} if context.config.conditional else set()
     bound = bound_curve(recipe) if spoken else None
@@ -62,7 +70,7 @@ def evaluate(context: Context, stage: Run) -> None:
     stage.finish({"text": tell(context, scores), **public_numbers(context)})
 
 
-def attack(context: Context) -> Trials:
+def attack_heads(context: Context) -> Trials:
     """Train heads on the target images, and let the attacker's network look at their weights."""
     config, shadow_heads, statistics = (
         context.config,
@@ -100,7 +108,9 @@ def attack(context: Context) -> Trials:
     )
 
 
-def promise(recipe: HeadRecipe, trials: Trials, level: float, kappa: float) -> dict[str, Any]:
+def epsilon_bounds(
+    recipe: HeadRecipe, trials: Trials, level: float, kappa: float
+) -> dict[str, Any]:
     """Epsilon as accounted, and the epsilon that the attack proves, for one image replaced.
 
     `kappa` is how often a blind guess comes as close as the threshold: the bound there is the one
@@ -149,7 +159,7 @@ def bound_curve(recipe: HeadRecipe) -> tuple[np.ndarray, np.ndarray] | None:
     return fpr, bound_at(recipe, fpr)
 
 
-def describe(recipe: HeadRecipe) -> str:
+def describe_recipe(recipe: HeadRecipe) -> str:
     """The recipe's promise in a few words."""
     if not recipe.noise_multiplier:
         return "no noise" if recipe.max_norm is None else "clipped, no noise"
@@ -184,7 +194,7 @@ def tell(context: Context, scores: dict[str, Any]) -> str:
     privacy = scores["privacy"]
     lines = [
         f"Heads of {recipe.images} images of {context.targets.name} on {context.config.base}, "
-        f"{describe(recipe)}:",
+        f"{describe_recipe(recipe)}:",
         f"  pictures  {folder}/gallery.png: truth above, what the attacker got below",
         f"  ROC       {folder}/roc.png",
         f"  scores    {folder}/scores.json: do not share",

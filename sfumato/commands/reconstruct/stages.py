@@ -14,7 +14,7 @@ SHARED = ("base", "features")
 """Stages that may belong to another run: several attacks have one base."""
 
 
-def take(context: Context, asked: str) -> dict[str, Any]:
+def attack_weights(context: Context, asked: str) -> dict[str, Any]:
     """Run the stages up to this one."""
     stages = (
         Stage(name="base", run=base),

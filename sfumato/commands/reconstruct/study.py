@@ -16,7 +16,7 @@ from sfumato.commands.reconstruct.context import LEARNT, Context, shadow_heads_o
 from sfumato.commands.reconstruct.decoder import task_of, trained_decoder
 from sfumato.commands.reconstruct.evaluate import DELTA, at_most
 from sfumato.commands.reconstruct.heads import statistics_of
-from sfumato.commands.reconstruct.stages import take
+from sfumato.commands.reconstruct.stages import attack_weights
 from sfumato.errors import ConfigError
 from sfumato.files import atomic, read_json
 from sfumato.models.zoo import read_state
@@ -28,14 +28,14 @@ from sfumato.reporting.words import down, up
 def study(context: Context) -> dict[str, Any]:
     """The attack for each value of one setting, on one base: a table and a plot in `private/`."""
     name, _ = context.config.varied
-    take(context, "features")
+    attack_weights(context, "features")
     rows: dict[str, dict[str, Any]] = {}
     pictures: list[tuple[str, Tensor]] = []
     for value, recipe in context.config.variations().items():
         config = replace(context.config, head=recipe, vary=None)
         part = replace(context, config=config, run=context.run.stage(f"{name}={value}"))
         context.run.log(f"{name} = {value}")
-        take(part, "evaluate")
+        attack_weights(part, "evaluate")
         rows[value] = read_json(part.run.path / "private" / "scores.json")
         truths, guesses = first_head(part)
         if not any(torch.equal(truths, shown) for _, shown in pictures):
@@ -100,7 +100,7 @@ def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
     return "".join(f"| {line} |\n" for line in lines)
 
 
-def look_at(context: Context, path: Path) -> dict[str, Any]:
+def attack_brought_head(context: Context, path: Path) -> dict[str, Any]:
     """What the attacker sees in a head that you bring, made by the same recipe."""
     shadow_heads = shadow_heads_of(context)
     weights = head_in(path, context.recipe, shadow_heads.dimension)
@@ -111,7 +111,7 @@ def look_at(context: Context, path: Path) -> dict[str, Any]:
         0
     ].cpu()
     # Heads of one name are different heads, and one head has one picture.
-    picture = context.run.private / f"target-{path.stem}-{digest_of(weights)}.png"
+    picture = context.run.private / f"target-{path.stem}-{head_digest(weights)}.png"
     names = context.own.classes if context.config.conditional else ["any"]
     save_image_rows(picture, [("attacker", guesses / 2 + 0.5)], names)
     lines = [f"What can be seen in {path}: {picture}"]
@@ -130,7 +130,7 @@ def look_at(context: Context, path: Path) -> dict[str, Any]:
     return {"text": "\n".join(lines), "run": str(context.run.path), "distance": far}
 
 
-def digest_of(weights: Tensor) -> str:
+def head_digest(weights: Tensor) -> str:
     """A short name for these very weights."""
     return sha256(weights.numpy().tobytes()).hexdigest()[:8]
 

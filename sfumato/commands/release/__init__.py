@@ -8,10 +8,10 @@ the bundle. A student that has only the bundle then does the private task.
 from collections.abc import Mapping
 from typing import Any
 
-from sfumato.commands import Recipe, as_label
-from sfumato.commands.release.context import Context, make_context, promise_of
+from sfumato.commands import Command, as_label
+from sfumato.commands.release.context import Context, make_context, release_guarantee
 from sfumato.commands.release.evaluate import evaluate as evaluate_student
-from sfumato.commands.release.stages import match, moments, teach
+from sfumato.commands.release.stages import match_images, moments, teach
 from sfumato.commands.release.student import new_student, student
 from sfumato.commands.stages import require_one_process, tell_stage
 from sfumato.errors import DataError, SfumatoError
@@ -42,7 +42,7 @@ def run(config: ReleaseSettings, run: Run | None) -> dict[str, Any]:
     summary = run_stages(context, stages, config.stage, run.stage, say=run.log)
     done: dict[str, Any] = {}
     if config.stage in ("all", "evaluate"):  # a finished run throws its secret away
-        done = run.finish({**promise_of(context), **summary, "run": str(run.path)})
+        done = run.finish({**release_guarantee(context), **summary, "run": str(run.path)})
     if config.stage != "all":
         return {**summary, "stage": config.stage, "run": str(run.path)}
     return done
@@ -66,7 +66,7 @@ def stages_of_release() -> list[Stage[Context]]:
     return [
         Stage(name="teacher", run=teach, checks=(check_early,)),
         Stage(name="moments", run=moments),
-        Stage(name="match", run=match),
+        Stage(name="match", run=match_images),
         Stage(name="student", run=student),
         # Free, so it is done again when it is asked for, with more controls for example.
         Stage(name="evaluate", run=evaluate_student, repeatable=True),
@@ -114,7 +114,7 @@ def check(config: Verify, *_: object) -> dict[str, Any]:
     }
 
 
-RECIPE = Recipe(
+COMMAND = Command(
     run=run,
     show=show,
     # A bundle is checked without a run.

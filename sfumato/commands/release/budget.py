@@ -28,7 +28,7 @@ USUAL_MOMENTS_NOISE, USUAL_CARD_NOISE = 10.0, 50.0
 
 
 @dataclass(frozen=True)
-class Shares:
+class NoiseShares:
     """Noise multipliers: of statistics (None: they are not needed), of the card, of the teacher."""
 
     moments: float | None
@@ -51,7 +51,7 @@ def share_budget(
     length: int,
     classes: int,
     spent: Sequence[Release] | None = None,
-) -> Shares:
+) -> NoiseShares:
     """How the budget is shared, for `size` images (or people) and statistics of `length` numbers.
 
     Guarantee: with --epsilon, all three together cost at most that, `spent` included: the events of
@@ -59,18 +59,18 @@ def share_budget(
     """
     check_delta(delta, size)
     if config.mode == "non-private" or config.epsilon == math.inf:
-        return Shares(None if config.k == 0 else 0.0, 0.0, None if spent is not None else 0.0)
+        return NoiseShares(None if config.k == 0 else 0.0, 0.0, None if spent is not None else 0.0)
     if config.epsilon is None:
         moments = USUAL_MOMENTS_NOISE if config.moments_noise is None else config.moments_noise
         # Priced before anything is spent: noise that has no price is refused here.
         epsilon([one_release(config, size, moments).release("moments", 0)], delta, config.relation)
-        return Shares(moments if config.k else None, USUAL_CARD_NOISE, config.noise_multiplier)
+        return NoiseShares(moments if config.k else None, USUAL_CARD_NOISE, config.noise_multiplier)
     budget = Budget(epsilon=config.epsilon, delta=delta)
     whole = least_noise_of(budget, size, config)
     card = whole / math.sqrt(CARD_SHARE)
     if spent is not None:
         before = [*spent, one_release(config, size, card).release("card", 0)]
-        require_room(config, before, delta, "the teacher")
+        require_budget(config, before, delta, "the teacher")
         left = least_noise_of(budget, size, config, before) if config.k else None
         chosen = config.moments_noise
         if left is not None and chosen is not None and chosen < left:
@@ -78,16 +78,16 @@ def share_budget(
                 f"--moments-noise {chosen:g} would exceed --epsilon {config.epsilon:g}: after the "
                 f"teacher at least {left:.3g} is needed. Leave one of the two out."
             )
-        return Shares(left if chosen is None or left is None else chosen, card, None)
+        return NoiseShares(left if chosen is None or left is None else chosen, card, None)
     rows = size / (classes if config.per_class else 1)
     moments = moments_noise(config, whole, length, rows) if config.k else None
     plans = [one_release(config, size, noise) for noise in (card, moments) if noise is not None]
     before = [plan.release(f"other {number}", 0) for number, plan in enumerate(plans)]
-    require_room(config, before, delta, "--moments-noise or --moments-share")
-    return Shares(moments, card, teacher_noise(config, size, budget, before))
+    require_budget(config, before, delta, "--moments-noise or --moments-share")
+    return NoiseShares(moments, card, teacher_noise(config, size, budget, before))
 
 
-def require_room(
+def require_budget(
     config: ReleaseSettings, releases: Sequence[Release], delta: float, what: str
 ) -> None:
     """Refuse a budget that is spent before all have their share."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from sfumato.commands import train
 from sfumato.commands.origin import note_start, require_covered, require_strange, require_unpaid
-from sfumato.commands.release.budget import Shares, share_budget
+from sfumato.commands.release.budget import NoiseShares, share_budget
 from sfumato.commands.stages import given_run, require_heeded, say_ignored
 from sfumato.commands.train.promise import draw_secret, header_of
 from sfumato.commands.train.train_state import group_by_person
@@ -71,7 +71,7 @@ class Context:
         return default_delta(self.units) if given is None else given
 
     @cached_property
-    def shares(self) -> Shares:
+    def shares(self) -> NoiseShares:
         """The noise of everything."""
         spent = None if self.book is None else self.book.releases
         length = len_of_moments(self) if self.config.k else 0
@@ -178,7 +178,7 @@ def finished_book(context: Context) -> Ledger:
     return Ledger.from_records(context.run.ledger_records())
 
 
-def promise_of(context: Context) -> dict[str, Any]:
+def release_guarantee(context: Context) -> dict[str, Any]:
     """What the ledger says in the end."""
     return {
         **finished_book(context).promise(),

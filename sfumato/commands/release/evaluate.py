@@ -16,7 +16,7 @@ from sfumato.commands.release.stages import pixel_rows, released
 from sfumato.commands.release.student import distil, new_student, trained_student
 from sfumato.data.images import Images
 from sfumato.metrics.features import headless
-from sfumato.metrics.fidelity import Extractor, compare_sets, thin
+from sfumato.metrics.fidelity import Extractor, compare_sets, thin_images
 from sfumato.metrics.leakage import roc
 from sfumato.metrics.quality import nearest_distances
 from sfumato.models.zoo import load_weights
@@ -42,7 +42,7 @@ def evaluate(context: Context, stage: Run) -> None:
         "agreement_with_dealt_classes": agreement(logits, len(context.private.classes)),
     }
     if context.config.controls:
-        scores["controls"] = controls(context, model)
+        scores["controls"] = control_students(context, model)
     scores["quality"] = compare_images(context, images, model)
     scores["membership"] = membership(context, images)
     keep_scores(context.run, "release", scores)
@@ -53,7 +53,7 @@ def evaluate(context: Context, stage: Run) -> None:
         f"test accuracy (private): teacher {scores['teacher_accuracy']:.3f}, student "
         f"{scores['test_accuracy']:.3f}{words}"
     )
-    draw(context, images)
+    draw_comparison(context, images)
     stage.finish({"bundle": str(context.run.path / "bundle"), "student": context.student})
 
 
@@ -62,7 +62,7 @@ def agreement(logits: Tensor, classes: int) -> float:
     return float((logits.argmax(dim=1) == deal_classes(len(logits), classes)).float().mean())
 
 
-def controls(context: Context, teacher: nn.Module) -> dict[str, float]:
+def control_students(context: Context, teacher: nn.Module) -> dict[str, float]:
     """Accuracy of students of other material: what did matching, and the teacher, bring?
 
     k=0 are the public images, unmoved, with the teacher's answers. public has no teacher: its own
@@ -115,7 +115,7 @@ def membership(context: Context, images: Images) -> dict[str, float]:
     """
 
     def distances(some: Images, made: Images) -> np.ndarray:
-        rows = pixel_rows(thin(some), context.device), pixel_rows(made, context.device)
+        rows = pixel_rows(thin_images(some), context.device), pixel_rows(made, context.device)
         return nearest_distances(*rows).cpu().numpy()
 
     near, far = distances(context.private, images), distances(context.test, images)
@@ -130,7 +130,7 @@ def membership(context: Context, images: Images) -> dict[str, float]:
     }
 
 
-def draw(context: Context, images: Images) -> None:
+def draw_comparison(context: Context, images: Images) -> None:
     """Public before and released after, a class a column; and, privately, the nearest images."""
     classes = context.private.classes[:10]
     dealt = deal_classes(len(images), len(context.private.classes))
@@ -140,7 +140,7 @@ def draw(context: Context, images: Images) -> None:
         for name, some in (("public", context.public), ("released", images)):
             rows.append((name, some.pixels[places].float() / 255))
     save_image_rows(context.run.path / "pictures.png", rows, classes)
-    some = thin(context.private)
+    some = thin_images(context.private)
     made = pixel_rows(images, context.device)
     places = [int(torch.nonzero(dealt == label)[0]) for label in range(len(classes))]
     distances = torch.cdist(made[places].float(), pixel_rows(some, context.device).float())

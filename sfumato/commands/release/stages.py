@@ -23,9 +23,9 @@ from sfumato.privacy.moments import weighted_means
 from sfumato.privacy.noise import privatize
 from sfumato.runs import Run
 from sfumato.sharing.bundle import write_bundle
-from sfumato.sharing.card import Card
+from sfumato.sharing.card import BundleCard
 from sfumato.sharing.feature_matching import Goal, deal_classes
-from sfumato.sharing.feature_matching import match as move_all
+from sfumato.sharing.feature_matching import match_features as move_all
 from sfumato.sharing.moments import Gauge, make_gauge, sum_moments
 from sfumato.training.evaluate import logits_of
 from sfumato.training.inputs import Inputs
@@ -83,7 +83,7 @@ def goal_of(context: Context) -> Goal | None:
     return Goal(Gauge.load(kept, context.device), kept["means"].to(context.device))
 
 
-def match(context: Context, stage: Run) -> None:
+def match_images(context: Context, stage: Run) -> None:
     """Move the public images, write down the teacher's answers, and pack the bundle."""
     model, inputs = teacher_of(context)
     public = replace(inputs, images=context.public.to(context.device), people=None)
@@ -94,7 +94,7 @@ def match(context: Context, stage: Run) -> None:
     images, logits = released(context, model, inputs, pixels)
     images.save_npz(stage.path / "images.npz")
     stage.save_tensors("soft_labels.safetensors", {"logits": logits})
-    card = pack(context)
+    card = pack_bundle(context)
     stage.finish({"images": len(images), "epsilon": card.epsilon, "delta": card.delta})
 
 
@@ -114,7 +114,7 @@ def released(
     return replace(moved, labels=logits.argmax(dim=1)), logits
 
 
-def pack(context: Context) -> Card:
+def pack_bundle(context: Context) -> BundleCard:
     """Write the bundle, with what its card needs to say."""
     stage = context.run.stage("match")
     images = load_npz(stage.path / "images.npz", "train", private=False)

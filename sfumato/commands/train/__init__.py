@@ -11,7 +11,7 @@ from typing import Any
 
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.method_choice import explain_layout
-from sfumato.commands import Recipe, as_label
+from sfumato.commands import Command, as_label
 from sfumato.commands.origin import book_of_weights, note_start, require_covered, tell_origin
 from sfumato.commands.train.canaries import (
     find_canaries,
@@ -26,7 +26,7 @@ from sfumato.commands.train.promise import (
     tell_going_on,
 )
 from sfumato.commands.train.step import load_public, make_step
-from sfumato.commands.train.train_state import describe
+from sfumato.commands.train.train_state import describe_classifier
 from sfumato.commands.train.train_state import prepare as prepare
 from sfumato.data.fingerprint import require_same_data
 from sfumato.data.images import Images
@@ -38,14 +38,14 @@ from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 from sfumato.settings.train import PRESETS as PRESETS
 from sfumato.settings.train import Train
-from sfumato.training.canaries import Canaries, CanaryHook
+from sfumato.training.canaries import CanaryHook, CanaryInclusion
 from sfumato.training.chunks import ChunkSizes
 from sfumato.training.evaluate import accuracy
 from sfumato.training.fit import TrainState, fit
 from sfumato.training.hooks import with_hooks
 from sfumato.training.inputs import Inputs
-from sfumato.training.memory import Work, advised, fitting_batch
-from sfumato.training.private_step import Paid
+from sfumato.training.memory import Work, fitting_batch, memory_advice
+from sfumato.training.private_step import PrivacyContext
 from sfumato.training.process_group import ProcessGroup, join_processes, leave_processes
 from sfumato.training.progress import price_list, progress
 from sfumato.training.setup import pick_device
@@ -101,14 +101,14 @@ def run_on(
     say = run.log if run else lambda _: None
     train_state, inputs = prepare(config, train, pick_device(config.device), say)
     paid = open_ledger(config, inputs, run, processes, declared, before)
-    learn(config, train_state, inputs, paid, run, processes, public=public, canaries=canaries)
+    train_model(config, train_state, inputs, paid, run, processes, public=public, canaries=canaries)
     processes.any(False)  # all leave at once: who is left behind while the leader scores would fail
     leave_processes()
     if run is None:
         return {}
     if canaries is not None:
         note_losses_at_end(canaries, train_state, inputs, run)
-    return conclude(config, train_state, replace(inputs, images=test), paid, run)
+    return finish_training(config, train_state, replace(inputs, images=test), paid, run)
 
 
 def show(summary: Mapping[str, Any]) -> str:
@@ -125,16 +125,16 @@ def show(summary: Mapping[str, Any]) -> str:
     )
 
 
-def learn(
+def train_model(
     config: Train,
     train_state: TrainState,
     inputs: Inputs,
-    paid: Paid,
+    paid: PrivacyContext,
     run: Run | None,
     processes: ProcessGroup,
     *,
     public: Images | None = None,
-    canaries: Canaries | None = None,
+    canaries: CanaryInclusion | None = None,
     look: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Take all the steps, from wherever an earlier try was cut.
@@ -167,7 +167,7 @@ def learn(
     )
     asked = config.physical_batch_size
     size = batch_in_memory(asked, chunk_sizes, inputs, clipper, work, run, processes)
-    batches = draw_batches(paid, len(inputs), train_state.step, size, chunk_sizes, canaries)
+    batches = private_batches(paid, len(inputs), train_state.step, size, chunk_sizes, canaries)
     tell = progress(
         plan.steps, train_state.step, price_list(plan, ledger, "train"), run.say if run else None
     )
@@ -177,7 +177,7 @@ def learn(
         if run is not None:
             look(done)
 
-    with advised(clipper, inputs, size, work):
+    with memory_advice(clipper, inputs, size, work):
         fit(
             train_state,
             batches,
@@ -206,13 +206,13 @@ def batch_in_memory(
     return size
 
 
-def draw_batches(
-    paid: Paid,
+def private_batches(
+    paid: PrivacyContext,
     examples: int,
     start: int,
     size: int,
     chunk_sizes: ChunkSizes,
-    canaries: Canaries | None,
+    canaries: CanaryInclusion | None,
 ) -> Iterator[Batch]:
     """The Poisson batches of all steps from `start`, without the canaries that are left out."""
     batches = poisson_batches(
@@ -237,11 +237,13 @@ def explain_layers(config: Train, train_state: TrainState, inputs: Inputs) -> st
     return explain_layout(parts, train_state.model)
 
 
-def conclude(
-    config: Train, train_state: TrainState, test: Inputs, paid: Paid, run: Run
+def finish_training(
+    config: Train, train_state: TrainState, test: Inputs, paid: PrivacyContext, run: Run
 ) -> dict[str, Any]:
     """Save the model, score it privately, sum up."""
-    describe(config, train_state.best, test).keep(run, train_state.best, paid.ledger.promise())
+    describe_classifier(config, train_state.best, test).keep(
+        run, train_state.best, paid.ledger.promise()
+    )
     scores = {"test_accuracy": accuracy(train_state.best, test), "test_images": len(test.images)}
     left_out = steps_left_out(run)
     keep_scores(run, "train", {**scores, "steps_left_out": left_out})
@@ -250,7 +252,7 @@ def conclude(
     return run.finish({**promise_summary(paid), "model": config.model, "run": str(run.path)})
 
 
-RECIPE = Recipe(
+COMMAND = Command(
     run=run,
     show=show,
     needs_run=needs_run,

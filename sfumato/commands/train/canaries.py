@@ -25,7 +25,7 @@ from sfumato.files import read_json
 from sfumato.privacy.budget import Plan
 from sfumato.runs import Run
 from sfumato.settings.train import Train
-from sfumato.training.canaries import Canaries, Observations, draw_canaries
+from sfumato.training.canaries import CanaryInclusion, Observations, draw_canaries
 from sfumato.training.evaluate import logits_of
 from sfumato.training.fit import TrainState
 from sfumato.training.inputs import Inputs
@@ -34,7 +34,7 @@ from sfumato.training.process_group import ProcessGroup
 
 def find_canaries(
     config: Train, images: Images, run: Run | None, processes: ProcessGroup
-) -> Canaries | None:
+) -> CanaryInclusion | None:
     """The canaries of the settings: drawn once, and after a cut those that were drawn.
 
     A run that has begun and lost its coins cannot go on: others would tell of some steps, and an
@@ -43,7 +43,7 @@ def find_canaries(
     if not config.canaries:
         return None
 
-    def drawn() -> Canaries | None:
+    def drawn() -> CanaryInclusion | None:
         if run is None:
             return None
         if not (run.private / "canaries.json").exists():
@@ -59,12 +59,12 @@ def find_canaries(
     return processes.ask(drawn)
 
 
-def read_canaries(path: Path) -> Canaries:
+def read_canaries(path: Path) -> CanaryInclusion:
     """Those that the run there has drawn."""
-    return from_json(Canaries, read_json(path / "private" / "canaries.json"))
+    return from_json(CanaryInclusion, read_json(path / "private" / "canaries.json"))
 
 
-def observe(canaries: Canaries, plan: Plan, run: Run | None) -> Observations | None:
+def observe(canaries: CanaryInclusion, plan: Plan, run: Run | None) -> Observations | None:
     """Where a run keeps what its steps show of gradient canaries."""
     if run is None:
         return None
@@ -72,7 +72,7 @@ def observe(canaries: Canaries, plan: Plan, run: Run | None) -> Observations | N
 
 
 def note_losses_at_start(
-    canaries: Canaries, train_state: TrainState, inputs: Inputs, run: Run | None
+    canaries: CanaryInclusion, train_state: TrainState, inputs: Inputs, run: Run | None
 ) -> None:
     """Write down, before the first step, what the last will be compared with."""
     if run is not None and train_state.step == 0:
@@ -84,7 +84,7 @@ def note_losses_at_start(
 
 
 def note_losses_at_end(
-    canaries: Canaries, train_state: TrainState, inputs: Inputs, run: Run
+    canaries: CanaryInclusion, train_state: TrainState, inputs: Inputs, run: Run
 ) -> None:
     """Write down what has become of the losses."""
     run.write_json("private/canary_end.json", {"losses": losses(canaries, train_state, inputs)})
@@ -101,7 +101,7 @@ def tensor_hash(tensor: Any) -> str:
     return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
-def losses(canaries: Canaries, train_state: TrainState, inputs: Inputs) -> list[float]:
+def losses(canaries: CanaryInclusion, train_state: TrainState, inputs: Inputs) -> list[float]:
     """The loss of each canary image as it is, with the class it was given; none of gradients."""
     if canaries.kind == "gradient":
         return []

@@ -8,12 +8,12 @@ from sfumato.commands.train.train_state import number_of_steps
 from sfumato.data.images import Images
 from sfumato.files import read_lines
 from sfumato.privacy.budget import Budget, Plan, check_delta, default_delta, make_plan
-from sfumato.privacy.ledger import Header, Ledger
+from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.session_key import SessionKey
 from sfumato.runs import Run
 from sfumato.settings.train import Train, Training
 from sfumato.training.inputs import Inputs
-from sfumato.training.private_step import LEFT_OUT, Paid
+from sfumato.training.private_step import LEFT_OUT, PrivacyContext
 from sfumato.training.process_group import ProcessGroup
 
 
@@ -24,7 +24,7 @@ def open_ledger(
     processes: ProcessGroup,
     declared: str = "",
     before: Ledger | None = None,
-) -> Paid:
+) -> PrivacyContext:
     """The plan that keeps the budget, the run's secret, and the ledger that will show it.
 
     `declared` names images that were declared public before: the ledger says so. `before` is what
@@ -39,7 +39,7 @@ def open_ledger(
         given.append(f"the published weights of {config.model}")
     header = replace(header, public=", and ".join([header.public, *given]))
     if run is None:
-        return Paid(plan, Ledger(processes.agree(None)), secret)
+        return PrivacyContext(plan, Ledger(processes.agree(None)), secret)
     run.write_json("plan.json", plan)
     things = "images" if config.unit == "example" else "people"
     # Canaries of other kinds are images of the data.
@@ -56,7 +56,7 @@ def open_ledger(
         )
         ledger.inherit(before)
     processes.agree(ledger.header)
-    return Paid(plan, ledger, secret)
+    return PrivacyContext(plan, ledger, secret)
 
 
 def draw_secret(config: Training, run: Run | None, processes: ProcessGroup) -> SessionKey:
@@ -92,13 +92,13 @@ def plan_for(config: Training, size: int, before: Ledger | None = None) -> tuple
 
 def header_of(
     config: Training, data: Images, delta: float, secret: SessionKey, declared: str = ""
-) -> Header:
+) -> LedgerHeader:
     """What the promise is about, and which images were declared public."""
     count = "the number of examples"
     if config.unit == "person":
         count = f"the number of people, up to {config.images_per_person} images of each a step"
     images = [f", and the images of {name}" for name in (declared, config.extender_images) if name]
-    return Header(
+    return LedgerHeader(
         data=data.name,
         delta=delta,
         relation=config.relation,
@@ -111,7 +111,7 @@ def header_of(
     )
 
 
-def promise_summary(paid: Paid) -> dict[str, Any]:
+def promise_summary(paid: PrivacyContext) -> dict[str, Any]:
     """What was promised, and by what noise."""
     names = ("noise_multiplier", "rate", "steps")
     numbers = {name: getattr(paid.plan, name) for name in names}
@@ -126,7 +126,7 @@ def steps_left_out(run: Run) -> int:
     return sum(LEFT_OUT in line for line in read_lines(run.path / "private" / "metrics.jsonl"))
 
 
-def tell_going_on(paid: Paid, step: int, run: Run) -> None:
+def tell_going_on(paid: PrivacyContext, step: int, run: Run) -> None:
     """Say where a run goes on that was cut, and which steps it may have paid for and lost."""
     ledger = paid.ledger
     ours = {release.step for release in ledger.releases if release.ledger == ledger.header.id}

@@ -11,7 +11,7 @@ from sfumato.clipping.admit import admit
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.commands.origin import require_unpaid
-from sfumato.data.classes import require_same
+from sfumato.data.classes import require_same_classes
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.data.overlap import require_alike
@@ -20,14 +20,20 @@ from sfumato.privacy.budget import Plan
 from sfumato.settings.train import Train, Training
 from sfumato.training.canaries import inputs_with_canaries, with_coordinates
 from sfumato.training.captured_clip import captures, quick_clip
-from sfumato.training.extenders import Dope, Extender, Mirror, PublicGradient, WeightMultiplicity
+from sfumato.training.extenders import (
+    Dope,
+    Mirror,
+    PublicExtender,
+    PublicGradient,
+    WeightMultiplicity,
+)
 from sfumato.training.features import with_features
 from sfumato.training.fit import TrainState
 from sfumato.training.hooks import Step, with_hooks
 from sfumato.training.inputs import Inputs
-from sfumato.training.memory import Work, advised
+from sfumato.training.memory import Work, memory_advice
 from sfumato.training.plain_step import plain_step
-from sfumato.training.private_step import Paid, private_step
+from sfumato.training.private_step import PrivacyContext, private_step
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.sharpness import Uphill, sharp_step
 
@@ -50,7 +56,7 @@ def load_public(config: Training, private: Images, test: Images) -> Images | Non
     public = load_images(config.extender_images, "train", private=False, **config.loading)
     for images in (private, test):  # test images among the public ones would flatter every score
         require_alike(images, public)
-        require_same(public.classes, public.name, images.classes, images.name)
+        require_same_classes(public.classes, public.name, images.classes, images.name)
     return replace(public, people=None)
 
 
@@ -58,7 +64,7 @@ def make_step(
     config: Train,
     train_state: TrainState,
     inputs: Inputs,
-    paid: Paid,
+    paid: PrivacyContext,
     *,
     processes: ProcessGroup,
     public: Images | None,
@@ -76,7 +82,7 @@ def make_step(
         step = step_without_promise(config, train_state, inputs, processes)
         return Made(step, clipper, inputs, Work.plain(train_state.model))
     extender = new_extender(config, train_state, inputs, paid.plan, processes, public)
-    with advised(clipper, inputs, 3):
+    with memory_advice(clipper, inputs, 3):
         try_on_noise(clipper, inputs, say)
         # Only of a model that has passed: a body that mixes examples has no features of one.
         model, inputs = with_features(train_state.model, inputs, say)
@@ -122,7 +128,7 @@ def new_extender(
     plan: Plan,
     processes: ProcessGroup,
     public: Images | None,
-) -> Extender | None:
+) -> PublicExtender | None:
     """What public images are used for, if they are."""
     if config.extender == "none":
         return None

@@ -71,7 +71,7 @@ def has_weights(config: Training) -> bool:
     return config.pretrained or config.weights is not None
 
 
-def describe(config: Training, network: nn.Module, inputs: Inputs) -> Description:
+def describe_classifier(config: Training, network: nn.Module, inputs: Inputs) -> Description:
     """What is written beside the weights, so that the classifier can be built again."""
     return Description.of(
         inputs,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sfumato.commands import Recipe, as_label
+from sfumato.commands import Command, as_label
 from sfumato.commands.stages import tell_stage
 from sfumato.commands.warmup import brought as warmup_brought
 from sfumato.commands.warmup import private as warmup_private
@@ -18,16 +18,16 @@ from sfumato.commands.warmup.checks import (
     build_classifier,
     build_generator,
     check_number,
-    check_parts,
     check_plan,
+    check_public_share,
 )
 from sfumato.commands.warmup.classifier import privately, warm_up
 from sfumato.commands.warmup.context import Context, make_context
-from sfumato.commands.warmup.draw import show_drawn, write_file
+from sfumato.commands.warmup.draw import draw_to_file, show_drawn
 from sfumato.commands.warmup.evaluate import evaluate as evaluate_classifier
 from sfumato.commands.warmup.evaluate import prepare_evaluation
+from sfumato.commands.warmup.generator import draw_samples, guide, split
 from sfumato.commands.warmup.generator import generator as train_generator
-from sfumato.commands.warmup.generator import guide, sample, split
 from sfumato.errors import ConfigError
 from sfumato.processes import num_processes
 from sfumato.reporting.render import summary_text
@@ -88,20 +88,20 @@ def require_shared(asked: str) -> None:
 def stages_of_warmup(config: Warmup) -> list[Stage[Context]]:
     """The stages in their order. Several processes share the generator's work, and the drawing."""
     private, brought = config.private, config.samples is not None
-    training_checks = (check_plan,) if private else (check_parts,)
+    training_checks = (check_plan,) if private else (check_public_share,)
     draws = "generator" in config.stages and not private
     made = (
         Stage(name="split", run=split, checks=training_checks if draws else ()),
         Stage(
             name="generator",
-            run=warmup_private.generator if private else train_generator,
+            run=warmup_private.private_generator if private else train_generator,
             checks=(*training_checks, build_generator),
             all_ranks=True,
         ),
         Stage(name="guide", run=guide),
         Stage(
             name="sample",
-            run=warmup_brought.sample if brought else sample,
+            run=warmup_brought.store_brought if brought else draw_samples,
             checks=(warmup_brought.read_samples,) if brought else (check_number,),
             all_ranks=True,
         ),
@@ -109,7 +109,7 @@ def stages_of_warmup(config: Warmup) -> list[Stage[Context]]:
         Stage(name="train", run=privately, checks=(check_plan, build_classifier)),
         Stage(
             name="evaluate",
-            run=warmup_private.evaluate if private else evaluate_classifier,
+            run=warmup_private.evaluate_drawn_images if private else evaluate_classifier,
             checks=(prepare_evaluation,),
             repeatable=True,
         ),
@@ -142,7 +142,7 @@ def show(summary: Mapping[str, Any]) -> str:
     return summary_text(summary, head, lines)
 
 
-RECIPE = Recipe(
+COMMAND = Command(
     run=run,
     show=show,
     again=AGAIN,
@@ -150,5 +150,5 @@ RECIPE = Recipe(
     asks_more=lambda config: config.stage == AGAIN,
     # Images drawn from another run's generator go into a file.
     writes_file=lambda config: isinstance(config, Draw),
-    write_file=write_file,
+    write_file=draw_to_file,
 )

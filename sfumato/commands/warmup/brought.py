@@ -24,7 +24,7 @@ def read_samples(context: Context) -> Images:
     return samples
 
 
-def sample(context: Context, stage: Run | None) -> None:
+def store_brought(context: Context, stage: Run | None) -> None:
     """Keep them where drawn images are kept."""
     if stage is None:
         return

@@ -6,7 +6,7 @@ from sfumato.commands import train
 from sfumato.commands.train.promise import plan_for
 from sfumato.commands.warmup.context import Context
 from sfumato.commands.warmup.draw import require_all_classes
-from sfumato.commands.warmup.generator import make_denoiser, parts_of
+from sfumato.commands.warmup.generator import make_denoiser, split_public
 from sfumato.errors import DataError
 
 
@@ -20,9 +20,9 @@ def check_number(context: Context) -> None:
     require_all_classes(context.config.number, context.private.classes)
 
 
-def check_parts(context: Context) -> None:
+def check_public_share(context: Context) -> None:
     """Refuse a public share of which nothing can be held out, or nothing is left."""
-    held_out, own = parts_of(context)
+    held_out, own = split_public(context)
     missing = set(range(len(own.classes))) - set(own.labels.tolist())
     if not len(held_out) or missing or len(own) < 2:
         raise DataError(

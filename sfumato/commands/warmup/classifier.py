@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from sfumato.commands import train
-from sfumato.commands.train.train_state import describe
+from sfumato.commands.train.train_state import describe_classifier
 from sfumato.commands.warmup.brought import declared
 from sfumato.commands.warmup.context import Context
 from sfumato.data.augment import Augmentation
@@ -61,7 +61,7 @@ def warm_model(context: Context, images: Images, stage: Run, *, epochs: float) -
         seed=config.seed,
         optimizer="sgd",
     )
-    describe(settings, model, inputs).keep(stage, model)
+    describe_classifier(settings, model, inputs).keep(stage, model)
     stage.finish({"images": len(images)})
 
 

@@ -12,7 +12,7 @@ from sfumato.commands.origin import (
     tell_origin,
 )
 from sfumato.commands.train.train_state import group_by_person
-from sfumato.data.classes import require_same
+from sfumato.data.classes import require_same_classes
 from sfumato.data.images import Images
 from sfumato.data.load import load_images, load_splits
 from sfumato.data.overlap import require_alike
@@ -87,7 +87,7 @@ def own_public(config: Warmup, private: Images, test: Images) -> Images:
     assert config.public_images is not None
     require_unpaid(config.public_images, private.name)
     public = load_images(config.public_images, "train", private=False, **config.train.loading)
-    require_same(public.classes, public.name, private.classes, private.name)
+    require_same_classes(public.classes, public.name, private.classes, private.name)
     missing = set(private.labels.tolist()) - set(public.labels.tolist())
     if missing:
         raise DataError(

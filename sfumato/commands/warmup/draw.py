@@ -17,7 +17,7 @@ import torch
 
 from sfumato.commands.warmup.watch import watch_file
 from sfumato.config import differences, dumps
-from sfumato.data.arrays import read_note, save_npz_pieces
+from sfumato.data.arrays import read_npz_note, save_npz_pieces
 from sfumato.data.images import Images
 from sfumato.diffusion.image_shards import Pieces, image_seeds, piece_size
 from sfumato.diffusion.sampler import draw_images
@@ -39,7 +39,7 @@ APART = 2**31
 """Where the numbers of those begin."""
 
 
-def write_file(config: Draw, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
+def draw_to_file(config: Draw, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Draw from the generator of `config.run` into `out`, by as many processes as there are.
 
     Guarantee: the file is there whole, or not at all, and no other is replaced. What was drawn
@@ -55,7 +55,9 @@ def write_file(config: Draw, out: Path | None, say: Callable[[str], None]) -> di
             draw_file(stored, config, out, summary, device, processes, say)
         elif processes.leads:
             say(f"{out} is drawn already.")
-            shutil.rmtree(parts_of(out), ignore_errors=True)  # of a command killed at its very end
+            shutil.rmtree(
+                pieces_folder(out), ignore_errors=True
+            )  # of a command killed at its very end
         if processes.leads:
             watch_file(out, config.run, stored, say)
         processes.any(False)  # all leave at once
@@ -97,10 +99,10 @@ def open_generator(folder: Path, config: Draw) -> tuple[Stored, dict[str, Any]]:
         weights["guide"] = sha256(bend / "model.safetensors")
     made = {**{name: getattr(config, name) for name in HEEDED}, **weights}
     counts = {"run": str(folder), "drawn": config.number, "tests": tests(config)}
-    return stored, {**counts, **promise_of(place, stored.blueprint.ledger), "made": made}
+    return stored, {**counts, **generator_guarantee(place, stored.blueprint.ledger), "made": made}
 
 
-def promise_of(folder: Path, ledger: bool) -> dict[str, Any]:
+def generator_guarantee(folder: Path, ledger: bool) -> dict[str, Any]:
     """What the generator's ledger says; that nothing is promised, if it was trained on public
     images."""
     if not ledger:
@@ -121,16 +123,16 @@ def is_drawn(out: Path, summary: Mapping[str, Any]) -> bool:
     if not out.exists():
         return False
     try:
-        made = json.loads(read_note(out) or "")["made"]
+        made = json.loads(read_npz_note(out) or "")["made"]
     except (ValueError, KeyError, TypeError):
         raise RunError(
             f"{out} is there already, and was not drawn by this command. Choose another --out."
         ) from None
-    require_same(out, made, summary["made"])
+    require_same_settings(out, made, summary["made"])
     return True
 
 
-def require_same(place: Path, before: Any, after: Any) -> None:
+def require_same_settings(place: Path, before: Any, after: Any) -> None:
     """Refuse to mix images that were drawn by different settings."""
     changed = differences(before, after)
     if changed:
@@ -150,7 +152,7 @@ def draw_file(
     say: Callable[[str], None],
 ) -> None:
     """Draw in pieces beside the file, then write it from them."""
-    parts = parts_of(out)
+    parts = pieces_folder(out)
     held = processes.ask(partial(begin, parts, out, summary["made"]))
     try:
         draw, classes = drawing(stored, config, device), stored.blueprint.classes
@@ -170,7 +172,7 @@ def draw_file(
             os.close(held)
 
 
-def parts_of(out: Path) -> Path:
+def pieces_folder(out: Path) -> Path:
     """Where pieces of a file lie until it is whole."""
     return out.with_name(f"{out.name}.parts")
 
@@ -186,7 +188,7 @@ def begin(parts: Path, out: Path, made: Mapping[str, Any]) -> int:
         (parts / split).mkdir(parents=True, exist_ok=True)
     held, record = lock(parts), parts / "made.json"
     try:
-        require_same(parts, read_json(record) if record.exists() else made, made)
+        require_same_settings(parts, read_json(record) if record.exists() else made, made)
         with atomic(record) as file:
             file.write(json.dumps(made).encode())
     except BaseException:

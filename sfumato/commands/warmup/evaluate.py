@@ -14,7 +14,7 @@ from sfumato.commands.warmup.classifier import drawn_images, from_weights, one_b
 from sfumato.commands.warmup.context import Context
 from sfumato.data.images import Images
 from sfumato.files import read_json
-from sfumato.metrics.fidelity import FEWEST, Extractor, compare_sets, named_extractor, thin
+from sfumato.metrics.fidelity import FEWEST, Extractor, compare_sets, named_extractor, thin_images
 from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 from sfumato.training.evaluate import accuracy
@@ -39,11 +39,11 @@ def evaluate(context: Context, stage: Run) -> None:
     before = read_json(known) if stage.finished and known.exists() else {}
     accuracies = {name: value for name, value in before.items() if isinstance(value, float)}
     accuracies |= {
-        "warmup": score(context),
+        "warmup": score_weights(context),
         "dp": read_json(context.run.stage("train").private / "scores.json")["test_accuracy"],
     }
     if context.config.controls:
-        accuracies |= controls(context, stage)
+        accuracies |= control_runs(context, stage)
     # On the screen only, for the owner of the images: nothing else may keep the scores.
     told = ", ".join(f"{name} {value:.3f}" for name, value in accuracies.items())
     context.run.say(f"test accuracy (private): {told}")
@@ -61,7 +61,7 @@ def prepare_evaluation(context: Context) -> Extractor:
     return named_extractor(config.extractor, config.extractor_weights, context.test.shape)
 
 
-def controls(context: Context, stage: Run) -> dict[str, float]:
+def control_runs(context: Context, stage: Run) -> dict[str, float]:
     """The same recipe on public images alone, in as many steps, and DP without a warm-up."""
     scratch = {"dp_from_scratch": privately_from(None, context, stage, "scratch")}
     if not context.config.number:
@@ -74,7 +74,7 @@ def controls(context: Context, stage: Run) -> dict[str, float]:
         say_control(stage, "public-alone")
         warm_model(context, context.public, place, epochs=shown / len(context.public))
     return {
-        "warmup_on_public_images_alone": score(context, alone),
+        "warmup_on_public_images_alone": score_weights(context, alone),
         "dp_from_public_images_alone": privately_from(alone, context, stage, "public-alone-dp"),
         **scratch,
     }
@@ -102,7 +102,7 @@ def own_place(stage: Run, name: str) -> Run:
     return place
 
 
-def score(context: Context, weights: Path | None = None) -> float:
+def score_weights(context: Context, weights: Path | None = None) -> float:
     """Test accuracy of the classifier with these weights, or those after the warm-up."""
     weights = weights or context.run.stage("warmup").path / "model.safetensors"
     settings = one_by_one(from_weights(context, weights))
@@ -118,18 +118,18 @@ def fidelity(context: Context, extractor: Extractor) -> dict[str, Any]:
     have.
     """
     drawn = drawn_images(context)
-    sets = side_by_side("drawn", drawn, "public", context.public) if len(context.public) else {}
+    sets = equally_many("drawn", drawn, "public", context.public) if len(context.public) else {}
     if len(drawn) > len(context.public):
-        sets |= side_by_side("drawn_more" if sets else "drawn", drawn, "private", context.private)
+        sets |= equally_many("drawn_more" if sets else "drawn", drawn, "private", context.private)
     if min(map(len, (context.test, *sets.values()))) < FEWEST:
         return {"features": extractor.name}
     return compare_sets(extractor, context.test, sets, context.device, MOST)
 
 
-def side_by_side(name: str, some: Images, other: str, others: Images) -> dict[str, Images]:
+def equally_many(name: str, some: Images, other: str, others: Images) -> dict[str, Images]:
     """Equally many of both: distances shrink as images are added, whatever these look like."""
     count = min(len(some), len(others), MOST)
-    return {name: thin(some, count), other: thin(others, count)}
+    return {name: thin_images(some, count), other: thin_images(others, count)}
 
 
 def tell_fidelity(found: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ import torch
 
 from sfumato.commands.warmup.classifier import drawn_images
 from sfumato.commands.warmup.context import Context
-from sfumato.commands.warmup.draw import NOTHING, drawing, promise_of
+from sfumato.commands.warmup.draw import NOTHING, drawing, generator_guarantee
 from sfumato.commands.warmup.watch import watch
 from sfumato.config import dumps
 from sfumato.data.arrays import save_npz_pieces
@@ -38,11 +38,11 @@ def split(context: Context, stage: Run) -> None:
 
 def generator_data_of(context: Context) -> GeneratorData:
     """Public images on the device; some of each class are held out."""
-    held_out, own = parts_of(context)
+    held_out, own = split_public(context)
     return GeneratorData(own, held_out, context.device)
 
 
-def parts_of(context: Context) -> tuple[Images, Images]:
+def split_public(context: Context) -> tuple[Images, Images]:
     """Some public images of each class to be held out, and the rest to learn from."""
     public = context.public.require_public("training a generator")
     return public.split(context.config.diffusion.gen_held_out, context.config.seed)
@@ -111,7 +111,7 @@ def guide(context: Context, stage: Run) -> None:
     if not config.guide_weight:
         stage.finish({"guide": "none"})
         return
-    _, real = parts_of(context)
+    _, real = split_public(context)
     pieces = Pieces(stage.path, len(real), piece_size(context.device))
     pieces.draw(drawing_like(context, real), ProcessGroup(), stage.say)
     drawn = pieces.first(len(real))
@@ -154,7 +154,7 @@ def drawing_like(context: Context, real: Images) -> Draw:
     return draw
 
 
-def sample(context: Context, stage: Run | None) -> None:
+def draw_samples(context: Context, stage: Run | None) -> None:
     """Draw images of every class, in pieces; each is a function of its own number."""
     stored = context.processes.ask(lambda: trained(context))
     pieces = Pieces(stage and stage.path, context.config.number, piece_size(context.device))
@@ -170,7 +170,7 @@ def sample(context: Context, stage: Run | None) -> None:
     show_samples(context, stage, len(drawn), in_columns)
     copies = {}
     if len(context.public):
-        held_out, trained_on = parts_of(context)
+        held_out, trained_on = split_public(context)
         place = context.run.path / "stages" / "generator"
         copies = watch(drawn, trained_on, held_out, place, stage.log)
     stage.finish({"drawn": len(drawn), **copies, **promise_about(context, stored)})
@@ -197,4 +197,4 @@ def draw_stage(context: Context, stage: Run | None, stored: Stored, pieces: Piec
 
 def promise_about(context: Context, stored: Stored) -> dict[str, Any]:
     """What is promised about drawn images."""
-    return promise_of(context.run.path / "stages" / "generator", stored.blueprint.ledger)
+    return generator_guarantee(context.run.path / "stages" / "generator", stored.blueprint.ledger)

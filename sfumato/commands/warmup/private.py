@@ -14,7 +14,12 @@ from sfumato.commands import train
 from sfumato.commands.train.promise import open_ledger, promise_summary
 from sfumato.commands.train.train_state import make_inputs, make_train_state
 from sfumato.commands.warmup.context import Context
-from sfumato.commands.warmup.evaluate import fidelity, prepare_evaluation, score, tell_fidelity
+from sfumato.commands.warmup.evaluate import (
+    fidelity,
+    prepare_evaluation,
+    score_weights,
+    tell_fidelity,
+)
 from sfumato.commands.warmup.generator import blueprint_of, make_denoiser, show_samples
 from sfumato.data.fingerprint import require_same_data
 from sfumato.diffusion.denoising_inputs import NoisingInputs
@@ -24,7 +29,7 @@ from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 
 
-def generator(context: Context, stage: Run | None) -> None:
+def private_generator(context: Context, stage: Run | None) -> None:
     """A diffusion model of the private images, under a ledger of its own, by all processes."""
     settings, processes = context.config.training, context.processes
     processes.ask(lambda: require_same_data(context.private, stage))
@@ -39,7 +44,7 @@ def generator(context: Context, stage: Run | None) -> None:
         if not done % every and done < plan.steps:
             show_learnt(context, stage, math.ceil(done * plan.expected_batch), train_state.best)
 
-    train.learn(settings, train_state, inputs, paid, stage, processes, look=look)
+    train.train_model(settings, train_state, inputs, paid, stage, processes, look=look)
     if stage is None:
         return
     show_learnt(context, stage, math.ceil(plan.steps * plan.expected_batch), train_state.best)
@@ -68,9 +73,9 @@ def show_learnt(context: Context, stage: Run | None, seen: int, made: nn.Module)
     show_samples(context, stage, seen, samples)
 
 
-def evaluate(context: Context, stage: Run) -> None:
+def evaluate_drawn_images(context: Context, stage: Run) -> None:
     """What drawn images teach a classifier, on test images: private, for they are."""
-    found, reached = fidelity(context, prepare_evaluation(context)), score(context)
+    found, reached = fidelity(context, prepare_evaluation(context)), score_weights(context)
     scores = {"drawn": reached, "test_images": len(context.test), "fidelity": found}
     keep_scores(context.run, "warmup", scores)
     context.run.say(f"test accuracy after drawn images alone (private): {reached:.3f}")

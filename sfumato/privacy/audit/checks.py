@@ -37,7 +37,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class CanaryObservations:
     """What steps showed of canaries, in units of the norm bound of each step."""
 
     seen: Float[np.ndarray, "steps canaries"]
@@ -59,7 +59,7 @@ class Seen:
         return (self.seen - self.present) / self.noise[:, None]
 
 
-def check_mechanism(seen: Seen, *, confidence: float = 0.95) -> list[Check]:
+def check_mechanism(seen: CanaryObservations, *, confidence: float = 0.95) -> list[Check]:
     """All checks. Guarantee: of a sound run one or more fail with chance at most 1 - confidence.
 
     Few canaries or steps leave some p-values at 1; about a hundred of each show every bug that
@@ -77,7 +77,7 @@ def check_mechanism(seen: Seen, *, confidence: float = 0.95) -> list[Check]:
 
 
 def absent_squares(
-    seen: Seen,
+    seen: CanaryObservations,
 ) -> tuple[Float[np.ndarray, " steps"], Int[np.ndarray, " steps"]]:
     """Sums of squares of what is noise alone, step by step, and how many there are of them."""
     absent = np.isfinite(seen.seen) & ~seen.present
@@ -100,7 +100,7 @@ def check_buffers(before: Mapping[str, str], after: Mapping[str, str]) -> Check:
     )
 
 
-def _noise_size(seen: Seen) -> tuple[float, str]:
+def _noise_size(seen: CanaryObservations) -> tuple[float, str]:
     squares, count = absent_squares(seen)
     if not count.sum():
         return 1.0, "no coordinate was ever without its canary"
@@ -111,7 +111,7 @@ def _noise_size(seen: Seen) -> tuple[float, str]:
     return _two_sided(low, high), f"noise is {ratio:.4f} times as large as promised"
 
 
-def _noise_apart(seen: Seen) -> tuple[float, str]:
+def _noise_apart(seen: CanaryObservations) -> tuple[float, str]:
     """The largest correlation of two steps, each pair of which has its share of the error."""
     rows = seen.residuals[np.isfinite(seen.residuals).all(axis=1)]
     steps, canaries = rows.shape
@@ -130,7 +130,7 @@ def _noise_apart(seen: Seen) -> tuple[float, str]:
     return p_value, f"the two most alike of {steps} steps have a correlation of {largest:.3f}"
 
 
-def _noise_spread(seen: Seen) -> tuple[float, str]:
+def _noise_spread(seen: CanaryObservations) -> tuple[float, str]:
     """Means over coordinates: were the noise one number for all of them, these would be large."""
     rows = seen.residuals[np.isfinite(seen.residuals).all(axis=1)]
     if not rows.size:
@@ -141,7 +141,7 @@ def _noise_spread(seen: Seen) -> tuple[float, str]:
     return _two_sided(low, high), f"means over coordinates are {spread:.3f} times as they should be"
 
 
-def _noise_steady(seen: Seen) -> tuple[float, str]:
+def _noise_steady(seen: CanaryObservations) -> tuple[float, str]:
     """The slope of the noise's size over the logarithm of the batch's."""
     squares, count = absent_squares(seen)
     sizes = np.log(np.maximum(seen.sizes, 1))
@@ -167,7 +167,7 @@ def _positive(weights: Float[np.ndarray, " steps"], count: Int[np.ndarray, " ste
     return float(np.exp((-count / 2 * np.log1p(-tilts * weights)).sum(axis=1).min()))
 
 
-def _contributions(seen: Seen) -> tuple[float, str]:
+def _contributions(seen: CanaryObservations) -> tuple[float, str]:
     """The weighted mean of what present canaries added, against the norm bound, from above."""
     sound = np.isfinite(seen.seen) & seen.present
     if not sound.any():
@@ -178,7 +178,7 @@ def _contributions(seen: Seen) -> tuple[float, str]:
     return float(norm.sf(score)), f"canaries in a batch add {mean:.4f} norm bounds on average"
 
 
-def _rate(seen: Seen) -> tuple[float, str]:
+def _rate(seen: CanaryObservations) -> tuple[float, str]:
     present, steps = seen.present[:, seen.included], len(seen.sizes)
     trials, hits = present.size, int(present.sum())
     if seen.present[:, ~seen.included].any():
@@ -190,17 +190,17 @@ def _rate(seen: Seen) -> tuple[float, str]:
     return p_value, f"canaries were in {average:.3g} of {steps} batches ({steps * seen.rate:.3g})"
 
 
-def _visits(seen: Seen) -> tuple[float, str]:
+def _visits(seen: CanaryObservations) -> tuple[float, str]:
     counts = seen.present[:, seen.included].sum(axis=0)
     return _dispersion(counts, len(seen.sizes), seen.rate, "how often a canary was in a batch")
 
 
-def _batches(seen: Seen) -> tuple[float, str]:
+def _batches(seen: CanaryObservations) -> tuple[float, str]:
     trials = seen.others + int(seen.included.sum())
     return _dispersion(seen.sizes, trials, seen.rate, "the size of batches")
 
 
-QUESTIONS: dict[str, tuple[str, Callable[[Seen], tuple[float, str]]]] = {
+QUESTIONS: dict[str, tuple[str, Callable[[CanaryObservations], tuple[float, str]]]] = {
     "noise size": ("is the noise as large as promised?", _noise_size),
     "fresh noise": ("is the noise of every step new?", _noise_apart),
     "separate noise": ("has every coordinate its own noise?", _noise_spread),

@@ -16,14 +16,14 @@ import numpy as np
 from scipy.stats import chi2
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.audit.checks import Seen, absent_squares
+from sfumato.privacy.audit.checks import CanaryObservations, absent_squares
 from sfumato.privacy.audit.lower import Bound, Inside, Outside, binomial_interval
 from sfumato.privacy.audit.tradeoff import Neighbours, noise_for_tpr
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.releases import LEAST_NOISE
 
 
-def likelihood_scores(seen: Seen) -> np.ndarray:
+def likelihood_scores(seen: CanaryObservations) -> np.ndarray:
     """How much likelier what was seen of a canary is if it was in, in logarithms: the best test.
 
     Steps whose effect was lost say nothing. (Hayes et al. 2023, section 3; sums over steps.)
@@ -77,7 +77,7 @@ def curve_bound(
 
 
 def noise_bound(
-    seen: Seen,
+    seen: CanaryObservations,
     plan: Plan,
     *,
     delta: float,

@@ -10,7 +10,7 @@
 from torch import Tensor
 
 
-def has_kernels(flat: Tensor) -> bool:
+def has_noise_kernels(flat: Tensor) -> bool:
     """Whether kernels do the work on such a vector: on a GPU they do."""
     return flat.is_cuda
 

@@ -8,7 +8,12 @@ import pytest
 from scipy.stats import binom
 
 from sfumato.errors import ConfigError
-from sfumato.privacy.audit.checks import QUESTIONS, Seen, check_buffers, check_mechanism
+from sfumato.privacy.audit.checks import (
+    QUESTIONS,
+    CanaryObservations,
+    check_buffers,
+    check_mechanism,
+)
 from sfumato.privacy.audit.lower_noise import curve_bound, likelihood_scores, noise_bound
 from sfumato.privacy.budget import make_plan
 
@@ -18,7 +23,7 @@ def sound(seed, steps=40, canaries=300, others=600, rate=0.1, noise=1.0):
     generator = np.random.default_rng(seed)
     included = generator.random(canaries) < 0.5
     present = (generator.random((steps, canaries)) < rate) & included
-    return Seen(
+    return CanaryObservations(
         seen=present + noise * generator.normal(size=(steps, canaries)),
         present=present,
         sizes=present.sum(axis=1) + generator.binomial(others, rate, steps),
@@ -81,7 +86,7 @@ def counted(name, counts, trials, rate):
     present = np.arange(trials)[:, None] < np.array(counts)
     nobody = np.zeros((len(counts), 0), dtype=bool)
     seen = present if name == "visits" else nobody
-    return Seen(
+    return CanaryObservations(
         seen=seen.astype(float), present=seen, sizes=np.array(counts) if seen is nobody else
         np.zeros(trials, dtype=int), included=np.ones(seen.shape[1], dtype=bool),
         noise=np.ones(len(seen)), rate=rate, others=trials,
