@@ -64,7 +64,7 @@ class Invocation(Generic[Config]):
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit.
 
-    0 done, 2 an error to fix, 3 done, and an audit found a promise broken, 130 interrupted.
+    0 done, 2 an error to fix, 3 done, and an audit found the guarantee broken, 130 interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":

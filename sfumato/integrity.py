@@ -218,7 +218,7 @@ def _unlike_note(folder: Path, weights: Weights, lines: list[dict[str, Any]]) ->
         yield f"{DESCRIPTION} says otherwise than the note in {WEIGHTS}"
     noted = note.lines
     if noted and not lines:
-        # Weights may be taken along without a ledger; then nothing is promised.
+        # Weights may be taken along without a ledger; then nothing is guaranteed.
         if (home_of(folder) / "ledger.jsonl").exists() or run_settings(home_of(folder)):
             yield f"there is no ledger, and the note in {WEIGHTS} has {len(noted)} lines of one"
     elif lines:

@@ -172,7 +172,7 @@ class Run:
 
     def save_tensors(
         self, name: str, tensors: "Mapping[str, Tensor]",
-        promise: Mapping[str, Any] | None = None, made: Any = None,
+        guarantee: Mapping[str, Any] | None = None, made: Any = None,
     ) -> Path:  # fmt: skip
         """An artefact in the safetensors format, with a note of where it comes from.
 
@@ -187,7 +187,7 @@ class Run:
         notes = {}
         if origin is not None:
             notes[NOTE] = replace(origin, tensors=digest_of(plain)).note
-        notes |= {} if promise is None else {"promise": dumps(promise)}
+        notes |= {} if guarantee is None else {"promise": dumps(guarantee)}
         notes |= {} if made is None else {DESCRIPTION: dumps(made)}
         with atomic(path) as file:
             file.write(save(plain, metadata=notes or None))

@@ -59,7 +59,7 @@ def hidden_statistics(classes):
 def unpriced(monkeypatch):
     """Do without epsilon, on the way and at the end: it takes longer than these runs do."""
     monkeypatch.setattr("sfumato.training.progress.price_list", lambda *_: None)
-    monkeypatch.setattr("sfumato.commands.train.promise_summary", lambda *_: {})
+    monkeypatch.setattr("sfumato.commands.train.guarantee_summary", lambda *_: {})
 
 
 def ledger_of(out):

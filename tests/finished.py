@@ -77,7 +77,7 @@ def load(run, public, out):
         trained = sfumato.load_model(run)
     except SfumatoError as problem:
         return 2, str(problem)
-    return 0, str(trained.promise)
+    return 0, str(trained.guarantee)
 
 
 def words(*some):

@@ -68,7 +68,7 @@ def make_audit(path: Path, **changes) -> Path:
         ],
         "checks": [
             {"name": "noise", "question": "Is it as large?", "passed": True, "p_value": 0.4,
-             "says": "2.0, and 2.0 was promised"}
+             "says": "2.0, and 2.0 was guaranteed"}
         ],
         "curve": {"fpr": fpr, "tpr": [min(1.0, 3 * x) for x in fpr]},
     }  # fmt: skip

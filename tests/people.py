@@ -1,4 +1,4 @@
-"""Images of a few people, for promises about them."""
+"""Images of a few people, for guarantees about them."""
 
 import torch
 

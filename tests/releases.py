@@ -49,7 +49,7 @@ def tiny(folder, **changes):
     return replace(config, **changes)
 
 
-def promising(config, epsilon, **changes):
+def guaranteeing(config, epsilon, **changes):
     """The same with a budget in the place of a noise multiplier."""
     return replace(config, epsilon=epsilon, noise_multiplier=None, **changes)
 

@@ -60,7 +60,7 @@ def caught(out, **changes):
 
 
 def proved(out):
-    """The largest of the bounds, and what the ledger promises."""
+    """The largest of the bounds, and what the ledger guarantees."""
     bounds = examine(out, confidence=SURE).bounds
     return max(bound.epsilon for bound in bounds), ledger_of(out).epsilon()
 
@@ -157,7 +157,7 @@ def test_noise_for_each_micro_batch_is_caught(tmp_path, monkeypatch, not_admitte
     assert "noise size" in caught(tmp_path / "run")
 
 
-def test_noise_divided_by_the_number_of_micro_batches_breaks_the_promise_and_is_caught(
+def test_noise_divided_by_the_number_of_micro_batches_breaks_the_guarantee_and_is_caught(
     tmp_path, monkeypatch, not_admitted, not_measured
 ):
     # A batch of 150 comes in three parts of 64. Variances add up, so a third of the noise each is

@@ -1,8 +1,8 @@
 """Defects of private_vision (D) and fastDP (F) around the layers: loop, optimizer, statistics.
 
 One test a defect, by its number. What D26 and F12 ask for besides is tested elsewhere: several
-processes in training/test_world.py, promises to persons in training/test_people.py, compilation in
-clipping/test_clip.py.
+processes in training/test_world.py, guarantees to persons in training/test_people.py, compilation
+in clipping/test_clip.py.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Defects of private_vision (D) and fastDP (F) that broke or bent the promise: none is inherited.
+"""Defects of private_vision (D) and fastDP (F) that broke or bent the guarantee: none is inherited.
 
 One test a defect, by its number. Layers are in test_defects_layers.py, the loop around them in
 test_defects_loop.py.

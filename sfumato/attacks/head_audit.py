@@ -1,6 +1,6 @@
 """Heads with and without one image, by the thousand: the audit of a recipe rather than of a model.
 
-What differential privacy promises is about two data sets that differ in one image. So heads are
+What differential privacy guarantees is about two data sets that differ in one image. So heads are
 trained on both, with fresh coins and fresh noise each, and the image is chosen to be the worst
 there is: its feature points where no other feature does, and its gradient is as long as the norm
 bound from the first step to the last. What it leaves behind lies in one direction of the weights,

@@ -1,4 +1,4 @@
-"""Does a function that trains keep its promise? Call it again and again, and see.
+"""Does a function that trains keep its guarantee? Call it again and again, and see.
 
 The function gets images and gives back a model. In half of the calls one image more is among them:
 an image with a wrong label, which a model can only get "right" if it remembers it. How sure each

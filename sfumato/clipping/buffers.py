@@ -1,10 +1,10 @@
 """Buffers and parameters stay as they are while a private batch goes through a model.
 
 They are saved with the weights, and noise covers the weights alone: a running mean that a layer
-keeps of its inputs would be released as it is. A trial on noise cannot promise that no pass writes
-to one, for a model may do so only with gradients on, or from some call on. So every pass is looked
-at: it costs a glance at identities and versions, and on a GPU no wait. Parameters, which are many
-and can be written to behind the back of their versions (`.data`), are looked at now and then.
+keeps of its inputs would be released as it is. A trial on noise cannot guarantee that no pass
+writes to one, for a model may do so only with gradients on, or from some call on. So every pass is
+looked at: it costs a glance at identities and versions, and on a GPU no wait. Parameters, which are
+many and can be written to behind the back of their versions (`.data`), are looked at now and then.
 """
 
 from collections.abc import Iterator

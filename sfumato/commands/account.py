@@ -167,7 +167,7 @@ def _price_ledger(config: Account) -> dict[str, Any]:
     delta = ledger.header.delta if config.delta is None else config.delta
     check_delta(delta)
     return {
-        **ledger.promise(delta),
+        **ledger.guarantee(delta),
         "rdp_epsilon": ledger.epsilon(delta, "rdp"),
         "stages": dict(Counter(release.stage for release in ledger.releases)),
         "damage": list(damage(path.parent, ledger)),

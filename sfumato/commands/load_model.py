@@ -24,9 +24,9 @@ def load_model(
     """The classifier that a run has left, with its weights: those averaged, if there are such.
 
     `run` is the directory of a run of `sfumato train`, `warmup` or `release`, one of its stages, or
-    any folder with model.json and model.safetensors. Where a ledger lies beside them, the promise
+    any folder with model.json and model.safetensors. Where a ledger lies beside them, the guarantee
     comes with it. Raises `RunError` where there is no such model, it cannot be built again, or the
-    run is damaged (`sfumato.integrity`): then nobody knows what is promised.
+    run is damaged (`sfumato.integrity`): then nobody knows what is guaranteed.
 
     A network of your own is built by code whose name the folder gives. It is imported and run
     with `trust_code` alone: a folder from elsewhere may name anything.

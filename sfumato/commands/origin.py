@@ -38,7 +38,7 @@ def book_of_weights(config: Training, images: Images) -> Ledger | None:
     if spent == float("inf"):
         raise PrivacyError(
             f"{config.weights} was trained on {data} without privacy, so nothing that begins with "
-            "it can promise anything. Begin with other weights, or train with --mode non-private."
+            "it can guarantee anything. Begin with other weights, or train with --mode non-private."
         )
     if config.epsilon is not None and spent >= config.epsilon:
         raise PrivacyError(
@@ -73,12 +73,12 @@ def tell_origin(config: Training, images: Images, say: Callable[[str], None]) ->
         say(
             f"{config.weights} was trained on {others}, which is treated as other data than "
             f"{data}. If images are in both, what both have cost adds up for them, and the "
-            "promise here leaves that out: give the data the name that they had."
+            "guarantee here leaves that out: give the data the name that they had."
         )
     elif origin_of(config.weights) is None:
         say(
             f"{config.weights} does not say what it was trained on, and counts as public. If it "
-            f"has seen images of {data}, the promise leaves that out."
+            f"has seen images of {data}, the guarantee leaves that out."
         )
 
 
@@ -98,7 +98,8 @@ def require_covered(config: Training) -> None:
     First of all, weights that are not there, or that lie in a damaged run (`sfumato.integrity`).
 
     Such are those in a run's `private/`, and those of a warm-up that took a share of the data for
-    public: a promise to all examples would be one to that share too, which was used without noise.
+    public: a guarantee to all examples would be one to that share too, which was used without
+    noise.
     """
     if config.weights is None:
         return
@@ -115,13 +116,13 @@ def require_covered(config: Training) -> None:
         if origin.verb == "warmup" and origin.public_share:
             raise PrivacyError(
                 f"{config.weights} was trained on a public share of {config.data}, without noise: "
-                "sfumato would promise privacy to the images of that share too. Go on with sfumato "
-                "warmup train --out and the run of that warm-up, which leaves them out."
+                "sfumato would guarantee privacy to the images of that share too. Go on with "
+                "sfumato warmup train --out and the run of that warm-up, which leaves them out."
             )
         if origin.private or (origin.verb != "warmup" and not origin.ledger):
             raise PrivacyError(
                 f"{config.weights} is of a run on {config.data}, and no ledger says what it cost: "
-                "what begins with it can promise nothing. Begin with other weights."
+                "what begins with it can guarantee nothing. Begin with other weights."
             )
 
 
@@ -131,7 +132,7 @@ def require_unpaid(source: str | Path, data: str) -> None:
     `data` are the private images beside them. What was made from others is covered by its own
     ledger.
     """
-    made = promise_of_images(Path(source).expanduser())
+    made = guarantee_of_images(Path(source).expanduser())
     if _same(data, str(made.get("data"))):
         cost = f"{made['data']} under epsilon {made['epsilon']:.3g}"
         raise PrivacyError(
@@ -141,7 +142,7 @@ def require_unpaid(source: str | Path, data: str) -> None:
         )
 
 
-def promise_of_images(source: Path) -> dict[str, Any]:
+def guarantee_of_images(source: Path) -> dict[str, Any]:
     """What a note in the file, or the ledger of its bundle, says that they cost; or nothing."""
     try:
         note = json.loads((read_npz_note(source) if source.is_file() else None) or "{}")

@@ -1,8 +1,9 @@
 """Random numbers that belong to examples, for augmentations.
 
 If one example more in the batch gave all others other crops, it would change the sum by far more
-than its own gradient, and the promise would be void. So what is drawn for an example is a function
-of the seed, the step and the example alone: not of its place in a batch, nor of who else is there.
+than its own gradient, and the guarantee would be void. So what is drawn for an example is a
+function of the seed, the step and the example alone: not of its place in a batch, nor of who else
+is there.
 """
 
 import hashlib

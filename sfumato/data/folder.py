@@ -92,7 +92,7 @@ def _tell_left_out(files: Sequence[Path]) -> None:
 
 
 def _tell_nested(files: list[Path], root: Path) -> None:
-    """Hint at people, where folders within classes look like theirs: the promise is for images."""
+    """Hint at people, where folders in classes look like theirs: the guarantee is for images."""
     nested = next((file for file in files if len(file.relative_to(root).parts) > 2), None)
     if nested is not None:
         warn(

@@ -169,7 +169,7 @@ class Images:
     def public_share(self, share: float, seed: int = 0) -> tuple["Images", "Images"]:
         """Declare `share` of every class public. Returns the public part and the private rest.
 
-        This is a decision about people, not a computation: the caller promises that these
+        This is a decision about people, not a computation: the caller guarantees that these
         images may be seen. The ledger of what follows speaks of the private rest alone. Raises
         `DataError` if a class has no image in one of them.
         """

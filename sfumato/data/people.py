@@ -1,7 +1,7 @@
-"""Who is on which image: for promises about people instead of images.
+"""Who is on which image: for guarantees about people instead of images.
 
 A private step on people samples people, takes up to `most` images of each, and clips what all of
-them together change. So the promise hides whether a person is in the data at all, with however
+them together change. So the guarantee hides whether a person is in the data at all, with however
 many images.
 """
 

@@ -192,7 +192,7 @@ def check_settings(secret: object, *, sample_size: Any, steps: Any, **numbers: A
         raise ConfigError("secret must be a sfumato.SessionKey: leave it out, and one is drawn.")
 
 
-def check_promise(target_epsilon: float | None, noise_multiplier: float | None) -> None:
+def check_guarantee(target_epsilon: float | None, noise_multiplier: float | None) -> None:
     """Refuse to be told both how much noise there is and how much is wanted, or neither."""
     if (target_epsilon is None) == (noise_multiplier is None):
         raise ConfigError(

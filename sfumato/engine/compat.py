@@ -1,7 +1,7 @@
 """The words that people know from private_vision, and what they are called here.
 
 The engine takes them as they are typed there. A word that is unknown is refused, and so is one that
-would promise more privacy than there is.
+would guarantee more privacy than there is.
 """
 
 from sfumato.clipping.factors import CLIP_STYLES, Clipping

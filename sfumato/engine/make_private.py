@@ -47,7 +47,7 @@ def make_private(
         warnings.warn(
             "the loader has a collate_fn of its own, which is taken over. It sees all examples of "
             "a batch before anything is clipped: one that mixes them (MixUp, CutMix, statistics of "
-            "the batch) breaks the promise, and nothing here can see that. Padding to a common "
+            "the batch) breaks the guarantee, and nothing here can see that. Padding to a common "
             "size that is fixed is fine.",
             stacklevel=2,
         )

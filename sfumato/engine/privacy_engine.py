@@ -29,8 +29,8 @@ from sfumato.engine.checks import (
     Finite,
     add_releases,
     check_drawn,
+    check_guarantee,
     check_length,
-    check_promise,
     check_settings,
     check_turn,
     govern_only,
@@ -105,14 +105,14 @@ class PrivacyEngine:
         length: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs, "steps": steps}
         length["noise_multiplier"] = noise_multiplier
         decay: dict[str, Any] = {"noise_decay": noise_decay, "clip_decay": clip_decay}
-        promise = {"target_epsilon": target_epsilon, "target_delta": target_delta}
+        guarantee = {"target_epsilon": target_epsilon, "target_delta": target_delta}
         stability = {"numerical_stability_constant": numerical_stability_constant}
         whole = {"sample_size": sample_size, "max_grad_norm": max_grad_norm, "ema": ema}
-        check_settings(secret, **whole, **length, **decay, **promise, **stability)
+        check_settings(secret, **whole, **length, **decay, **guarantee, **stability)
         clipping = compat.clipping(clip_function, max_grad_norm, numerical_stability_constant)
         compat.accountants(accounting_mode)
         check_length(epochs, steps)
-        check_promise(target_epsilon, noise_multiplier)
+        check_guarantee(target_epsilon, noise_multiplier)
         if named_params is not None:
             govern_only(module, dict(named_params))
         delta = default_delta(sample_size) if target_delta is None else target_delta

@@ -2,7 +2,7 @@
 
 Images of a class succeed or fail together: if the attack finds what a 7 looks like, all its guesses
 of 7 are good. A bootstrap over images would take a thousand of them for a thousand trials and
-promise far too much. So classes are drawn, each with all it has, and all classes count alike.
+claim far too much. So classes are drawn, each with all it has, and all classes count alike.
 """
 
 from typing import Any

@@ -93,7 +93,7 @@ def kernel_distance(
     A mean over random subsets (Binkowski et al. 2018), at most half as large as the smaller table.
     Guarantee: no bias, whatever the number of rows, so 0 on average for tables of one source. The
     error counts the chance in the tables and not in the subsets alone: these overlap, and their
-    spread would promise too much. It is too large where sources are alike or sizes differ.
+    spread would claim too much. It is too large where sources are alike or sizes differ.
     """
     a, b = _tables(4, "a choice of subsets", a=a, b=b)
     if subset < 2 or subsets < 2:

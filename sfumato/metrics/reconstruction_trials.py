@@ -65,7 +65,7 @@ class Trials:
         return (gaps.clamp(min=1e-9).log() - mean) / deviation.clamp(min=1e-3)
 
     def records(self, *, null: bool = False) -> Float[Tensor, " m"]:
-        """One trial a head, about one image of it: what a promise about one image speaks of."""
+        """One trial a head, about one image of it: what a guarantee about one image speaks of."""
         heads, (_, wanted, count) = torch.arange(len(self.guesses)), self.truths.shape[:3]
         if wanted > 1:
             return self.relative(null=null)[heads, heads % wanted]

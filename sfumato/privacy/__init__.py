@@ -1,18 +1,18 @@
 """The guarantee: everything that stands between private images and what may be shared.
 
-Read in this order; it takes about an hour. First *the guarantee*: what is promised, what is spent,
-and the one way out.
+Read in this order; it takes about an hour. First *the guarantee*: what is guaranteed, what is
+spent, and the one way out.
 
 1. `releases`      one use of private data, as a fact (`Release`)
-2. `budget`      what is promised (`Budget`), and how it is spent (`Plan`, `make_plan`)
+2. `budget`      what is guaranteed (`Budget`), and how it is spent (`Plan`, `make_plan`)
 3. `ledger`      the append-only record of what was spent (`Ledger`)
 4. `session_key` what all chance of a run derives from (`SessionKey`)
 5. `sampling`    Poisson batches, as index chunks
 6. `moments`     sums of clipped vectors, the simplest thing to release
 7. `noise`       `privatize`: the only way from private sums to something releasable
 
-Then *how it is computed*: prices, and noise that is fast and safe. No promise is made here that is
-not made above.
+Then *how it is computed*: prices, and noise that is fast and safe. No guarantee is made here that
+is not made above.
 
 8. `search`      the least noise, and the most steps, that a price allows
 9. `accounting`  what a list of events costs: PLD, RDP, and the honest price of shuffling

@@ -1,6 +1,6 @@
-"""What is promised, and the plan that keeps the promise.
+"""The guarantee, and the plan that keeps it.
 
-A `Budget` is the promise (epsilon, delta). A `Plan` is one way to spend it: T steps, each on a
+A `Budget` is the guarantee (epsilon, delta). A `Plan` is one way to spend it: T steps, each on a
 Poisson batch that every example joins with probability `rate`, each example's contribution
 clipped to norm `max_norm`, Gaussian noise of deviation `noise_multiplier * max_norm` on the sum
 (Abadi et al. 2016). `make_plan` finds the least noise that fits the budget, after what has been
@@ -24,7 +24,7 @@ STAIRS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The promise: (epsilon, delta)-differential privacy. An infinite epsilon promises nothing."""
+    """The guarantee: (epsilon, delta)-differential privacy. With epsilon=inf there is none."""
 
     epsilon: float
     delta: float
@@ -254,7 +254,7 @@ def check_delta(delta: float, size: int | None = None) -> None:
     """Refuse what is no delta, and one that a careless mechanism satisfies on `size` examples."""
     if not 0 < delta < 1:
         raise ConfigError(
-            f"delta={delta:g} must lie between 0 and 1: it is the chance that the promise fails. "
+            f"delta={delta:g} must lie between 0 and 1: it is the chance that the guarantee fails. "
             "Leave it out to get one that suits the data's size."
         )
     if size is not None and delta >= 1 / size:

@@ -1,6 +1,6 @@
 """The ledger: an append-only record of each use of private data.
 
-Epsilon is always derived from it, never stored in it. The first line says what the promise is
+Epsilon is always derived from it, never stored in it. The first line says what the guarantee is
 about: which data is private, which data sets count as neighbours, how the randomness was made.
 Each further line is an `Release`, written *before* the step it pays for, or the tag that a GPU told
 later. A step taken again after a crash, with the same batch and the same noise, is the same
@@ -23,7 +23,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerHeader:
-    """The first line: what the promise is about."""
+    """The first line: what the guarantee is about."""
 
     data: str
     """Name of the private data set."""
@@ -35,7 +35,7 @@ class LedgerHeader:
     """Between what the guarantee holds. Where sfumato split the data, one more image may move
     others between train and test: it holds between training parts that differ in one image."""
     public: str = "settings, the number of examples, image size and class names"
-    """What the promise treats as public, in words."""
+    """What the guarantee treats as public, in words."""
     noise: Literal["philox", "chacha20"] = "philox"
     """Where the noise comes from: a fast generator for research, or a cryptographic stream."""
     fixed_seed: bool = False
@@ -139,8 +139,8 @@ class Ledger:
         if (ours.relation, ours.unit) != (theirs.relation, theirs.unit):
             raise PrivacyError(
                 f'the ledger of "{theirs.data}" hides one {theirs.unit} by {theirs.relation}, this '
-                f"one hides one {ours.unit} by {ours.relation}. Such promises do not add up: make "
-                "both with the same relation and unit."
+                f"one hides one {ours.unit} by {ours.relation}. Such guarantees do not add up: "
+                "make both with the same relation and unit."
             )
         seeded = [theirs.id] if theirs.fixed_seed and theirs.id != ours.id else []
         for parent_id in [*seeded, *parent._seeded_parents]:
@@ -153,8 +153,8 @@ class Ledger:
         delta = self.header.delta if delta is None else delta
         return epsilon(self.releases, delta, self.header.relation, accountant)
 
-    def promise(self, delta: float | None = None) -> dict[str, Any]:
-        """What is promised, to whom and about what, for a summary; at another delta if given."""
+    def guarantee(self, delta: float | None = None) -> dict[str, Any]:
+        """What is guaranteed, to whom and about what, for a summary; at another delta if given."""
         header, delta = self.header, self.header.delta if delta is None else delta
         return {
             "epsilon": self.epsilon(delta),
@@ -194,7 +194,7 @@ class Ledger:
         ledger = cls.from_records(records, write)
         if replace(ledger.header, id=header.id) != header:
             raise PrivacyError(
-                f"the ledger here makes another promise, {ledger.header}, than this run would, "
+                f"the ledger here makes another guarantee, {ledger.header}, than this run would, "
                 f"{header}. Start a new run."
             )
         return ledger

@@ -84,7 +84,7 @@ class Release:
     def describe(self, unit: str = "example") -> str:
         """The event in words; `unit` is what a batch is drawn from."""
         if self.is_exact:
-            return "an exact release: no noise, so no promise"
+            return "an exact release: no noise, so no guarantee"
         batch = f"a Poisson batch (each {unit} with chance {self.rate:.4g})"
         batch = "all of the data" if self.rate == 1 else batch
         limit = f", cut to {self.max_batch}" if self.max_batch is not None else ""
@@ -99,5 +99,5 @@ def check_noise(noise_multiplier: float) -> None:
     if 0 < noise_multiplier < LEAST_NOISE:
         raise ConfigError(
             f"noise_multiplier={noise_multiplier:g} is too small to be priced: at least "
-            f"{LEAST_NOISE:g}, or 0 for a training without a promise."
+            f"{LEAST_NOISE:g}, or 0 for a training without a guarantee."
         )

@@ -19,7 +19,7 @@ from sfumato.privacy.accounting import epsilon
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.releases import Release
-from sfumato.reporting.promise import Promise, guarantee_of, ledger_of
+from sfumato.reporting.guarantee import Guarantee, guarantee_of, ledger_of
 from sfumato.reporting.scores import findings_of
 from sfumato.reporting.subject import Subject, brief, flags_of, lies_in_private, read_subject
 from sfumato.results import Findings
@@ -61,7 +61,7 @@ class RunCard:
     """config.json, flat; of a target or teacher that was given, what it was made with itself."""
     summary: dict[str, Any]
     """Numbers and words of done.json; empty while the run goes on."""
-    promise: Promise | None
+    guarantee: Guarantee | None
     """Without a ledger there is none: nothing in the open part was trained on private images."""
     damage: tuple[str, ...]
     """Why the ledger cannot be believed: what is missing or changed in it; empty if it is whole."""
@@ -109,8 +109,8 @@ def read_card(path: Path, *, include_private: bool = False) -> RunCard:
     coming = [] if finished else _coming(plan, ledger)
     summary = read_json(path / "done.json") if finished else {}
     stages = _stages(path, verb)
-    promise = None if ledger is None else guarantee_of(ledger, coming)
-    problems = damage(path, ledger, promise and promise.epsilon)
+    guarantee = None if ledger is None else guarantee_of(ledger, coming)
+    problems = damage(path, ledger, guarantee and guarantee.epsilon)
     subject, settings = read_subject(
         path, verb, flags_of(config["config"]), include_private=include_private
     )
@@ -120,7 +120,7 @@ def read_card(path: Path, *, include_private: bool = False) -> RunCard:
         finished=finished,
         settings={k: brief(v) for k, v in settings.items()},
         summary=_open(summary),
-        promise=promise,
+        guarantee=guarantee,
         damage=problems,
         subject=subject,
         events=() if ledger is None else _spent(ledger.releases, ledger.header.unit),

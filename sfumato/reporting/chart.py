@@ -68,7 +68,7 @@ def roc_chart(
 
 
 def bars(rows: Sequence[tuple[str, float, float | None]], says: str) -> str:
-    """Epsilon proved, a bar each, with a mark where the promise stands."""
+    """Epsilon proved, a bar each, with a mark where the guarantee stands."""
     height = 44 * len(rows) + 30
     finite = [value for _, *pair in rows for value in pair if value is not None]
     ticks = _round_ticks(max(finite, default=1.0) or 1.0)
@@ -78,21 +78,21 @@ def bars(rows: Sequence[tuple[str, float, float | None]], says: str) -> str:
         f'<text class="tick" x="{across(x):.1f}" y="{height - 8}" text-anchor="middle">{x:g}</text>'
         for x in ticks[1:]
     ]
-    for number, (name, proved, promised) in enumerate(rows):
+    for number, (name, proved, guaranteed) in enumerate(rows):
         y = 44 * number + 6
-        broken = promised is not None and proved > promised
+        broken = guaranteed is not None and proved > guaranteed
         at_least = math.floor(100 * proved) / 100
         label = f"{escape(name)}: at least {at_least:.2f}"
         parts.append(f'<text class="label" x="2" y="{y + 10}">{label}</text>')
-        if promised is not None:
-            parts.append(_rect(2, y + 16, across(promised) - 2, "promised"))
+        if guaranteed is not None:
+            parts.append(_rect(2, y + 16, across(guaranteed) - 2, "guaranteed"))
         parts.append(_rect(2, y + 16, across(proved) - 2, "broken" if broken else "proved"))
-        if promised is not None:
-            x = across(promised)
+        if guaranteed is not None:
+            x = across(guaranteed)
             parts.append(
                 f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{y + 12}" y2="{y + 34}"/>'
             )
-    return _svg(parts, "Epsilon proved beside epsilon promised", says, height)
+    return _svg(parts, "Epsilon proved beside epsilon guaranteed", says, height)
 
 
 def _svg(parts: Sequence[str], title: str, says: str, height: int = HEIGHT) -> str:

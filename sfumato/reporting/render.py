@@ -66,7 +66,7 @@ def render_markdown(cards: Sequence[RunCard]) -> str:
     tables = [dict(view["facts"]) for view in views]
     names = dict.fromkeys(name for table in tables for name in table)
     rows = [(name, *(table.get(name, "-") for table in tables)) for name in names]
-    heads = (("promised", "promise"), ("proved by attack", "proof"))
+    heads = (("guaranteed", "guarantee"), ("proved by attack", "proof"))
     headlines = [(name, *(": ".join(view[key]) for view in views)) for name, key in heads]
     hidden = any(card.has_private and card.private is None for card in cards)
     text = template("report.md.jinja").render(
@@ -92,7 +92,7 @@ def audit_text(found: Findings) -> str:
         template("audit.txt.jinja")
         .render(
             found=found,
-            promise=words.audited_words(found),
+            guarantee=words.audited_words(found),
             proof=words.proof_of(found),
             allowed=allowed,
         )
@@ -142,7 +142,7 @@ def _view(card: RunCard, cards: Sequence[RunCard]) -> dict[str, Any]:
     return {
         "card": card,
         "state": words.state(card),
-        "promise": words.promise_words(card),
+        "guarantee": words.guarantee_words(card),
         "proof": words.proof_words(card),
         "facts": words.facts(card, cards),
         "broken": card.private is not None and words.broken(card.private),
@@ -185,13 +185,13 @@ def _drawn(card: RunCard, folder: Path) -> dict[str, Any]:
 def curve_says(card: RunCard) -> str:
     """The curve in a sentence."""
     assert card.curve is not None
-    assert card.promise is not None
+    assert card.guarantee is not None
     says = (
-        f"Epsilon {words.up(card.promise.epsilon)} after {card.curve.done:,} uses of private data"
+        f"Epsilon {words.up(card.guarantee.epsilon)} after {card.curve.done:,} uses of private data"
     )
     if card.curve.done < card.curve.steps[-1]:
-        says += f"; {words.up(card.promise.planned)} after all {card.curve.steps[-1]:,} (dashes)"
-    return f"{says}, at δ = {card.promise.delta:g}, by the PLD accountant."
+        says += f"; {words.up(card.guarantee.planned)} after all {card.curve.steps[-1]:,} (dashes)"
+    return f"{says}, at δ = {card.guarantee.delta:g}, by the PLD accountant."
 
 
 def proof_bars(bounds: Sequence[Finding]) -> str:
@@ -199,7 +199,7 @@ def proof_bars(bounds: Sequence[Finding]) -> str:
     rows = [(bound.name, words.proved(bound), bound.guaranteed) for bound in bounds]
     told = [
         f"{name}: at least {words.down(proved)}"
-        + ("" if guaranteed is None else f", promised {words.up(guaranteed)}")
+        + ("" if guaranteed is None else f", guaranteed {words.up(guaranteed)}")
         for name, proved, guaranteed in rows
     ]
     return chart.bars([row for row in rows if math.isfinite(row[1])], ". ".join(told))

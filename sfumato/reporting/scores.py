@@ -158,21 +158,21 @@ def of_reconstruct(scores: Scores) -> Iterator[Finding]:
 
 def of_audit(record: Scores) -> Findings:
     """What an auditor's record says: attacks, bounds beside the guarantee, and checks."""
-    promise = record.get("promise") or {}
-    epsilon, delta = _number(promise.get("epsilon")), _number(promise.get("delta"))
+    said = record.get("promise") or {}
+    epsilon, delta = _number(said.get("epsilon")), _number(said.get("delta"))
     guarantee = None
     if epsilon is not None and math.isfinite(epsilon) and delta is not None:
         guarantee = Audited(
             epsilon=epsilon,
             delta=delta,
-            relation=promise.get("relation", "add-or-remove"),
-            unit=promise.get("unit", "example"),
-            claimed=bool(promise.get("claimed")),
+            relation=said.get("relation", "add-or-remove"),
+            unit=said.get("unit", "example"),
+            claimed=bool(said.get("claimed")),
         )
     return Findings(
         found=(
             *map(_attack, record.get("attacks") or []),
-            *(_bound(bound, promise) for bound in record.get("bounds") or []),
+            *(_bound(bound, said) for bound in record.get("bounds") or []),
             *map(_check, record.get("checks") or []),
         ),
         target=None if record.get("target") is None else str(record["target"]),
@@ -230,9 +230,12 @@ def _attack(found: Scores) -> Finding:
     )
 
 
-def _bound(bound: Scores, promise: Scores) -> Finding:
+def _bound(bound: Scores, guarantee: Scores) -> Finding:
     """A bound beside the guarantee, if both speak of the same neighbours and the same delta."""
-    kept, told = is_kept(bound, promise), {"thresholds": "Thresholds: {}", "assumes": "Assumes: {}"}
+    kept, told = (
+        is_kept(bound, guarantee),
+        {"thresholds": "Thresholds: {}", "assumes": "Assumes: {}"},
+    )
     return Finding(
         kind="bound",
         name=str(bound.get("name", "a bound")),
@@ -242,18 +245,18 @@ def _bound(bound: Scores, promise: Scores) -> Finding:
         confidence=_number(bound.get("confidence")),
         relation=str(bound.get("relation", "")),
         by_attack=bool(bound.get("by_attack", True)),
-        guaranteed=None if kept is None else _number(promise.get("epsilon")),
+        guaranteed=None if kept is None else _number(guarantee.get("epsilon")),
         kept=kept,
     )
 
 
-def is_kept(bound: Scores, promise: Scores) -> bool | None:
+def is_kept(bound: Scores, guarantee: Scores) -> bool | None:
     """Whether what is proved lies within what is guaranteed.
 
     None if nothing is, or if the two speak of other neighbours or another delta.
     """
-    epsilon = _number(promise.get("epsilon"))
-    alike = all(bound.get(key) == promise.get(key) for key in ("relation", "delta"))
+    epsilon = _number(guarantee.get("epsilon"))
+    alike = all(bound.get(key) == guarantee.get(key) for key in ("relation", "delta"))
     if epsilon is None or math.isinf(epsilon) or not alike:
         return None
     return (_number(bound.get("epsilon")) or 0.0) <= epsilon

@@ -1,7 +1,7 @@
 """The model that an attack or a release is about: a target, or a teacher that was given.
 
-It has settings and a promise of its own, which its own directory tells. Those that the config.json
-of the attack or release has in their place were never used.
+It has settings and a guarantee of its own, which its own directory tells. Those that the
+config.json of the attack or release has in their place were never used.
 """
 
 import math
@@ -14,7 +14,7 @@ from sfumato.config import REMOVED
 from sfumato.errors import RunError
 from sfumato.files import read_json
 from sfumato.integrity import damage
-from sfumato.reporting.promise import Promise, guarantee_of, ledger_of
+from sfumato.reporting.guarantee import Guarantee, guarantee_of, ledger_of
 from sfumato.setting_groups import leaves
 from sfumato.settings.train import Augment, Canaries, Data, Extender, Model, Optim, Privacy
 
@@ -40,10 +40,10 @@ class Subject:
     role: str
     """target or teacher."""
     model: str
-    promise: Promise | None = None
+    guarantee: Guarantee | None = None
     """What its own ledger says."""
     instead: tuple[str, str] = ("", "")
-    """Where there is no promise: a word for the headline, and why."""
+    """Where there is no guarantee: a word for the headline, and why."""
 
 
 def read_subject(
@@ -63,7 +63,7 @@ def read_subject(
     left_out = {*TRAINING, *REMOVED} - {*OWN[verb], *ELSEWHERE}
     used = {key: value for key, value in settings.items() if key not in left_out}
     if not (place / "config.json").is_file():
-        instead = "not known", f"{name} is no run of sfumato here: nobody knows what it promised."
+        instead = "not known", f"{name} is no run of sfumato here: nobody knows what it guaranteed."
         return Subject(role=role, model=name, instead=instead), {"model": name, **used}
     if lies_in_private(place) and not include_private:
         instead = "not shown", f"The {role} lies in private/: --include-private shows it."
@@ -80,7 +80,7 @@ def _trained_here(path: Path, settings: Mapping[str, Any], include_private: bool
     elif settings.get("mode") == "non-private":
         instead = PLAIN
     elif not include_private:
-        instead = "not shown", "The target lies in private/: --include-private shows its promise."
+        instead = "not shown", "The target lies in private/: --include-private shows its guarantee."
     else:
         return _subject("target", place, model)
     return Subject(role="target", model=model, instead=instead)
@@ -93,18 +93,18 @@ def _subject(role: str, place: Path, model: str) -> Subject:
         instead = "not known", f"The ledger of the {role} cannot be trusted."
         return Subject(role=role, model=model, instead=instead)
     if ledger is None:
-        instead = "not known", f"The {role} has no ledger: nobody knows what it promised."
+        instead = "not known", f"The {role} has no ledger: nobody knows what it guaranteed."
         return Subject(role=role, model=model, instead=instead)
-    promise = guarantee_of(ledger)
-    if problems := damage(place, ledger, promise.epsilon):
+    guarantee = guarantee_of(ledger)
+    if problems := damage(place, ledger, guarantee.epsilon):
         instead = "not known", f"The ledger of the {role} is damaged: {'; '.join(problems)}."
         return Subject(role=role, model=model, instead=instead)
-    if math.isinf(promise.epsilon):
+    if math.isinf(guarantee.epsilon):
         return Subject(role=role, model=model, instead=PLAIN)
-    return Subject(role=role, model=model, promise=promise)
+    return Subject(role=role, model=model, guarantee=guarantee)
 
 
-PLAIN = "none", "The target was trained without noise, and promised nothing."
+PLAIN = "none", "The target was trained without noise, and guaranteed nothing."
 
 
 def lies_in_private(path: Path) -> bool:

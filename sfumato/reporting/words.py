@@ -1,6 +1,6 @@
 """What a card means, in sentences: the page and report.md say the same things.
 
-Numbers are rounded so that they stay true: what is promised goes up, what is proved goes down.
+Numbers are rounded so that they stay true: what is guaranteed goes up, what is proved goes down.
 """
 
 import math
@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sfumato.reporting.card import STATED, RunCard, SpentEvents
-from sfumato.reporting.promise import Promise
+from sfumato.reporting.guarantee import Guarantee
 from sfumato.reporting.subject import Subject
 from sfumato.results import Audited, Finding, Findings, Limits
 
@@ -20,7 +20,7 @@ HIDDEN = (
     "What was measured on private images (accuracy, attacks, audits) is not here. "
     "--include-private puts it on a page of its own, which must not be shared."
 )
-DAMAGED = "This run is damaged: what is left of it is no promise. Do not rely on it."
+DAMAGED = "This run is damaged: what is left of it is no guarantee. Do not rely on it."
 UNPROVED = "There is no lower bound on epsilon here."
 COMPARABLE = (
     "model", "data", "image_size", "grey", "batch_size", "physical_batch_size", "precision",
@@ -58,58 +58,60 @@ def model_of(card: RunCard) -> str:
 
 def data_of(card: RunCard) -> str:
     """The images that the run is about."""
-    if card.promise is not None:
-        return card.promise.data
+    if card.guarantee is not None:
+        return card.guarantee.data
     known = card.summary
     return str(known.get("data") or known.get("target") or card.settings.get("data") or card.name)
 
 
-def promise_words(card: RunCard) -> tuple[str, str]:
-    """The promise: a number for the headline, and what it is about."""
-    promise = card.promise
+def guarantee_words(card: RunCard) -> tuple[str, str]:
+    """The guarantee: a number for the headline, and what it is about."""
+    guarantee = card.guarantee
     if card.damage:
         return "not known", DAMAGED
     if card.verb == "audit" and card.private is not None:
         return audited_words(card.private)
-    if promise is None and card.verb == "audit":
+    if guarantee is None and card.verb == "audit":
         return (
             "not shown",
-            "What was promised and what is proved is private: --include-private shows it.",
+            "What was guaranteed and what is proved is private: --include-private shows it.",
         )
     if card.verb == "invert" and card.subject is not None:
         return _attacked_words(card.subject)
-    if promise is None:
-        return "none", "There is no ledger: this run promises nothing about private images."
-    if math.isinf(promise.epsilon):
-        return "ε = ∞", f"No promise: images of {promise.data} were used without noise."
-    now = f"ε ≤ {up(promise.epsilon)}"
-    about = terms(promise)
+    if guarantee is None:
+        return "none", "There is no ledger: this run guarantees nothing about private images."
+    if math.isinf(guarantee.epsilon):
+        return "ε = ∞", f"No guarantee: images of {guarantee.data} were used without noise."
+    now = f"ε ≤ {up(guarantee.epsilon)}"
+    about = terms(guarantee)
     if not card.finished:
-        more = "" if promise.planned == promise.epsilon else f"; {up(promise.planned)} planned"
+        more = (
+            "" if guarantee.planned == guarantee.epsilon else f"; {up(guarantee.planned)} planned"
+        )
         return now, f"so far{more}, {about}"
     return now, about
 
 
 def _attacked_words(subject: Subject) -> tuple[str, str]:
-    """The promise of a model under attack: the attack has none."""
-    promise, nothing = subject.promise, "The attack itself promises nothing."
-    if promise is None:
+    """The guarantee of a model under attack: the attack has none."""
+    guarantee, nothing = subject.guarantee, "The attack itself guarantees nothing."
+    if guarantee is None:
         return subject.instead[0], f"{subject.instead[1]} {nothing}"
-    about = f"promised by the target, {terms(promise)}"
-    return f"ε ≤ {up(promise.epsilon)}", f"{about}. {nothing}"
+    about = f"guaranteed by the target, {terms(guarantee)}"
+    return f"ε ≤ {up(guarantee.epsilon)}", f"{about}. {nothing}"
 
 
 def audited_words(found: Findings) -> tuple[str, str]:
-    """The promise that an audit put to the test."""
+    """The guarantee that an audit put to the test."""
     if found.guarantee is None:
-        return "none", f"{found.target} promises nothing: it was made without noise."
+        return "none", f"{found.target} guarantees nothing: it was made without noise."
     by = "as claimed for" if found.guarantee.claimed else "by the ledger of"
     about = f"{by} {found.target}, {terms(found.guarantee)}"
     return f"ε ≤ {up(found.guarantee.epsilon)}", about
 
 
 def proof_words(card: RunCard) -> tuple[str, str]:
-    """What was proved against the promise: a number for the headline, and what it rests on."""
+    """What was proved against the guarantee: a number for the headline, and what it rests on."""
     if card.private is not None:
         return proof_of(card.private, unproved(card))
     return ("not shown", HIDDEN) if card.has_private else ("not measured", unproved(card))
@@ -158,28 +160,30 @@ def unproved(card: RunCard) -> str:
 
 
 def broken(found: Findings) -> bool:
-    """Whether the run's own promise is disproved, or a check of its mechanism failed."""
+    """Whether the run's own guarantee is disproved, or a check of its mechanism failed."""
     disproved = any(bound.own and bound.kept is False for bound in found.of("bound"))
     return disproved or any(check.passed is False for check in found.of("check"))
 
 
 def may_be_shared(card: RunCard) -> bool:
-    """Whether a promise covers what lies open in the run."""
-    promise = card.promise
+    """Whether a guarantee covers what lies open in the run."""
+    guarantee = card.guarantee
     if card.damage:
         return False
-    if promise is None:
+    if guarantee is None:
         return card.verb not in ("train", "reconstruct", "warmup")
-    return math.isfinite(promise.epsilon) and not promise.not_for_release
+    return math.isfinite(guarantee.epsilon) and not guarantee.not_for_release
 
 
 def verdict(bounds: Sequence[Finding]) -> str:
-    """Whether the promise stands."""
+    """Whether the guarantee stands."""
     if broken_by := [bound.name for bound in bounds if bound.kept is False]:
-        return f"THE PROMISE IS BROKEN (by {', '.join(broken_by)}): more is proved than promised."
+        return (
+            f"THE GUARANTEE IS BROKEN (by {', '.join(broken_by)}): more is proved than guaranteed."
+        )
     if any(bound.kept for bound in bounds):
-        return "That does not break the promise."
-    return "There is no promise to compare it with."
+        return "That does not break the guarantee."
+    return "There is no guarantee to compare it with."
 
 
 def confidence(bound: Finding) -> str:
@@ -219,7 +223,7 @@ def _told(summary: Mapping[str, Any], known: Collection[str]) -> list[tuple[str,
 
 def _units(card: RunCard) -> str:
     """What the plan counts."""
-    if card.promise is not None and card.promise.unit == "person":
+    if card.guarantee is not None and card.guarantee.unit == "person":
         return "people"
     count = card.settings.get("canaries")
     thing = "examples" if count and card.settings.get("canary_kind") == "gradient" else "images"
@@ -281,7 +285,7 @@ def _seconds(card: RunCard) -> float | None:
 
 
 def _is_plain(card: RunCard) -> bool:
-    return card.promise is not None and math.isinf(card.promise.epsilon)
+    return card.guarantee is not None and math.isinf(card.guarantee.epsilon)
 
 
 def _work(card: RunCard) -> tuple[Any, ...]:
@@ -304,7 +308,7 @@ def interval(value: Limits | None) -> str:
 
 
 def up(epsilon: float) -> str:
-    """A promise with two decimals, or two digits if it is small: rounded up, it is still kept."""
+    """A guarantee with two decimals, or two digits if it is small: rounded up, it is still kept."""
     if math.isinf(epsilon):
         return "∞"
     places = 2 if epsilon <= 0 else min(9, max(2, 1 - math.floor(math.log10(epsilon))))
@@ -316,15 +320,15 @@ def down(epsilon: float) -> str:
     return "∞" if math.isinf(epsilon) else f"{math.floor(epsilon * 100) / 100:.2f}"
 
 
-def terms(promise: Promise | Audited) -> str:
+def terms(guarantee: Guarantee | Audited) -> str:
     """What an epsilon means nothing without: its delta, and whom it hides from whom."""
-    return f"at δ = {promise.delta:g}, {_neighbours(promise)}"
+    return f"at δ = {guarantee.delta:g}, {_neighbours(guarantee)}"
 
 
-def _neighbours(promise: Promise | Audited) -> str:
-    whom = "image" if promise.unit == "example" else "person"
+def _neighbours(guarantee: Guarantee | Audited) -> str:
+    whom = "image" if guarantee.unit == "example" else "person"
     how = {"add-or-remove": "added or removed", "replace": "replaced by another"}
-    return f"for one {whom} {how.get(promise.relation, promise.relation)}"
+    return f"for one {whom} {how.get(guarantee.relation, guarantee.relation)}"
 
 
 def beats_guessing(attack: Finding) -> bool:

@@ -163,7 +163,7 @@ class ReleaseSettings(WithTraining):
         exact = privacy.mode == "non-private" or privacy.epsilon == math.inf
         if moments.moments_noise and exact:
             raise ConfigError(
-                "with no promise the statistics are exact: leave --moments-noise out, or give "
+                "with no guarantee the statistics are exact: leave --moments-noise out, or give "
                 "--epsilon or --noise-multiplier."
             )
 

@@ -154,8 +154,8 @@ class Privacy:
         given = [value for value in (self.epsilon, self.noise_multiplier) if value is not None]
         if self.mode == "non-private" and given:
             raise ConfigError(
-                "mode non-private keeps no promise: leave --epsilon out (after a preset: --epsilon "
-                "None)."
+                "mode non-private keeps no guarantee: leave --epsilon out (after a preset: "
+                "--epsilon None)."
             )
         if self.mode != "non-private" and len(given) != 1:
             what, hint = ("both", " (after a preset: --epsilon None)") if given else ("neither", "")

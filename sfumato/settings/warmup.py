@@ -65,9 +65,9 @@ class Split:
         """Nobody becomes public by a default."""
         if self == Split():
             raise PrivacyError(
-                "which images are public? That is a decision about people, and nothing is promised "
-                "about those on them. Give --public-share SHARE (0.04: that much of every class), "
-                "--public-images SOURCE (your own; all others are private), or --private if no "
+                "which images are public? That is a decision about people, and nothing is "
+                "guaranteed about those on them. Give --public-share SHARE (0.04: that much of "
+                "every class), --public-images SOURCE (your own; all others are private), or --private if no "
                 "image is public."
             )
 
@@ -224,12 +224,14 @@ class Warmup(WithTraining):
 
     @property
     def training(self) -> Train:
-        """Here an extender looks at the drawn images, and without a promise nothing is private."""
+        """Here an extender takes the drawn images; without a guarantee nothing is private."""
         own = {} if self.train.extension.extender == "none" else {"extender_images": "drawn"}
-        return replace(self.train, **own if self.promises else {**own, "mode": "non-private"}).alone
+        return replace(
+            self.train, **own if self.guarantees else {**own, "mode": "non-private"}
+        ).alone
 
     @property
-    def promises(self) -> bool:
+    def guarantees(self) -> bool:
         """Whether a private stage may be reached: a generator alone needs no epsilon."""
         late = self.stage in ("all", "train", "evaluate")
         return self.split.private or late or self.train.privacy.epsilon is not None
@@ -254,7 +256,7 @@ class Warmup(WithTraining):
 
     def __post_init__(self) -> None:
         self.split.check_decision()
-        if self.promises:
+        if self.guarantees:
             self.train.privacy.check_guarantee()
         self.train.check_extender()
         if self.train.extension.extender_images is not None:
@@ -278,7 +280,9 @@ class Warmup(WithTraining):
                 f"none is left for it. There are: {', '.join(self.stages)}."
             )
         if self.train.privacy.mode == "non-private":
-            raise ConfigError("--private keeps a promise, and --mode non-private none: leave one.")
+            raise ConfigError(
+                "--private keeps a guarantee, and --mode non-private none: leave one."
+            )
         free = {*leaves(Diffusion)} - {*OF_THE_NETWORK}
         free |= {"train_only", "freeze", "crop", "flip", "extender"}
         free |= {"guide_weight", "vary", "warm_repeats", "controls"}

@@ -3,7 +3,7 @@
     images.npz | images/000000.png ... and labels.csv     the images and their labels
     soft_labels.npz     logits (float32, n x classes) and the temperature they are meant for
     ledger.jsonl        every use of private data that went into it, inherited ones too
-    card.md             what is promised, for people
+    card.md             what is guaranteed, for people
     card.json           the same for programs, with the hash of each other file; written last
 
 The card vouches for the files and the ledger for the card, so a check finds what was lost, added,
@@ -56,7 +56,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether the bundle is whole and its ledger pays for its promise."""
+        """Whether the bundle is whole and its ledger pays for its guarantee."""
         return not self.problems
 
 
@@ -76,9 +76,9 @@ def write_bundle(
 ) -> BundleCard:
     """Write images, soft labels, ledger and card to a folder, in place of a bundle already there.
 
-    Guarantee: the promise on the card is derived from `ledger`, images marked private are refused,
-    and what a killed writer leaves does not pass for a bundle. One whose ledger forbids a release
-    is written too, and says so. `moved` holds mean and largest; `near_copies` holds share,
+    Guarantee: the guarantee on the card is derived from `ledger`, images marked private are
+    refused, and what a killed writer leaves does not pass for a bundle. One whose ledger forbids a
+    release is written too, and says so. `moved` holds mean and largest; `near_copies` holds share,
     threshold and standard_error, paid for under stage "card". Nothing is written if any of it is
     refused.
     """
@@ -117,7 +117,7 @@ def write_bundle(
 def read_bundle(folder: Path | str) -> tuple[Images, Float[Tensor, "n classes"], float, BundleCard]:
     """Images, logits, temperature and card of a bundle whose files are those on its card.
 
-    That is all that is checked here; `verify_bundle` checks the promise.
+    That is all that is checked here; `verify_bundle` checks the guarantee.
     """
     folder = Path(folder)
     card = _read_card(folder)
@@ -128,7 +128,7 @@ def read_bundle(folder: Path | str) -> tuple[Images, Float[Tensor, "n classes"],
 
 
 def verify_bundle(folder: Path | str) -> Verdict:
-    """Check that a bundle is whole, its parts fit, and its ledger pays for what its card promises.
+    """Check that a bundle is whole, its parts fit, and its ledger pays for its guarantee.
 
     Raises `RunError` for a folder that is no bundle at all; whatever else is wrong is a problem.
     """

@@ -1,7 +1,7 @@
-"""The data card of a release: what is promised, what it was paid with, what it does not cover.
+"""The data card of a release: what is guaranteed, what it was paid with, what it does not cover.
 
-Every number of the promise is derived from the ledger, once when the card is written and again by
-whoever checks it. So a card cannot promise more than its ledger paid for without being found out.
+Every number of the guarantee is derived from the ledger, once when the card is written and again by
+whoever checks it. So a card cannot guarantee more than its ledger paid for without being found out.
 """
 
 import math
@@ -34,7 +34,7 @@ class BundleCard:
     public: str
     """Name of the public images that these were made from."""
     private: str
-    """Name of the private data that the promise is about."""
+    """Name of the private data that the guarantee is about."""
     images: int
     """How many images there are."""
     classes: tuple[str, ...]
@@ -49,7 +49,7 @@ class BundleCard:
     relation: Relation
     unit: Literal["example", "person"]
     neighbours: Literal["data sets", "training parts"]
-    """Between what the promise holds: training parts where sfumato split the private data."""
+    """Between what the guarantee holds: training parts where sfumato split the private data."""
     accountant: Literal["pld"]
     epsilon_by_rdp: float
     """The same by the second accountant; NaN where that has no formula."""
@@ -123,7 +123,7 @@ def this_version() -> str:
 
 
 def card_problems(card: BundleCard, ledger: Ledger) -> list[str]:
-    """Where a card promises more than its ledger paid for, or its ledger forbids the release."""
+    """Where a card guarantees more than its ledger paid for, or its ledger forbids the release."""
     reasons = [*_objections(ledger, card.k, card.near_copies is not None), *card.not_for_release]
     return [
         *_disagreements(card, ledger),
@@ -195,7 +195,7 @@ def _price_problems(card: BundleCard, ledger: Ledger) -> list[str]:
         if not math.isnan(found) and not stated >= found * (1 - 1e-6):
             problems.append(
                 f"card.json states {name}={stated:g}, and its ledger costs {found:g}: the card "
-                f"promises more than was paid for. {AGAIN}"
+                f"guarantees more than was paid for. {AGAIN}"
             )
     if math.isfinite(rdp) and rdp < 0.99 * pld:
         problems.append(

@@ -12,7 +12,7 @@ epsilon (Steinke et al. 2023; `sfumato.privacy.audit.lower`). Three kinds:
                   sum at its coordinate is all that anybody can learn about it (Nasr et al. 2023).
 
 A canary goes through the same sampling, clipping, noise and ledger as any example. Leaving one out
-is what add-or-remove hides: size and rate of the plan stay those of all, and so does the promise.
+is what add-or-remove hides: size and rate of the plan stay those of all, and so does the guarantee.
 """
 
 import copy

@@ -28,7 +28,7 @@ def plain_step(
     processes: ProcessGroup | None = None,
     compiled: bool = False,
 ) -> Step:
-    """A step that leaves the ordinary mean gradient: no clipping, no noise, no promise.
+    """A step that leaves the ordinary mean gradient: no clipping, no noise, no guarantee.
 
     On a GPU passes of one shape are captured and replayed, as those of the private way are, with
     the same GroupNorm.

@@ -2,7 +2,7 @@
 
 Started with `torchrun --nproc-per-node N -m sfumato train ...`. All processes draw the same
 Poisson batches from the same secret, clip their share, and add their sums up; the leader alone
-charges the ledger, adds noise, once, and hands the result round. So the promise is that of one
+charges the ledger, adds noise, once, and hands the result round. So the guarantee is that of one
 process.
 """
 

@@ -57,7 +57,7 @@ def sharp_step(
     """A plain step that leaves the mean gradient at w + rho g / |g|, where g is that at w (SAM).
 
     Both passes see the same views and the same dropout. Weights, and statistics that layers keep,
-    are afterwards those of the first pass. No clipping, no noise, no promise.
+    are afterwards those of the first pass. No clipping, no noise, no guarantee.
     """
     plain = plain_step(model, inputs, processes=processes, compiled=compiled)
 

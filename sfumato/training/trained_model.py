@@ -70,12 +70,14 @@ class Description:
             groups={k: layer.num_groups for k, layer in layers if isinstance(layer, nn.GroupNorm)},
         )
 
-    def keep(self, run: Run, network: nn.Module, promise: Mapping[str, Any] | None = None) -> None:
+    def keep(
+        self, run: Run, network: nn.Module, guarantee: Mapping[str, Any] | None = None
+    ) -> None:
         """Write the weights, and this in their file and beside it.
 
         Beside it last: with model.json there is a whole model.
         """
-        run.save_tensors("model.safetensors", network.state_dict(), promise, self)
+        run.save_tensors("model.safetensors", network.state_dict(), guarantee, self)
         run.write_json(NAME, self)
 
     def new_network(self) -> nn.Module:
@@ -120,10 +122,10 @@ class TrainedModel:
         return self.description.shape[1:]
 
     @cached_property
-    def promise(self) -> dict[str, Any] | None:
-        """Epsilon, delta, unit and what else belongs to them; None if nothing is promised."""
-        promise = None if self.ledger is None else self.ledger.promise()
-        return None if promise is None or math.isinf(promise["epsilon"]) else promise
+    def guarantee(self) -> dict[str, Any] | None:
+        """Epsilon, delta, unit and what else belongs to them; None if nothing is guaranteed."""
+        guarantee = None if self.ledger is None else self.ledger.guarantee()
+        return None if guarantee is None or math.isinf(guarantee["epsilon"]) else guarantee
 
     def preprocess(self, images: AtHand) -> Float[Tensor, "n c h w"]:
         """Inputs of the network, on its device: framed, scaled and normalised as in training.

@@ -1,4 +1,4 @@
-"""What `GradientClipper.clip` promises whatever the model, the batch and the precision."""
+"""What `GradientClipper.clip` guarantees whatever the model, the batch and the precision."""
 
 import math
 import subprocess

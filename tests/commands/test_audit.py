@@ -74,7 +74,7 @@ def test_without_coins_no_epsilon_is_proved_and_that_is_said(audited, plain):
     assert found["curve"] is None
     assert found["bounds"] == found["checks"] == []
     told = audit.show(Run(audited).summary)
-    assert "promised  none" in told
+    assert "guarantee none" in told
     assert "Nobody tossed a coin" in told
 
 
@@ -137,7 +137,7 @@ def test_a_private_run_stands_beside_its_ledger_and_is_hard_to_attack(private, t
 
 
 @pytest.mark.parametrize("kind", ["gradient", "mislabelled"])
-def test_canaries_prove_a_part_of_what_was_promised(digits, tmp_path, monkeypatch, kind):
+def test_canaries_prove_a_part_of_what_was_guaranteed(digits, tmp_path, monkeypatch, kind):
     # One sound run in twenty raises an alarm: these coins are the same in each test.
     monkeypatch.setattr("secrets.randbits", random.Random(1).getrandbits)
     run = small_run(tmp_path / "run", digits, epsilon=2.0, epochs=5, canaries=40, canary_kind=kind)
@@ -149,14 +149,14 @@ def test_canaries_prove_a_part_of_what_was_promised(digits, tmp_path, monkeypatc
     assert all(check["passed"] is not False for check in found["checks"])
     assert [attack["name"] for attack in found["attacks"]][1:] == ["loss"]
     told = audit.show(Run(tmp_path / "audit").summary)
-    assert "That does not break the promise" in told
+    assert "That does not break the guarantee" in told
     assert "Assumes: a fair coin" in told
     assert read_json(run / "private" / "audit.json") == found, "a report on the run has it too"
     for kind in ("attack", "bound", "check"):
         assert findings_of(run).of(kind) == findings_of(tmp_path / "audit").of(kind) != ()
     assert findings_of(run).of("accuracy"), "what the run found itself is still there"
     card = read_card(run, include_private=True)
-    assert words.promise_words(card)[0].startswith("ε ≤ 2.0")
+    assert words.guarantee_words(card)[0].startswith("ε ≤ 2.0")
     assert words.proof_words(card)[0].startswith("ε ≥ ")
     shutil.rmtree(run / "private")
     with pytest.raises(RunError, match="how the coins fell"):
@@ -208,7 +208,7 @@ def test_what_the_ledger_allows_stands_under_the_rates():
 
 
 def told_of(*attacks, **more):
-    record = AuditRecord(target="run", promise=None, attacks=list(attacks), **more).record()
+    record = AuditRecord(target="run", guarantee=None, attacks=list(attacks), **more).record()
     return audit_text(of_audit(record))
 
 
@@ -266,7 +266,7 @@ def test_the_picture_has_the_interval_of_every_curve(tmp_path, monkeypatch):
     )
     scores = np.random.default_rng(0).normal(size=100)
     record = AuditRecord(
-        target="x", promise=None, attacks=[describe_attack("a", scores, scores, 0.9)]
+        target="x", guarantee=None, attacks=[describe_attack("a", scores, scores, 0.9)]
     )
     audit.draw_curves(record, tmp_path / "x.png")
     low, high = drawn["bands"]["a: AUC 0.500"]
@@ -281,17 +281,17 @@ def test_a_failed_check_is_spelt_out():
         name="x", epsilon=1.0, delta=1e-5, confidence=0.95, relation="add-or-remove",
         thresholds="", assumes="",
     )  # fmt: skip
-    promise = {"epsilon": 3.0, "delta": 1e-5, "relation": "add-or-remove", "unit": "example"}
+    guarantee = {"epsilon": 3.0, "delta": 1e-5, "relation": "add-or-remove", "unit": "example"}
     checks = [
         {"name": "noise", "question": "?", "passed": False, "p_value": 1e-9, "says": "too small"},
         {"name": "seed", "question": "?", "passed": True, "p_value": 0.5, "says": "fine"},
     ]
-    found = AuditRecord(target="run", promise=promise, bounds=[bound], checks=checks)
+    found = AuditRecord(target="run", guarantee=guarantee, bounds=[bound], checks=checks)
     of_others = replace(found, bounds=[replace(bound, relation="replace", epsilon=9.0)])
     assert of_others.record()["bounds"][0]["kept"] is None, "it speaks of other neighbours"
     assert "BROKEN" not in audit_text(of_audit(of_others.record()))
     told = audit_text(of_audit(found.record()))
-    assert "promised  ε ≤ 3.00: by the ledger of run, at δ = 1e-05, for one image" in told
+    assert "guarantee ε ≤ 3.00: by the ledger of run, at δ = 1e-05, for one image" in told
     assert "check FAILED: 1 of 2 checks" in told
     assert "does not break" not in told
     assert "FAILED    ?: too small" in told

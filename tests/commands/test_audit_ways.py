@@ -37,13 +37,13 @@ def heads(tmp_path_factory):
     return out
 
 
-def test_heads_prove_most_of_what_their_recipe_promises_and_no_more(heads):
+def test_heads_prove_most_of_what_their_recipe_guarantees_and_no_more(heads):
     found = findings(heads)
-    promised = found["promise"]["epsilon"]
-    assert promised == pytest.approx(price(HEADS.mechanisms(), 1e-5))
+    guaranteed = found["promise"]["epsilon"]
+    assert guaranteed == pytest.approx(price(HEADS.mechanisms(), 1e-5))
     plain, gaussian = found["bounds"]
-    assert 0.5 < plain["epsilon"] < gaussian["epsilon"] < promised
-    assert gaussian["epsilon"] > 0.75 * promised
+    assert 0.5 < plain["epsilon"] < gaussian["epsilon"] < guaranteed
+    assert gaussian["epsilon"] > 0.75 * guaranteed
     assert plain["kept"] is gaussian["kept"] is True
     assert plain["confidence"] == 0.95
     assert "shared among all bounds" in plain["thresholds"]
@@ -51,7 +51,7 @@ def test_heads_prove_most_of_what_their_recipe_promises_and_no_more(heads):
     assert "does not break" in audit.show(Run(heads).summary)
 
 
-def test_heads_without_noise_promise_nothing_and_give_the_image_away(tmp_path):
+def test_heads_without_noise_guarantee_nothing_and_give_the_image_away(tmp_path):
     config = AuditHeads(trials=256, image_size=8, device="cpu")
     do(config, tmp_path / "run")
     found = findings(tmp_path / "run")
@@ -59,7 +59,7 @@ def test_heads_without_noise_promise_nothing_and_give_the_image_away(tmp_path):
     (bound,) = found["bounds"]
     assert bound["epsilon"] > 3
     assert bound["kept"] is None
-    assert "promised  none" in audit.show(Run(tmp_path / "run").summary)
+    assert "guarantee none" in audit.show(Run(tmp_path / "run").summary)
 
 
 def test_heads_with_half_of_the_noise_they_claim_are_found_out(tmp_path, monkeypatch):
@@ -76,7 +76,7 @@ def test_heads_with_half_of_the_noise_they_claim_are_found_out(tmp_path, monkeyp
     found = findings(tmp_path / "run")
     assert found["bounds"][1]["kept"] is False
     told = audit.show(Run(tmp_path / "run").summary)
-    assert "THE PROMISE IS BROKEN (by many heads, Gaussian noise)" in told
+    assert "THE GUARANTEE IS BROKEN (by many heads, Gaussian noise)" in told
 
 
 @pytest.fixture(scope="module")
@@ -91,21 +91,21 @@ def called(tmp_path_factory, digits):
     return out
 
 
-def test_a_trainer_that_breaks_its_promise_is_told_so(called):
+def test_a_trainer_that_breaks_its_guarantee_is_told_so(called):
     (bound,) = findings(called)["bounds"]
     assert bound["epsilon"] > 0.5
     assert bound["kept"] is False
     told = audit.show(Run(called).summary)
     assert "BROKEN" in told
-    assert "promised  ε ≤ 0.50: as claimed" in told
+    assert "guarantee ε ≤ 0.50: as claimed" in told
 
 
-def test_a_broken_promise_is_heard_by_programs(called, capsys):
+def test_a_broken_guarantee_is_heard_by_programs(called, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["audit", "--out", str(called), "--json"])
     assert stopped.value.code == 3
     said = capsys.readouterr()
-    assert said.err.splitlines()[-1] == f"THE PROMISE IS BROKEN: {called}/private/audit.json"
+    assert said.err.splitlines()[-1] == f"THE GUARANTEE IS BROKEN: {called}/private/audit.json"
     assert "broken" not in said.out.lower()
 
 

@@ -229,17 +229,17 @@ def taken_along(runs, folder):
 @pytest.mark.parametrize("how", [*LEDGER, *WEIGHTS])
 def test_three_files_taken_along_are_checked_by_each_other(how, runs, tmp_path):
     folder = taken_along(runs, tmp_path / "model")
-    assert sfumato.load_model(folder).promise == sfumato.load_model(runs.made("train")).promise
+    assert sfumato.load_model(folder).guarantee == sfumato.load_model(runs.made("train")).guarantee
     (LEDGER | WEIGHTS)[how](folder)
     with pytest.raises(RunError):
         sfumato.load_model(folder)
     assert COMMANDS["account"](folder, None, None)[0] == (2 if how == "empty" else 3)
 
 
-def test_without_a_ledger_beside_it_a_model_loads_and_promises_nothing(runs, tmp_path):
+def test_without_a_ledger_beside_it_a_model_loads_and_guarantees_nothing(runs, tmp_path):
     folder = taken_along(runs, tmp_path / "model")
     (folder / "ledger.jsonl").unlink()
-    assert sfumato.load_model(folder).promise is None
+    assert sfumato.load_model(folder).guarantee is None
 
 
 @pytest.mark.parametrize("name", ["load_model", "report", "audit", "invert"])

@@ -1,4 +1,4 @@
-"""The demo, end to end: what it leaves, what it promises, and the page that tells it."""
+"""The demo, end to end: what it leaves, what it guarantees, and the page that tells it."""
 
 import re
 from dataclasses import replace
@@ -55,7 +55,7 @@ def test_members_of_few_digits_are_told_without_privacy_and_not_with_it(whole):
     assert private[1] < 0.58
 
 
-def test_all_that_may_be_shared_costs_what_was_promised(whole):
+def test_all_that_may_be_shared_costs_what_was_guaranteed(whole):
     summary = read_json(whole / "done.json")
     assert 2.95 < summary["epsilon"] <= 3
     assert summary["not_for_release"] == []
@@ -92,10 +92,10 @@ def test_a_class_is_read_out_of_a_network(whole):
     assert (whole / "private/inverted/private/guesses.png").stat().st_size > 10_000
 
 
-def test_what_is_proved_is_more_than_half_of_what_is_promised_and_not_more(whole):
+def test_what_is_proved_is_more_than_half_of_what_is_guaranteed_and_not_more(whole):
     found = read_json(whole / "private/audited/private/audit.json")
-    promised = found["promise"]["epsilon"]
-    assert promised / 2 < max(bound["epsilon"] for bound in found["bounds"]) <= promised
+    guaranteed = found["promise"]["epsilon"]
+    assert guaranteed / 2 < max(bound["epsilon"] for bound in found["bounds"]) <= guaranteed
     assert all(bound["kept"] for bound in found["bounds"])
     assert all(check["passed"] for check in found["checks"])
     plain = read_json(whole / "private/members_plain/private/audit.json")
@@ -191,6 +191,6 @@ def test_the_page_is_opened_where_there_is_a_screen(screen, opened, monkeypatch,
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_demo_without_a_promise_is_refused(epsilon):
+def test_a_demo_without_a_guarantee_is_refused(epsilon):
     with pytest.raises(ConfigError, match="releases what it makes"):
         demo.Config(epsilon=epsilon)

@@ -1,4 +1,4 @@
-"""sfumato invert sweep: targets with different promises, each beside its control."""
+"""sfumato invert sweep: targets with different guarantees, each beside its control."""
 
 import json
 import math
@@ -49,10 +49,10 @@ def test_every_target_is_attacked_and_the_private_one_has_a_control(swept):
     assert all((out / "private/sweep" / name / "private/guesses.png").exists() for name in folders)
 
 
-def test_a_sweep_says_in_its_table_what_example_level_privacy_does_not_promise(swept):
+def test_a_sweep_says_in_its_table_what_example_level_privacy_does_not_guarantee(swept):
     out, summary = swept
     text = (out / "private" / "sweep.md").read_text()
-    assert "Example-level privacy hides one image. It does not promise to hide what all" in text
+    assert "Example-level privacy hides one image. It does not guarantee to hide what all" in text
     assert CAUTION in text
     assert CAUTION in summary["text"]
     for cell in ("| not private | inf |", "| clipped, no noise | inf |", "| example-level |",
@@ -157,7 +157,7 @@ def test_what_one_target_is_refused_for_stops_the_sweep_at_its_start(
     attack(replace(settings, epsilons=("inf",), steps=1), tmp_path / "run")  # the place is free
 
 
-def test_people_are_promised_to_where_they_are_known(tmp_path, monkeypatch):
+def test_people_are_guaranteed_to_where_they_are_known(tmp_path, monkeypatch):
     monkeypatch.setattr(invert_sweep, "LADDER", (2, 4))  # nothing can be learned from noise
     faces, test = portraits(60, 12), portraits(30, 6, seed=1)
     faces.save_npz(tmp_path / "faces.npz", test)
@@ -187,7 +187,7 @@ def test_people_are_promised_to_where_they_are_known(tmp_path, monkeypatch):
 
 
 def test_all_targets_of_a_sweep_learn_the_same_images_and_no_judge_knows_them(tmp_path):
-    """In folders, people are read only where a promise is about them: that must part nothing."""
+    """In folders, people are read only where a guarantee is about them: that must part nothing."""
     images = portraits()
     base = tmp_path / "faces"
     for split, count in (("train", 6), ("test", 2)):

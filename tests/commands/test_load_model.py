@@ -57,15 +57,15 @@ def copy(run, tmp_path):
     return shutil.copytree(run, tmp_path / "copy")
 
 
-def test_a_loaded_model_says_what_it_was_and_promises(run):
+def test_a_loaded_model_says_what_it_was_and_guarantees(run):
     trained = load_model(run)
     assert trained.classes == tuple("0123456789")
     assert trained.image_size == (8, 8)
     assert not trained.network.training
-    assert trained.promise is not None
-    assert 7.9 < trained.promise["epsilon"] <= 8
-    assert trained.promise["unit"] == "example"
-    assert trained.promise["delta"] == json.loads((run / "done.json").read_text())["delta"]
+    assert trained.guarantee is not None
+    assert 7.9 < trained.guarantee["epsilon"] <= 8
+    assert trained.guarantee["unit"] == "example"
+    assert trained.guarantee["delta"] == json.loads((run / "done.json").read_text())["delta"]
 
 
 def test_predictions_are_by_name_and_those_of_the_network(run, digits, tmp_path):
@@ -106,7 +106,7 @@ def test_what_train_scored_is_what_a_loaded_model_reaches(options, digits, tmp_p
     test = sfumato.load_images(digits, "test", image_size=options.get("image_size"))
     trained = load_model(out)
     assert accuracy(trained, test) == scored(out)
-    assert (trained.promise is None) == (options.get("mode") == "non-private")
+    assert (trained.guarantee is None) == (options.get("mode") == "non-private")
     saved = load_file(out / "model.safetensors")
     assert all(value.equal(saved[name]) for name, value in trained.network.state_dict().items())
 
@@ -141,7 +141,7 @@ def test_a_run_its_path_its_weights_or_two_files_of_it_will_do(run, tmp_path):
     for given in (Run(run), str(run), run / "model.safetensors", tmp_path):
         trained = load_model(given)
         assert trained.description == whole.description
-        assert (trained.promise is None) == (given == tmp_path)
+        assert (trained.guarantee is None) == (given == tmp_path)
 
 
 def without_model(copy):

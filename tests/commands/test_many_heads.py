@@ -37,7 +37,7 @@ def test_a_network_of_torchvision_with_auxiliary_heads_takes_a_private_step(
     name, size, photos, tmp_path
 ):
     trained = go(photos, tmp_path / "run", model=f"torchvision:{name}", image_size=size)
-    assert trained.promise is not None
+    assert trained.guarantee is not None
     assert trained.logits(torch.zeros(1, 3, 8, 8, dtype=torch.uint8)).shape == (1, 2)
 
 

@@ -101,7 +101,7 @@ def test_a_budget_that_such_weights_have_spent_is_refused(settings, first, tmp_p
         go(config, tmp_path / "run")
 
 
-def test_weights_that_learnt_the_same_data_without_privacy_promise_nothing(settings, tmp_path):
+def test_weights_that_learnt_the_same_data_without_privacy_guarantee_nothing(settings, tmp_path):
     plain = replace(settings, mode="non-private", epsilon=None)
     go(plain, tmp_path / "plain")
     again = replace(settings, weights=tmp_path / "plain/model.safetensors")
@@ -286,12 +286,12 @@ def test_weights_of_other_data_and_of_nobody_are_spoken_of(settings, first, tmp_
     assert "treated as other data" not in (tmp_path / "same/log.txt").read_text()
 
 
-def test_a_model_says_what_it_promises_and_nothing_of_images(first):
+def test_a_model_says_what_it_guarantees_and_nothing_of_images(first):
     with safe_open(first / "model.safetensors", framework="pt") as file:
         notes = file.metadata()
-    promise = json.loads(notes["promise"])
-    assert promise["epsilon"] == book(first).epsilon()
-    assert promise["data"] == "own-train"
+    guarantee = json.loads(notes["promise"])
+    assert guarantee["epsilon"] == book(first).epsilon()
+    assert guarantee["data"] == "own-train"
     origin = read_tensor_note(first / "model.safetensors")
     assert origin is not None
     assert origin.lines == read_lines(first / "ledger.jsonl")
@@ -327,8 +327,8 @@ def test_steps_of_the_weights_are_not_those_of_the_plan(settings, first, tmp_pat
     assert "beginning again" not in log
     card = read_card(tmp_path / "run")
     assert card.steps == (2, 3)
-    assert card.promise.planned == pytest.approx(3.0, rel=0.01)
-    assert card.promise.epsilon < card.promise.planned
+    assert card.guarantee.planned == pytest.approx(3.0, rel=0.01)
+    assert card.guarantee.epsilon < card.guarantee.planned
 
 
 def test_a_warm_up_does_not_begin_with_weights_that_learnt_its_data(settings, first, tmp_path):

@@ -27,12 +27,12 @@ def test_a_study_has_a_row_for_each_value(tmp_path):
     assert (tmp_path / "run" / "private" / "study.png").exists()
 
 
-def test_a_study_rounds_promises_up_and_proofs_down():
+def test_a_study_rounds_guarantees_up_and_proofs_down():
     scores = {"accuracy_of_heads": 0.5, "auc": 0.5, "tpr_at_1_percent_fpr": 0.01}
     scores["tpr_at_1_percent_fpr_interval"] = (0.0, 0.02)
-    promised = {**scores, "privacy": {"epsilon": 1.401, "epsilon_proved": 0.996}}
+    guaranteed = {**scores, "privacy": {"epsilon": 1.401, "epsilon_proved": 0.996}}
     nothing = {**scores, "privacy": {"epsilon_proved": 2.789}}
-    titles, _, *rows = table_of("noise_multiplier", {"7": promised, "0": nothing}).splitlines()
+    titles, _, *rows = table_of("noise_multiplier", {"7": guaranteed, "0": nothing}).splitlines()
     assert titles.count("epsilon") == titles.count("at delta 1e-05") == 2
     cells = [row.strip("| ").split(" | ") for row in rows]
     assert [(row[2], row[-1]) for row in cells] == [("1.41", "0.99"), ("∞", "2.78")]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from bundles import digest
 from contents import summaries
-from releases import ledger_of, make, moved, promising, scores_of, stages_of, tiny
+from releases import guaranteeing, ledger_of, make, moved, scores_of, stages_of, tiny
 from safetensors.torch import load_file
 
 from sfumato.cli import main
@@ -31,7 +31,7 @@ def settings(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(settings, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "whole"
-    make(promising(settings, 3.0), out)
+    make(guaranteeing(settings, 3.0), out)
     return out
 
 
@@ -65,15 +65,17 @@ def test_a_run_leaves_a_bundle_pictures_a_ledger_and_private_scores(finished):
     assert set(scores["quality"]) == {"features", "released", "public", "test"}
 
 
-def test_the_student_is_loaded_with_the_promise_of_the_whole_run(finished, settings):
+def test_the_student_is_loaded_with_the_guarantee_of_the_whole_run(finished, settings):
     trained = load_model(finished)
     test = load_images(settings.data, "test")
     right = trained.logits(test).argmax(dim=1) == test.labels
     assert right.double().mean().item() == pytest.approx(scores_of(finished)["test_accuracy"])
     assert trained.classes == test.classes == ("zero", "one", "two")
-    assert trained.promise is not None
-    assert trained.promise["epsilon"] == ledger_of(finished).epsilon()
-    assert load_model(finished / "stages/teacher").promise["epsilon"] < trained.promise["epsilon"]
+    assert trained.guarantee is not None
+    assert trained.guarantee["epsilon"] == ledger_of(finished).epsilon()
+    assert (
+        load_model(finished / "stages/teacher").guarantee["epsilon"] < trained.guarantee["epsilon"]
+    )
 
 
 @pytest.mark.parametrize("place", ["", "stages/teacher"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from people import portraits
 from planted import replace_everywhere
-from releases import clouds, ledger_of, make, moved, promising, stages_of, tiny
+from releases import clouds, guaranteeing, ledger_of, make, moved, stages_of, tiny
 
 from sfumato.commands.release import Config
 from sfumato.commands.release.budget import (
@@ -152,10 +152,10 @@ def test_a_delta_as_large_as_one_in_all_images_is_refused():
 
 
 @pytest.mark.parametrize("relation", ["add-or-remove", "replace"])
-def test_a_run_pays_for_teacher_statistics_and_card_and_keeps_its_promise(
+def test_a_run_pays_for_teacher_statistics_and_card_and_keeps_its_guarantee(
     settings, tmp_path, relation
 ):
-    make(promising(settings, 2.0, stage="match", relation=relation), tmp_path / "run")
+    make(guaranteeing(settings, 2.0, stage="match", relation=relation), tmp_path / "run")
     ledger = ledger_of(tmp_path / "run")
     assert stages_of(tmp_path / "run") == {"train": 5, "moments": 1, "card": 1}
     assert 0.97 * 2 <= ledger.epsilon() <= 2
@@ -169,7 +169,7 @@ def test_a_run_pays_for_teacher_statistics_and_card_and_keeps_its_promise(
 
 
 def test_a_run_without_matching_has_no_event_for_statistics(settings, tmp_path):
-    make(promising(moved(settings, 0), 2.0, stage="match"), tmp_path / "run")
+    make(guaranteeing(moved(settings, 0), 2.0, stage="match"), tmp_path / "run")
     assert stages_of(tmp_path / "run") == {"train": 5, "card": 1}
     assert 0.97 * 2 <= ledger_of(tmp_path / "run").epsilon() <= 2
     assert not (tmp_path / "run/stages/moments/moments.safetensors").exists()
@@ -183,7 +183,7 @@ def test_noise_by_hand_is_what_the_ledger_says(settings, tmp_path):
 
 @pytest.mark.parametrize("k", [0, 2])
 def test_a_bundle_beyond_the_budget_is_not_packed(settings, tmp_path, k):
-    config, out = promising(moved(settings, k), 2.0), tmp_path / "run"
+    config, out = guaranteeing(moved(settings, k), 2.0), tmp_path / "run"
     make(replace(config, stage="teacher"), out)
     path = out / "stages/teacher/ledger.jsonl"
     for last in [record for record in read_lines(path) if "event" in record]:

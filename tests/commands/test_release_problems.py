@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from releases import clouds, digits, ledger_of, make, moved, promising, tiny
+from releases import clouds, digits, guaranteeing, ledger_of, make, moved, tiny
 
 from sfumato.cli import main
 from sfumato.commands import release
@@ -43,11 +43,11 @@ def objections(folder, words):
     return verdict.card
 
 
-def test_plain_training_promises_nothing_everywhere(settings, tmp_path, capsys):
+def test_plain_training_guarantees_nothing_everywhere(settings, tmp_path, capsys):
     out = tmp_path / "run"
     summary = make(replace(settings, mode="non-private", noise_multiplier=None), out)
     assert summary["epsilon"] == "inf"
-    assert "promise   none: epsilon is infinite" in release.show(summary)
+    assert "guarantee   none: epsilon is infinite" in release.show(summary)
     assert release.show(summary).count("NOT FOR RELEASE") == 3
     assert json.loads((out / "done.json").read_text())["epsilon"] == "inf"
     assert math.isinf(ledger_of(out).epsilon())
@@ -203,19 +203,19 @@ def test_words_that_mean_nothing_end_with_code_two(words, message, tmp_path, cap
     assert not list(tmp_path.iterdir())
 
 
-def test_a_ledger_that_costs_more_than_was_promised_releases_nothing(
+def test_a_ledger_that_costs_more_than_was_guaranteed_releases_nothing(
     settings, tmp_path, monkeypatch
 ):
     from sfumato.commands.release import stages as release_stages
 
-    config = promising(settings, 2.0, stage="match")
+    config = guaranteeing(settings, 2.0, stage="match")
     real = release_stages.one_release
 
     def cheaper(config, size, noise, max_norm=1.0):
         return real(config, size, noise / 3, max_norm)
 
     monkeypatch.setattr(release_stages, "one_release", cheaper)
-    with pytest.raises(PrivacyError, match="above the 2 that was promised"):
+    with pytest.raises(PrivacyError, match="above the 2 that was guaranteed"):
         make(config, tmp_path / "run")
     assert not (tmp_path / "run" / "bundle").exists()
 

@@ -9,7 +9,7 @@ import torch
 from bundles import digest
 from contents import content
 from planted import replace_everywhere
-from releases import ledger_of, make, promising, scores_of, stages_of, tiny
+from releases import guaranteeing, ledger_of, make, scores_of, stages_of, tiny
 
 from sfumato.commands.release import evaluate as release_evaluate
 from sfumato.commands.release import stages as release_stages
@@ -124,7 +124,7 @@ def test_a_run_cut_in_every_stage_ends_like_an_undisturbed_one(
 def test_what_was_charged_and_not_saved_is_the_same_release_again(
     settings, tmp_path, monkeypatch, stage, where, name, when
 ):
-    config = promising(settings, 2.0, noise_seed=None, stage="match")
+    config = guaranteeing(settings, 2.0, noise_seed=None, stage="match")
     given, real = [], noise.privatize
 
     def listen(*arguments, **others):

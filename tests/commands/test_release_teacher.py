@@ -71,7 +71,7 @@ def test_noise_for_the_statistics_alone_can_be_chosen(settings, teacher, tmp_pat
     assert noises == {"train": 3.0, "moments": 6.0}
 
 
-def test_the_promise_has_the_teachers_relation_and_the_delta_asked_for(settings, tmp_path):
+def test_the_guarantee_has_the_teachers_relation_and_the_delta_asked_for(settings, tmp_path):
     config = replace(settings.train.alone, relation="replace")
     other = learn(config, tmp_path / "teacher")
     make(with_teacher(settings, other, epsilon=8.0, delta=1e-6), tmp_path / "run")
@@ -146,7 +146,7 @@ def test_a_teacher_that_cannot_be_released_from_is_refused(
     assert not list((tmp_path / "run").rglob("ledger.jsonl"))
 
 
-def test_a_teacher_trained_without_privacy_keeps_no_promise(settings, tmp_path):
+def test_a_teacher_trained_without_privacy_keeps_no_guarantee(settings, tmp_path):
     plain = replace(settings.train.alone, mode="non-private", noise_multiplier=None)
     other = learn(plain, tmp_path / "teacher")
     with pytest.raises(ConfigError, match="with the teacher inf is spent"):

@@ -110,7 +110,7 @@ def test_the_physical_batch_changes_nothing(tmp_path):
         torch.testing.assert_close(weights(tmp_path / "two")[name], value, rtol=1e-4, atol=1e-4)
 
 
-def test_plain_training_promises_nothing_and_says_so(tmp_path):
+def test_plain_training_guarantees_nothing_and_says_so(tmp_path):
     config = replace(SMALL, mode="non-private", epsilon=None, noise_seed=None)
     summary = run_train(tmp_path / "run", config)
     assert summary["epsilon"] == "inf"

@@ -69,7 +69,7 @@ def test_a_sound_run_proves_half_of_its_epsilon_and_no_more_than_all_of_it(sound
     assert sum(map(len, pair)) == 4000
 
 
-def test_canaries_leave_the_promise_and_what_is_shared_alone(sound):
+def test_canaries_leave_the_guarantee_and_what_is_shared_alone(sound):
     plan = read_json(sound / "plan.json")
     assert (plan["size"], plan["rate"]) == (5000, 0.2)
     assert set(load_file(sound / "model.safetensors")) == {"1.weight", "1.bias"}

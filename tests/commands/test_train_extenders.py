@@ -1,4 +1,4 @@
-"""`sfumato train` with public images and uphill steps: the promise is that of a run without."""
+"""`sfumato train` with public images and uphill steps: the guarantee is that of a run without."""
 
 import json
 from dataclasses import replace
@@ -70,7 +70,7 @@ def changed(way, public):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_another_model_for_the_same_promise_also_after_a_cut(tmp_path, plain, public, way):
+def test_another_model_for_the_same_guarantee_also_after_a_cut(tmp_path, plain, public, way):
     config = changed(way, public)
     summary = run_train(tmp_path / "whole", config)
     assert summary["epsilon"] == plain[0]["epsilon"]

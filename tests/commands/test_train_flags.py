@@ -1,4 +1,4 @@
-"""Every flag of `sfumato train` has its effect, and keeps its promise."""
+"""Every flag of `sfumato train` has its effect, and keeps its guarantee."""
 
 import json
 import subprocess
@@ -165,7 +165,7 @@ def test_settings_that_make_no_sense_are_refused(changes, message):
         replace(SMALL, **changes)
 
 
-def test_an_explanation_asks_for_no_promise_and_leaves_nothing():
+def test_an_explanation_asks_for_no_guarantee_and_leaves_nothing():
     config = train.Config(explain=True)
     assert not train.COMMAND.needs_run(config)
     assert "tanh" not in json.dumps(train.run(config, None)["explanation"])

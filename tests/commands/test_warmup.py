@@ -1,4 +1,4 @@
-"""sfumato warmup, end to end on tiny images: what each stage leaves, what is promised, resuming."""
+"""sfumato warmup, end to end on tiny images: what stages leave, guarantees, resuming."""
 
 import json
 import shutil
@@ -94,7 +94,7 @@ def test_its_classifiers_are_loaded_and_reach_what_was_scored(finished, settings
         trained = load_model(finished / place)
         right = trained.logits(test).argmax(dim=1) == test.labels
         assert right.double().mean().item() == pytest.approx(scores_of(finished)[name])
-        assert (trained.promise is None) == (name == "warmup")
+        assert (trained.guarantee is None) == (name == "warmup")
 
 
 def test_the_last_words_name_what_was_drawn_and_not_looks_that_may_be_rejected(finished, tmp_path):
@@ -219,10 +219,10 @@ def test_controls_are_scored_and_stay_private(settings, finished, tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["split", "generator"])
-def test_stages_of_public_images_say_that_nothing_is_promised(finished, stage):
+def test_stages_of_public_images_say_that_nothing_is_guaranteed(finished, stage):
     done = json.loads((finished / f"stages/{stage}/done.json").read_text())
     told = warmup.show({**done, "stage": stage, "run": str(finished)})
-    assert "nothing is promised about the public images" in told
+    assert "nothing is guaranteed about the public images" in told
 
 
 def test_whoever_wants_a_generator_alone_needs_no_epsilon(settings, tmp_path):
@@ -232,7 +232,7 @@ def test_whoever_wants_a_generator_alone_needs_no_epsilon(settings, tmp_path):
         replace(settings, epsilon=None)
 
 
-def test_a_promise_about_people_takes_all_images_of_one_to_the_same_part(settings, tmp_path):
+def test_a_guarantee_about_people_takes_all_images_of_one_to_the_same_part(settings, tmp_path):
     with np.load(settings.data) as arrays:
         people = {
             f"people_{part}": np.arange(len(arrays[f"y_{part}"])) // 2 for part in ("train", "test")

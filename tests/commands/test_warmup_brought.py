@@ -49,7 +49,7 @@ def test_with_public_images_of_ones_own_all_of_the_data_is_private(settings, tmp
     assert "the images of public-train (90, brought)" in json.dumps(header)
     assert '"rate": 0.3333' in json.dumps(release)
     done = json.loads((tmp_path / "run/done.json").read_text())
-    assert "90 images of public-train: nothing is promised" in warmup.show({**done, "run": "r"})
+    assert "90 images of public-train: nothing is guaranteed" in warmup.show({**done, "run": "r"})
     public = np.load(tmp_path / "run/stages/split/public.npz")["x_train"]
     assert (public == np.load(settings.public_images)["x_train"]).all()
 
@@ -123,7 +123,7 @@ def test_samples_may_come_after_a_generator(settings, folder, tmp_path):
     assert same(out, before, MADE[:1]) == {MADE[0]: True}
     done = json.loads((out / "stages/sample/done.json").read_text())
     assert (done["drawn"], done["samples"]) == (24, str(folder / "made.npz"))
-    assert "nothing is promised" in done["promise"]
+    assert "nothing is guaranteed" in done["promise"]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def draw(call, run):
 def test_the_file_is_a_data_set_with_its_labels_and_class_names(draw, tmp_path):
     code, told = draw(tmp_path / "images.npz")
     assert code == 0, told
-    assert "nothing is promised about the public images" in told
+    assert "nothing is guaranteed about the public images" in told
     train, test = (
         load_images(tmp_path / "images.npz", split, private=False) for split in ("train", "test")
     )
@@ -218,13 +218,13 @@ def with_ledger(run, folder, seed=None):
     return ledger.epsilon()
 
 
-def test_a_private_generator_says_what_is_promised(draw, run, tmp_path):
+def test_a_private_generator_says_what_is_guaranteed(draw, run, tmp_path):
     epsilon = with_ledger(run, tmp_path / "run", seed=3)
     code, told = draw(tmp_path / "images.npz", run=tmp_path / "run")
     assert code == 0, told
     assert f"epsilon {up(epsilon)}, delta 1e-05, for each example of scans" in told
     assert "NOT FOR RELEASE" in told
-    assert "nothing is promised" not in told
+    assert "nothing is guaranteed" not in told
     with np.load(tmp_path / "images.npz") as file:
         assert json.loads(str(file["note"]))["epsilon"] == epsilon
     (tmp_path / "run/stages/generator/ledger.jsonl").unlink()

@@ -67,7 +67,7 @@ def test_a_stage_that_has_begun_keeps_its_settings(settings, warmed, change, wor
     assert kept(warmed)["epsilon"] == 8.0
 
 
-def test_several_promises_start_from_one_warm_up(settings, finished, warmed):
+def test_several_guarantees_start_from_one_warm_up(settings, finished, warmed):
     warm(replace(settings, epsilon=2.0, steps=2), warmed)
     done = json.loads((warmed / "done.json").read_text())
     assert (done["epsilon"] <= 2.0, done["steps"]) == (True, 2)

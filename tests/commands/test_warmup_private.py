@@ -100,7 +100,7 @@ def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path):
     assert scores_of(tmp_path / "run") == scores_of(finished)
 
 
-def test_drawn_images_say_what_is_promised_about_them(finished):
+def test_drawn_images_say_what_is_guaranteed_about_them(finished):
     note = json.loads(read_npz_note(finished / "stages/sample/images.npz") or "")
     done = json.loads((finished / "stages/sample/done.json").read_text())
     assert note["epsilon"] == done["epsilon"] <= 8.0
@@ -139,7 +139,7 @@ def test_private_images_do_not_reach_the_public_generator(settings, tmp_path):
     [
         ({"stage": "split"}, "no stage split"),
         ({"stage": "train"}, "no stage train"),
-        ({"mode": "non-private", "epsilon": None}, "--private keeps a promise"),
+        ({"mode": "non-private", "epsilon": None}, "--private keeps a guarantee"),
         ({"train_only": "head"}, "^--train-only: without meaning"),
         ({"guide_weight": 1.0}, "^--guide-weight: without meaning"),
         ({"warm_repeats": 2}, "^--warm-repeats: without meaning"),
@@ -161,7 +161,7 @@ def test_what_a_private_generator_cannot_do_is_said(settings, changes, words):
         replace(settings, **changes)
 
 
-def test_the_preset_for_a_private_generator_draws_images_that_say_their_promise(tmp_path, capsys):
+def test_the_preset_for_a_private_generator_draws_images_that_say_their_guarantee(tmp_path, capsys):
     words = ["warmup", "sample", "--preset", "digits-private", "--steps", "4", "--augmult", "1"]
     with pytest.raises(SystemExit) as stopped:
         main([*words, "--number", "20", "--out", str(tmp_path / "run")])

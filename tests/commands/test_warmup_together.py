@@ -140,7 +140,7 @@ def test_two_processes_draw_the_file_of_one(two, tmp_path):
         out = tmp_path / f"{processes}.npz"
         done = command(processes, "warmup", "sample", "--run", two, *flags, "--out", out)
         assert done.returncode == 0, done.stderr[-9000:]
-        assert done.stdout.count("nothing is promised") == 1
+        assert done.stdout.count("nothing is guaranteed") == 1
         made[processes] = out.read_bytes()
     assert made[1] == made[2]
     assert len(list(tmp_path.iterdir())) == 2

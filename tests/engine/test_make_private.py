@@ -18,7 +18,7 @@ def private(loader, **settings):
     return model, optimizer, *make_private(model, optimizer, loader, **settings)
 
 
-def test_the_poisson_loader_keeps_the_promise():
+def test_the_poisson_loader_keeps_the_guarantee():
     model, optimizer, engine, loader = private(
         DataLoader(dataset(), batch_size=12), physical_batch_size=5,
         epochs=2, max_grad_norm=0.1, target_epsilon=3.0, target_delta=1e-3,

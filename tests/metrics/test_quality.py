@@ -1,4 +1,4 @@
-"""Measures of quality against slow and obvious ones, closed forms, and the laws they promise."""
+"""Measures of quality against slow and obvious ones, closed forms, and the laws they guarantee."""
 
 import itertools
 import math

@@ -97,7 +97,7 @@ def test_two_teachers_add_up():
 
 
 @pytest.mark.parametrize("change", [{"relation": "replace"}, {"unit": "person"}])
-def test_promises_about_different_neighbours_do_not_mix(change):
+def test_guarantees_about_different_neighbours_do_not_mix(change):
     with pytest.raises(PrivacyError, match="do not add up"):
         Ledger(header()).inherit(filled(1, **change))
 
@@ -119,9 +119,9 @@ def test_an_exact_release_is_an_objection_and_costs_everything():
     assert ledger.epsilon() == math.inf
 
 
-def test_a_run_is_not_resumed_under_another_promise():
+def test_a_run_is_not_resumed_under_another_guarantee():
     records = filled(2).records()
-    with pytest.raises(PrivacyError, match="another promise"):
+    with pytest.raises(PrivacyError, match="another guarantee"):
         Ledger.resume(records, header(delta=1e-3), lambda _: None)
     assert len(Ledger.resume(records, header(), lambda _: None).releases) == 2
 

@@ -1,4 +1,4 @@
-"""`privatize` where the sums lie on a GPU: what it promises, and that it does what the CPU does."""
+"""`privatize` where the sums lie on a GPU: its guarantee, and that it equals the CPU."""
 
 import pytest
 import torch

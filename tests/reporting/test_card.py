@@ -28,14 +28,14 @@ def test_epsilon_is_derived_from_the_ledger_and_not_taken_from_the_summary(tmp_p
     path = make_run(tmp_path / "run")
     (path / "done.json").write_text(json.dumps({"epsilon": 0.01}))
     card = read_card(path)
-    assert card.promise.epsilon == ledger_of(path).epsilon() > 0.5
+    assert card.guarantee.epsilon == ledger_of(path).epsilon() > 0.5
     assert card.damage == (
-        f"it adds up to epsilon {card.promise.epsilon:.4g}, and done.json says 0.01",
+        f"it adds up to epsilon {card.guarantee.epsilon:.4g}, and done.json says 0.01",
     )
-    assert words.promise_words(card)[0] == "not known"
+    assert words.guarantee_words(card)[0] == "not known"
     card = read_card(make_run(tmp_path / "whole"))
-    assert words.promise_words(card)[0] == f"ε ≤ {words.up(card.promise.epsilon)}"
-    assert card.curve.epsilon[-1] == pytest.approx(card.promise.epsilon, rel=2e-3)
+    assert words.guarantee_words(card)[0] == f"ε ≤ {words.up(card.guarantee.epsilon)}"
+    assert card.curve.epsilon[-1] == pytest.approx(card.guarantee.epsilon, rel=2e-3)
     assert list(card.curve.epsilon) == sorted(card.curve.epsilon)
 
 
@@ -50,7 +50,7 @@ def test_like_events_are_told_in_one_sentence(tmp_path):
 
 def test_ledgers_of_stages_are_added_up(tmp_path):
     path = make_run(tmp_path / "run")
-    one = read_card(path).promise.epsilon
+    one = read_card(path).guarantee.epsilon
     other = make_run(tmp_path / "other")
     place = path / "stages" / "teacher"
     place.mkdir(parents=True)
@@ -58,11 +58,11 @@ def test_ledgers_of_stages_are_added_up(tmp_path):
     write(place / "done.json", {"epsilon": 0.01, "steps": 3})
     assert read_card(path).stages == {"teacher": {"steps": 3}}, "epsilon is the ledger's"
     (place / "done.json").unlink()
-    two = read_card(path).promise.epsilon
+    two = read_card(path).guarantee.epsilon
     assert two > 1.3 * one
     (path / "bundle").mkdir()
     (path / "bundle" / "ledger.jsonl").write_text((path / "ledger.jsonl").read_text())
-    assert read_card(path).promise.epsilon == two, "a line that comes twice counts once"
+    assert read_card(path).guarantee.epsilon == two, "a line that comes twice counts once"
 
 
 def test_an_unfinished_run_shows_what_there_is_and_what_is_planned(tmp_path):
@@ -71,23 +71,23 @@ def test_an_unfinished_run_shows_what_there_is_and_what_is_planned(tmp_path):
         file.write('{"event": {"stage"')  # being written just now
     card = read_card(path)
     assert card.steps == (10, 30)
-    assert card.promise.epsilon < card.promise.planned
-    assert card.promise.planned == read_card(make_run(tmp_path / "whole")).promise.epsilon
+    assert card.guarantee.epsilon < card.guarantee.planned
+    assert card.guarantee.planned == read_card(make_run(tmp_path / "whole")).guarantee.epsilon
     assert card.curve.done == 10
     assert "step 10 of 30" in words.state(card)
     assert any("not finished" in limit for limit in caveats(card))
     assert (path / "ledger.jsonl").read_text().endswith('{"event": {"stage"'), "it mends nothing"
 
 
-def test_plain_training_promises_nothing(tmp_path):
+def test_plain_training_guarantees_nothing(tmp_path):
     card = read_card(make_run(tmp_path / "run", private=False))
-    assert math.isinf(card.promise.epsilon)
+    assert math.isinf(card.guarantee.epsilon)
     assert card.curve is None
-    assert words.promise_words(card)[0] == "ε = ∞"
-    assert "Nothing is promised" in next(iter(caveats(card)))
+    assert words.guarantee_words(card)[0] == "ε = ∞"
+    assert "Nothing is guaranteed" in next(iter(caveats(card)))
 
 
-def test_what_is_not_promised_follows_from_the_ledgers_first_line(tmp_path):
+def test_what_is_not_guaranteed_follows_from_the_ledgers_first_line(tmp_path):
     path = make_run(tmp_path / "run")
     before, *lines = (path / "ledger.jsonl").read_text().splitlines()
     first = header(unit="person", relation="replace", fixed_seed=True, public="only the weather")
@@ -123,11 +123,11 @@ def test_a_page_about_people_speaks_of_people(tmp_path):
 
 
 @given(st.floats(min_value=0, max_value=1e6))
-def test_rounded_promises_are_kept_and_rounded_bounds_proved(epsilon):
+def test_rounded_guarantees_are_kept_and_rounded_bounds_proved(epsilon):
     assert float(words.down(epsilon)) <= epsilon <= float(words.up(epsilon))
 
 
-def test_a_small_promise_has_digits_enough():
+def test_a_small_guarantee_has_digits_enough():
     told = {0.000_099: "0.000099", 0.03: "0.030", 0.5: "0.50", 2.996: "3.00"}
     assert {epsilon: words.up(epsilon) for epsilon in told} == told
 
@@ -337,7 +337,7 @@ def test_several_runs_are_reported_beside_the_first(tmp_path):
     assert "Where they differ" in (tmp_path / "report" / "report.md").read_text()
     cards = json.loads((tmp_path / "report" / "card.json").read_text())["runs"]
     assert [card["name"] for card in cards] == ["dp", "plain"]
-    assert cards[1]["promise"]["epsilon"] == "inf"
+    assert cards[1]["guarantee"]["epsilon"] == "inf"
     assert "not share" not in report.show(found)
 
 

@@ -8,9 +8,9 @@ from sfumato.reporting.card import read_card
 from sfumato.reporting.render import render_markdown, render_page
 
 
-def test_an_audit_stands_beside_its_promise(tmp_path):
+def test_an_audit_stands_beside_its_guarantee(tmp_path):
     card = read_card(make_audit(tmp_path / "audit"), include_private=True)
-    assert words.promise_words(card) == (
+    assert words.guarantee_words(card) == (
         "ε ≤ 3.00",
         "by the ledger of runs/dp, at δ = 1e-05, for one image added or removed",
     )
@@ -18,7 +18,7 @@ def test_an_audit_stands_beside_its_promise(tmp_path):
     assert number == "ε ≥ 1.73"
     assert "95 %" in about
     assert "many" in about
-    assert "does not break the promise" in about
+    assert "does not break the guarantee" in about
     page = render_page([card], [tmp_path / "audit"])
     assert "Assumes: coins" in page
     assert "0.510 (0.490 to 0.530)" in page
@@ -48,7 +48,7 @@ def test_curves_of_attacks_have_their_intervals(tmp_path):
         assert ('class="band attack-0"' in page) == bool(band)
 
 
-def test_a_broken_promise_and_a_failed_check_are_headlines(tmp_path):
+def test_a_broken_guarantee_and_a_failed_check_are_headlines(tmp_path):
     bound = {"name": "x", "epsilon": 3.5, "delta": 1e-5, "relation": "add-or-remove"}
     card = read_card(make_audit(tmp_path / "a", bounds=[bound]), include_private=True)
     assert "BROKEN" in words.proof_words(card)[1]
@@ -72,7 +72,7 @@ def test_an_audit_with_a_part_missing_is_still_shown(tmp_path, missing):
     assert read_card(path, include_private=True).private.of("bound") == ()
 
 
-def test_a_bound_about_other_neighbours_is_not_held_against_the_promise(tmp_path):
+def test_a_bound_about_other_neighbours_is_not_held_against_the_guarantee(tmp_path):
     bound = {"name": "x", "epsilon": 3.5, "delta": 1e-5, "relation": "replace"}
     card = read_card(make_audit(tmp_path / "run", bounds=[bound]), include_private=True)
     (found,) = card.private.of("bound")

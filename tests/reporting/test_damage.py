@@ -56,7 +56,7 @@ def test_what_is_missing_or_changed_is_told_in_red_and_on_the_screen(
     assert any(found in problem for problem in card.damage)
     of_summary = finished and how is not for_people  # make_run's summary says no unit
     assert any("done.json" in problem for problem in card.damage) == of_summary
-    assert words.promise_words(card)[0] == "not known"
+    assert words.guarantee_words(card)[0] == "not known"
     assert not words.may_be_shared(card)
     assert "damaged" in next(iter(caveats(card)))
     told = report.show(report.write_report([path], path))
@@ -98,12 +98,12 @@ def test_settings_that_say_otherwise_than_the_header_are_told(tmp_path, change):
     assert "config.json" in problem
 
 
-def test_a_private_run_without_its_ledger_does_not_say_that_nothing_was_promised(tmp_path):
+def test_a_private_run_without_its_ledger_does_not_say_that_nothing_was_guaranteed(tmp_path):
     path = make_run(tmp_path / "run")
     (path / "ledger.jsonl").unlink()
     card = read_card(path)
     assert card.damage == ("there is no ledger, and done.json says that there was one",)
-    assert words.promise_words(card)[0] == "not known"
+    assert words.guarantee_words(card)[0] == "not known"
     going = make_run(tmp_path / "going", finished=False)
     (going / "ledger.jsonl").unlink()
     assert read_card(going).damage == (), "its first step is not taken yet"

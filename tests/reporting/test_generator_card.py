@@ -36,7 +36,7 @@ def make_generator(path, *, trained_on=KEPT, drawn=None, **settings):
     return path
 
 
-def add_promise(path, tmp_path):
+def add_guarantee(path, tmp_path):
     """As if a classifier were trained on the private rest after it."""
     place = path / "stages/train"
     place.mkdir()
@@ -88,12 +88,12 @@ def test_what_the_kept_look_found_is_in_all_three_files(tmp_path):
     assert card["stages"]["sample"] == DRAWN
 
 
-@pytest.mark.parametrize("promised", [False, True])
-def test_pictures_of_public_images_are_not_said_to_be_for_sharing(tmp_path, promised):
+@pytest.mark.parametrize("guaranteed", [False, True])
+def test_pictures_of_public_images_are_not_said_to_be_for_sharing(tmp_path, guaranteed):
     path = make_generator(tmp_path / "run", drawn=DRAWN)
-    if promised:
-        add_promise(path, tmp_path)
-    assert (read_card(path).promise is not None) == promised
+    if guaranteed:
+        add_guarantee(path, tmp_path)
+    assert (read_card(path).guarantee is not None) == guaranteed
     page = render_page([read_card(path)], [path])
     assert "Pictures made from public images</h2>" in page
     assert "nothing private went in" in page
@@ -109,7 +109,7 @@ def test_pictures_of_public_images_are_not_said_to_be_for_sharing(tmp_path, prom
 
 def test_nothing_is_said_twice_of_a_finished_run(tmp_path):
     path = make_generator(tmp_path / "run", drawn=DRAWN)
-    add_promise(path, tmp_path)
+    add_guarantee(path, tmp_path)
     names = [name for name, _ in words.facts(read_card(path))]
     assert len(names) == len(set(names))
     assert {"public images", "stage generator", "stage sample"} <= set(names)

@@ -159,6 +159,6 @@ def test_it_prints(browser, written, tmp_path):
 def test_the_card_of_the_page_is_json_that_programs_can_read(written):
     card = json.loads((written.parent / "card.json").read_text())
     assert set(card) == {"made_by", "includes_private", "warning", "runs"}
-    assert {"name", "verb", "promise", "events", "curve", "private", "command"} <= set(
+    assert {"name", "verb", "guarantee", "events", "curve", "private", "command"} <= set(
         card["runs"][0]
     )

@@ -26,11 +26,11 @@ def test_the_page_of_an_attack_on_a_run_tells_of_that_run(tmp_path):
     assert words.model_of(card) == "group-cnn-small"
     told = {name: card.settings[name] for name in ("model", "lr", "batch_size", "seed")}
     assert told == {"model": "group-cnn-small", "lr": 0.125, "batch_size": 100, "seed": 7}
-    number, about = words.promise_words(card)
-    assert number == f"ε ≤ {words.up(read_card(target).promise.epsilon)}"
+    number, about = words.guarantee_words(card)
+    assert number == f"ε ≤ {words.up(read_card(target).guarantee.epsilon)}"
     assert about == (
-        "promised by the target, at δ = 1e-05, for one image added or removed. The attack itself "
-        "promises nothing."
+        "guaranteed by the target, at δ = 1e-05, for one image added or removed. The attack itself "
+        "guarantees nothing."
     )
     assert "tanh-cnn" not in render_page([card], [tmp_path])
     assert about in render_page([card, read_card(target)], [tmp_path, tmp_path])
@@ -42,21 +42,21 @@ def test_of_a_network_from_elsewhere_only_what_is_known_is_said(tmp_path):
     assert words.model_of(card) == card.settings["model"] == "my_net:net"
     assert card.settings["data"] == "faces"
     assert "lr" not in card.settings
-    assert words.promise_words(card)[0] == "not known"
+    assert words.guarantee_words(card)[0] == "not known"
 
 
-def test_a_target_that_was_trained_for_the_attack_shows_its_promise_when_asked(tmp_path):
+def test_a_target_that_was_trained_for_the_attack_shows_its_guarantee_when_asked(tmp_path):
     path = attack_on(tmp_path / "attack")
-    assert words.promise_words(read_card(path))[0] == "none"
+    assert words.guarantee_words(read_card(path))[0] == "none"
     config = invert.Config(epsilon=3.0, epochs=1, model="scnn")
     write(path / "config.json", {"verb": "invert", "config": to_json(config)})
     target = make_run(tmp_path / "target")
     (path / "private" / "stages").mkdir(parents=True)
     shutil.move(target, path / "private" / "stages" / "target")
-    assert words.promise_words(read_card(path))[0] == "not shown"
+    assert words.guarantee_words(read_card(path))[0] == "not shown"
     card = read_card(path, include_private=True)
-    assert words.promise_words(card)[0].startswith("ε ≤ ")
-    assert "attack itself promises nothing" in words.promise_words(card)[1]
+    assert words.guarantee_words(card)[0].startswith("ε ≤ ")
+    assert "attack itself guarantees nothing" in words.guarantee_words(card)[1]
     assert words.model_of(card) == "scnn"
 
 
@@ -64,7 +64,7 @@ def test_a_target_in_the_private_part_of_another_run_is_not_looked_into(tmp_path
     plant(make_run(tmp_path / "run"))
     target = make_run(tmp_path / "run" / "private" / "control", model="scnn")
     path = attack_on(tmp_path / "attack", target=str(target))
-    assert words.promise_words(read_card(path))[0] == "not shown"
+    assert words.guarantee_words(read_card(path))[0] == "not shown"
     assert words.model_of(read_card(path, include_private=True)) == "scnn"
 
 

@@ -50,7 +50,7 @@ def test_pictures_are_ordinary_png_files_named_by_a_table(tmp_path):
         assert np.array_equal(np.asarray(picture), images().pixels[4].permute(1, 2, 0))
 
 
-def test_the_card_derives_its_promise_from_the_ledger(tmp_path):
+def test_the_card_derives_its_guarantee_from_the_ledger(tmp_path):
     ledger = paid("train", "moments", "card", rate=0.1, unit="person")
     card = write(tmp_path, ledger=ledger)
     assert card.epsilon == ledger.epsilon()
@@ -70,7 +70,7 @@ def test_a_student_of_another_ledger_needs_no_training_of_its_own(tmp_path):
     assert verify_bundle(tmp_path).ok
 
 
-def test_a_promise_without_a_renyi_bound_still_verifies(tmp_path):
+def test_a_guarantee_without_a_renyi_bound_still_verifies(tmp_path):
     ledger = paid("train", "moments", "card", relation="replace")
     card = write(tmp_path, ledger=ledger)
     assert np.isnan(card.epsilon_by_rdp)

@@ -197,15 +197,15 @@ def test_a_dropped_line_of_the_ledger_is_named_even_with_fresh_hashes(tmp_path):
 
 @pytest.mark.parametrize("name", ["epsilon", "epsilon_by_rdp"])
 @pytest.mark.parametrize(("factor", "passes"), [(0.5, False), (0.9999, False), (1 - 1e-8, True)])
-def test_a_card_that_promises_more_than_was_paid_for_is_named(tmp_path, name, factor, passes):
+def test_a_card_that_guarantees_more_than_was_paid_for_is_named(tmp_path, name, factor, passes):
     card = write(tmp_path)
     edit(tmp_path, **{name: factor * getattr(card, name)})
     assert verify_bundle(tmp_path).ok is passes
     if not passes:
-        the_problem(tmp_path, f"card.json states {name}=", "promises more")
+        the_problem(tmp_path, f"card.json states {name}=", "guarantees more")
 
 
-def test_an_epsilon_that_is_no_number_promises_nothing(tmp_path):
+def test_an_epsilon_that_is_no_number_guarantees_nothing(tmp_path):
     write(tmp_path)
     edit(tmp_path, epsilon="nan")
     the_problem(tmp_path, "epsilon=nan")
@@ -216,7 +216,7 @@ def test_an_epsilon_that_is_no_number_promises_nothing(tmp_path):
     [("delta", 1e-7), ("relation", "replace"), ("unit", "person"), ("private", "cats"),
      ("noise", "philox"), ("neighbours", "training parts")],
 )  # fmt: skip
-def test_a_card_about_another_promise_is_named(tmp_path, name, value):
+def test_a_card_about_another_guarantee_is_named(tmp_path, name, value):
     write(tmp_path)
     edit(tmp_path, **{name: value})
     the_problem(tmp_path, f"card.json says {name}={value!r}")

@@ -1,4 +1,4 @@
-"""Promises about people: sampled, clipped and accounted as one, with all of their images."""
+"""Guarantees about people: sampled, clipped and accounted as one, with all of their images."""
 
 import codecs
 import csv
@@ -33,7 +33,7 @@ def inputs_of(images, most=3, views=1):
 
 
 def pick_one_by_one(people, wanted, seed, step):
-    """What `People.pick` promises, person by person."""
+    """What `People.pick` guarantees, person by person."""
     picked = [torch.empty(0, dtype=torch.int64)]
     for person in wanted.tolist():
         own = torch.nonzero(people.ids == person).flatten()

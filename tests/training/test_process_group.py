@@ -1,4 +1,4 @@
-"""Several processes give the promise, and the model, of one."""
+"""Several processes give the guarantee, and the model, of one."""
 
 import json
 

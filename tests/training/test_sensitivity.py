@@ -1,4 +1,4 @@
-"""What one unit more can change: the number that every promise rests on."""
+"""What one unit more can change: the number that every guarantee rests on."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""`sfumato audit`: does this model keep its promise?
+"""`sfumato audit`: does this model keep its guarantee?
 
 An upper bound on epsilon comes from a ledger, and a lower one from an attack. Here both stand side
 by side. What is audited may be a finished run, a recipe for small heads, or a function that trains.
@@ -42,7 +42,7 @@ def run(config: AuditRun | AuditHeads | AuditTrainer, run: Run | None) -> dict[s
     return run.finish(
         {
             "target": found.target,
-            "promise": found.promise,
+            "promise": found.guarantee,
             "run": str(run.path),
             "bounds": [bound.name for bound in found.bounds],
             "attacks": [attack["name"] for attack in found.attacks],
@@ -53,7 +53,7 @@ def run(config: AuditRun | AuditHeads | AuditTrainer, run: Run | None) -> dict[s
 
 
 def copy(record: Mapping[str, Any], run: Run, audited: Path) -> None:
-    """Leave what was found with the audited run too, for its report: the proof by the promise.
+    """Leave what was found with the audited run too, for its report: the proof by the guarantee.
 
     An auditor may have no right to write there, or what is there may be damaged; the audit is done
     all the same.
@@ -81,7 +81,7 @@ def draw_curves(found: AuditRecord, path: Path) -> None:
 
 
 def show(summary: Mapping[str, Any]) -> str:
-    """The promise beside the proof, and where the rest is."""
+    """The guarantee beside the proof, and where the rest is."""
     folder = Path(summary["run"]) / "private"
     if not (folder / "audit.json").exists():
         return f"{summary['run']} is finished; its private findings are not here any more."
@@ -94,13 +94,13 @@ def show(summary: Mapping[str, Any]) -> str:
 
 
 def alarm(summary: Mapping[str, Any]) -> str | None:
-    """That the promise is broken, for programs: the summary may be shared, and does not say it."""
+    """That the guarantee is broken, for programs: the summary may be shared and does not say it."""
     record = Path(summary["run"]) / "private" / "audit.json"
     if not record.exists():
         return None
     found = findings_of(record.parent.parent)
     if any(bound.kept is False for bound in found.of("bound")):
-        return f"THE PROMISE IS BROKEN: {record}"
+        return f"THE GUARANTEE IS BROKEN: {record}"
     if any(check.passed is False for check in found.of("check")):
         return f"A CHECK OF THE MECHANISM FAILED: {record}"
     return None

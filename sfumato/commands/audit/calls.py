@@ -14,7 +14,7 @@ from sfumato.attacks.retraining_audit import (
     sides,
     trial,
 )
-from sfumato.commands.audit.record import AuditRecord, describe_attack, promised
+from sfumato.commands.audit.record import AuditRecord, describe_attack, guaranteed
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError, DataError
 from sfumato.files import append_line, read_lines, sha256
@@ -45,7 +45,7 @@ def audit_calls(config: AuditTrainer, run: Run) -> AuditRecord:
     return AuditRecord(
         target=f"{config.trainer} on {images.name}",
         bounds=[bound],
-        promise=_promise(config),
+        guarantee=_guarantee(config),
         attacks=[describe_attack("log-odds of the canary", *sides(scores), config.confidence)],
     )
 
@@ -78,10 +78,10 @@ def code_of(name: str) -> str:
     return "" if file is None else sha256(Path(file))
 
 
-def _promise(config: AuditTrainer) -> dict[str, Any] | None:
+def _guarantee(config: AuditTrainer) -> dict[str, Any] | None:
     if config.epsilon is None:
         return None
-    return {**promised(config.epsilon, config.delta), "claimed": True}  # there is no ledger
+    return {**guaranteed(config.epsilon, config.delta), "claimed": True}  # there is no ledger
 
 
 def find_trainer(name: str) -> Trainer:

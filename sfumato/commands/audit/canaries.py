@@ -1,4 +1,4 @@
-"""What the canaries of a finished `sfumato train --canaries` run say about its promise."""
+"""What the canaries of a finished `sfumato train --canaries` run say about its guarantee."""
 
 import math
 from dataclasses import dataclass, field
@@ -39,8 +39,9 @@ def has_canaries(path: Path) -> bool:
 def examine(path: Path, *, confidence: float) -> CanaryFindings:
     """What the canaries of a finished run prove.
 
-    Guarantee: if the run keeps its promise, some bound lies above the ledger's epsilon with chance
-    at most 1 - confidence, for all bounds together; and some check fails with no more than that.
+    Guarantee: if the run keeps its own, some bound lies above the ledger's epsilon with
+    chance at most 1 - confidence, for all bounds together; and some check fails with no more than
+    that.
     """
     canaries = _finished(path)
     scores = score_canaries(path, canaries)

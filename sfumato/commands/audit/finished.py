@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfumato.attacks.membership import lira_offline, lira_online, log_odds, loss_scores, rmia
 from sfumato.commands.audit.canaries import examine
-from sfumato.commands.audit.record import AuditRecord, allowed_curve, describe_attack, promised
+from sfumato.commands.audit.record import AuditRecord, allowed_curve, describe_attack, guaranteed
 from sfumato.commands.audit.shadows import shadow_odds
 from sfumato.commands.audit.target import Target, open_target
 from sfumato.commands.load_model import load_model
@@ -28,7 +28,7 @@ def audit_run(config: AuditRun, run: Run) -> AuditRecord:
     """Attack the run by its answers, and ask its canaries if it has any."""
     target = open_target(config, run)
     found = AuditRecord(
-        target=target.folder.resolve().name, promise=audited_guarantee(target.ledger)
+        target=target.folder.resolve().name, guarantee=audited_guarantee(target.ledger)
     )
     found.curve = curve_of(target.ledger)
     if target.settings.canaries:
@@ -44,10 +44,12 @@ def audit_run(config: AuditRun, run: Run) -> AuditRecord:
 
 def audited_guarantee(ledger: Ledger) -> dict[str, Any] | None:
     """What the ledger adds up to; None if that is nothing."""
-    promise = ledger.promise()
-    if math.isinf(promise["epsilon"]):
+    guarantee = ledger.guarantee()
+    if math.isinf(guarantee["epsilon"]):
         return None
-    return promised(**{name: promise[name] for name in ("epsilon", "delta", "relation", "unit")})
+    return guaranteed(
+        **{name: guarantee[name] for name in ("epsilon", "delta", "relation", "unit")}
+    )
 
 
 def curve_of(ledger: Ledger) -> dict[str, list[float]] | None:

@@ -19,8 +19,8 @@ from sfumato.commands.audit.record import (
     AuditRecord,
     allowed_curve,
     describe_attack,
+    guaranteed,
     hold_together,
-    promised,
     share_error,
 )
 from sfumato.data.load import load_images
@@ -44,7 +44,8 @@ def audit_heads(config: AuditHeads, run: Run) -> AuditRecord:
     features = (images.pixels[own].float() / 255).flatten(1).to(pick_device(config.device))
     scores = _scores(config, recipe, add_lone_image(features, recipe), run)
     found = AuditRecord(
-        target=f"heads of {recipe.images} images of {images.name}", promise=_promise(config, recipe)
+        target=f"heads of {recipe.images} images of {images.name}",
+        guarantee=_guarantee(config, recipe),
     )
     if recipe.noise_multiplier:
         found.curve = allowed_curve(
@@ -81,10 +82,10 @@ def _scores(
     return found[0], found[1]
 
 
-def _promise(config: AuditHeads, recipe: HeadRecipe) -> dict[str, Any] | None:
+def _guarantee(config: AuditHeads, recipe: HeadRecipe) -> dict[str, Any] | None:
     if recipe.noise_multiplier < LEAST_NOISE or recipe.max_norm is None:
         return None
-    return promised(price(recipe.mechanisms(), config.delta, "add-or-remove"), config.delta)
+    return guaranteed(price(recipe.mechanisms(), config.delta, "add-or-remove"), config.delta)
 
 
 def _bounds(

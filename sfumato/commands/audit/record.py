@@ -1,4 +1,4 @@
-"""What an audit found: promise, bounds, attacks and checks, as one record."""
+"""What an audit found: guarantee, bounds, attacks and checks, as one record."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,8 +24,8 @@ class AuditRecord:
     """Everything that `private/audit.json` holds."""
 
     target: str
-    promise: dict[str, Any] | None
-    """Epsilon, delta, relation and unit; None: nothing was promised."""
+    guarantee: dict[str, Any] | None
+    """Epsilon, delta, relation and unit; None: nothing was guaranteed."""
     bounds: list[Bound] = field(default_factory=list)
     attacks: list[dict[str, Any]] = field(default_factory=list)
     checks: list[dict[str, Any]] = field(default_factory=list)
@@ -35,10 +35,10 @@ class AuditRecord:
     def record(self) -> dict[str, Any]:
         """As it is written."""
         rows = [asdict(bound) for bound in self.bounds]
-        bounds = [{**row, "kept": is_kept(row, self.promise or {})} for row in rows]
+        bounds = [{**row, "kept": is_kept(row, self.guarantee or {})} for row in rows]
         return {
             "target": self.target,
-            "promise": self.promise,
+            "promise": self.guarantee,
             "bounds": bounds,
             "attacks": self.attacks,
             "checks": self.checks,
@@ -46,10 +46,10 @@ class AuditRecord:
         }
 
 
-def promised(
+def guaranteed(
     epsilon: float, delta: float, relation: str = "add-or-remove", unit: str = "example"
 ) -> dict[str, Any]:
-    """What was promised, as a record has it."""
+    """What was guaranteed, as a record has it."""
     return {"epsilon": epsilon, "delta": delta, "relation": relation, "unit": unit}
 
 

@@ -61,7 +61,7 @@ def open_target(config: AuditRun, run: Run) -> Target:
     like = train.Config(mode="non-private", data_root=config.data_root, device=config.device)
     settings, _, ledger = given_run(folder, like)
     if ledger is None:
-        raise RunError(f"{folder} has no ledger.jsonl: nobody knows what it promised.")
+        raise RunError(f"{folder} has no ledger.jsonl: nobody knows what it guaranteed.")
     members, test = load_splits(settings.data, people=settings.people, **settings.loading)
     _check_size(folder, len(members), settings)
     known = known_data(folder)

@@ -65,16 +65,16 @@ def run(config: Demo, run: Run | None) -> dict[str, Any]:
     page = write_page(Parts(private=private, shared=shared, **secret), run)
     if config.open_page:
         show_page(page)
-    promised = read_json(shared / "done.json")
+    summary = read_json(shared / "done.json")
     return run.finish(
         {
-            "epsilon": promised["epsilon"],
-            "delta": promised["delta"],
+            "epsilon": summary["epsilon"],
+            "delta": summary["delta"],
             "page": str(page),
             "weights": str(private / "model.safetensors"),
             "images": str(shared / "bundle"),
             "run": str(run.path),
-            "not_for_release": promised["not_for_release"],
+            "not_for_release": summary["not_for_release"],
         }
     )
 
@@ -166,14 +166,14 @@ def run_two_processes(here: Sequence[Chapter], there: Sequence[Chapter], run: Ru
     with ProcessPoolExecutor(1, context, torch.set_num_threads, (half,)) as second:
         torch.set_num_threads(half)
         try:
-            promised = []
+            futures = []
             for chapter in there:
                 run.log(f"meanwhile: {chapter.words}")
-                promised.append(second.submit(chapter.write))
+                futures.append(second.submit(chapter.write))
             for chapter in here:
                 run.log(chapter.words)
                 chapter.write(run.say)
-            for written in promised:
+            for written in futures:
                 written.result()
         finally:
             second.shutdown(cancel_futures=True)
@@ -190,7 +190,7 @@ def show_page(page: Path) -> None:
 
 
 def show(summary: Mapping[str, Any]) -> str:
-    """What was promised, and where to look."""
+    """What was guaranteed, and where to look."""
     return summary_text(
         {**summary, "unit": "example"},
         f"the whole story: open {summary['page']} in a browser",

@@ -65,7 +65,7 @@ def tell(parts: Parts, home: Path) -> str:
         **losses,
         cards=cards,
         guessing=guessing,
-        promise=words.promise_words(cards["shared"]),
+        guarantee=words.guarantee_words(cards["shared"]),
         proof=words.proof_words(cards["audited"]),
         best=words.best_of(bounds),
         bars=Markup(proof_bars(bounds)),  # names in it are escaped

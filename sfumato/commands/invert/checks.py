@@ -9,7 +9,7 @@ from sfumato.commands import train
 from sfumato.commands.invert.context import Context, open_access
 from sfumato.commands.invert.score import accuracy_of, as_judge, given_judge
 from sfumato.commands.invert.stages import new_judge
-from sfumato.commands.train.promise import plan_for
+from sfumato.commands.train.privacy_setup import plan_for
 from sfumato.data.images import Images
 from sfumato.data.overlap import overlap
 from sfumato.errors import DataError

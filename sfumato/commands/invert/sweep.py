@@ -1,10 +1,10 @@
-"""`sfumato invert sweep`: the same attack on targets that keep different promises.
+"""`sfumato invert sweep`: the same attack on targets that keep different guarantees.
 
 Each target is attacked again, with its own selection, generator and search, in its own unit of
 logits. Beside each private target stands a control: a target without privacy that was stopped when
 it was as accurate. Only what lies between the two is the merit of privacy; the rest is lost
-usefulness. Example-level privacy bounds what one image changes, and promises nothing about what all
-images of a class have in common: person-level privacy does, where a class is a person.
+usefulness. Example-level privacy bounds what one image changes, and guarantees nothing about what
+all images of a class have in common: person-level privacy does, where a class is a person.
 """
 
 import math
@@ -25,9 +25,9 @@ from sfumato.settings.invert import Invert
 LADDER = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Steps at which a control may be stopped."""
 CAUTION = (
-    "Example-level privacy hides one image. It does not promise to hide what all images of a class "
+    "Example-level privacy hides one image. It does not hide what all images of a class "
     "share, which is what inversion finds: compare each private target with its control, not with "
-    "the first row. What the promise speaks of is the member gap."
+    "the first row. What the guarantee speaks of is the member gap."
 )
 
 
@@ -85,7 +85,7 @@ def targets(config: Invert) -> Iterator[tuple[str, str, Invert]]:
 
 
 def budget_settings(config: Invert, epsilon: str) -> dict[str, Any]:
-    """What of a target's settings depends on its promise."""
+    """What of a target's settings depends on its guarantee."""
     if epsilon == "inf":
         return {"mode": "non-private"}
     private = {

@@ -31,7 +31,7 @@ from sfumato.reporting.words import up
 from sfumato.runs import Run
 
 DELTA = 1e-5
-"""Of all that is promised and proved here."""
+"""Of all that is guaranteed and proved here."""
 REFERENCES = 256
 """Heads of the attacker's own whose guesses say what error an image has with those who lack it."""
 
@@ -152,7 +152,7 @@ def bound_at(recipe: HeadRecipe, fpr: Any) -> np.ndarray:
 
 
 def bound_curve(recipe: HeadRecipe) -> tuple[np.ndarray, np.ndarray] | None:
-    """The bound as a curve, or None where nothing is promised."""
+    """The bound as a curve, or None where nothing is guaranteed."""
     if not recipe.noise_multiplier:
         return None
     fpr = np.concatenate([[0.0], np.geomspace(1e-4, 1, 200)])
@@ -160,7 +160,7 @@ def bound_curve(recipe: HeadRecipe) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def describe_recipe(recipe: HeadRecipe) -> str:
-    """The recipe's promise in a few words."""
+    """The recipe's guarantee in a few words."""
     if not recipe.noise_multiplier:
         return "no noise" if recipe.max_norm is None else "clipped, no noise"
     return f"noise multiplier {recipe.noise_multiplier:.3g}, rate {recipe.rate:g}"
@@ -200,17 +200,17 @@ def tell(context: Context, scores: dict[str, Any]) -> str:
         f"  scores    {folder}/scores.json: do not share",
         f"  the rest  {context.run.path}: {LEARNT}",
     ]
-    promised = "none: epsilon is infinite"
+    guaranteed = "none: epsilon is infinite"
     if "epsilon" in privacy:
         published = privacy["at_published_delta"]
         replaced, added = up(published["epsilon"]), up(published["epsilon_add_or_remove"])
-        promised = (
+        guaranteed = (
             f"epsilon {up(privacy['epsilon'])} at delta {privacy['delta']:.2g}, one image replaced "
             f"(at the published delta, {published['delta']:.2g}: {replaced}; one image added or "
             f"removed, as published: {added}); at 1 % FPR no attack has a TPR above "
             f"{at_most(privacy['tpr_bound_at_1_percent_fpr'])}"
         )
-    lines.insert(1, f"  promise   {promised}")
+    lines.insert(1, f"  guarantee {guaranteed}")
     return "\n".join(lines)
 
 

@@ -74,7 +74,7 @@ def stages_of_release() -> list[Stage[Context]]:
 
 
 def show(summary: Mapping[str, Any]) -> str:
-    """What was promised, and where it is."""
+    """What was guaranteed, and where it is."""
     if "verdict" in summary:
         return summary["verdict"]
     if "stage" in summary:
@@ -98,7 +98,7 @@ def check(config: Verify, *_: object) -> dict[str, Any]:
     verdict = verify_bundle(config.verify)
     if not verdict.ok:
         listed = "\n  ".join(verdict.problems)
-        raise SfumatoError(f"{config.verify} does not hold what it promises:\n  {listed}")
+        raise SfumatoError(f"{config.verify} does not hold what it guarantees:\n  {listed}")
     assert verdict.card is not None
     card = verdict.card
     lines = [

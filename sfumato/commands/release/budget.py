@@ -100,12 +100,12 @@ def require_budget(
 
 
 def require_within(config: ReleaseSettings, releases: Sequence[Release], ledger: Ledger) -> None:
-    """Refuse to release what would not keep the promise."""
+    """Refuse to release what would not keep the guarantee."""
     spent = epsilon(releases, ledger.header.delta, ledger.header.relation)
     if config.epsilon is not None and spent > config.epsilon * (1 + 1e-6):
         raise PrivacyError(
             f"the ledger adds up to epsilon {spent:.4g}, above the {config.epsilon:g} that was "
-            "promised: nothing is released. A step that was charged twice after a crash can do "
+            "guaranteed: nothing is released. A step that was charged twice after a crash can do "
             "that. Start again with another --out."
         )
 

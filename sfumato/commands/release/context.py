@@ -11,7 +11,7 @@ from sfumato.commands import train
 from sfumato.commands.origin import note_start, require_covered, require_strange, require_unpaid
 from sfumato.commands.release.budget import NoiseShares, share_budget
 from sfumato.commands.stages import given_run, require_heeded, say_ignored
-from sfumato.commands.train.promise import draw_secret, header_of
+from sfumato.commands.train.privacy_setup import draw_secret, header_of
 from sfumato.commands.train.train_state import group_by_person
 from sfumato.data.fingerprint import require_same_data
 from sfumato.data.images import Images
@@ -48,7 +48,7 @@ class Context:
 
     @cached_property
     def units(self) -> int:
-        """How many images, or people, the promise is about."""
+        """How many images, or people, the guarantee is about."""
         people = group_by_person(self.teacher, self.private)
         return len(self.private) if people is None else len(people)
 
@@ -64,7 +64,7 @@ class Context:
 
     @property
     def delta(self) -> float:
-        """The chance that the promise fails."""
+        """The chance that the guarantee fails."""
         given = self.config.delta
         if given is None and self.book is not None:
             given = self.book.header.delta
@@ -88,7 +88,7 @@ class Context:
 def make_context(config: ReleaseSettings, run: Run) -> Context:
     """Load images, and refuse at once what cannot be released from."""
     settings, book = given_teacher(config, run) if config.teacher else (config.train.alone, None)
-    if book is not None:  # one promise: the one that the teacher was trained under
+    if book is not None:  # one guarantee: the one that the teacher was trained under
         config = replace(
             config,
             relation=book.header.relation,
@@ -129,7 +129,7 @@ def given_teacher(config: ReleaseSettings, run: Run) -> tuple[train.Config, Ledg
     assert config.teacher is not None
     settings, _, ledger = given_run(config.teacher, config.train)
     require_heeded(config.teacher, config, settings)
-    # Public images are framed as is said here, and the promise for all has its own delta.
+    # Public images are framed as is said here, and the guarantee for all has its own delta.
     used = {*config.train.loading, "delta", "secure"}
     say_ignored(config.teacher, config, settings, run, used)
     if ledger is None:
@@ -181,7 +181,7 @@ def finished_book(context: Context) -> Ledger:
 def release_guarantee(context: Context) -> dict[str, Any]:
     """What the ledger says in the end."""
     return {
-        **finished_book(context).promise(),
+        **finished_book(context).guarantee(),
         "public": context.public.name,
         "k": context.config.k,
         "images": len(context.public),

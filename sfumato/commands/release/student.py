@@ -26,11 +26,11 @@ def student(context: Context, stage: Run) -> None:
     images, logits, _, _ = read_bundle(context.run.path / "bundle")
     model, inputs = new_student(context, images)
     distil(context, model, inputs, cached(logits.to(context.device)), stage)
-    promise = finished_book(context).promise()
+    guarantee = finished_book(context).guarantee()
     made = Description.of(
         inputs, model, name=context.student, norm="keep", centre_crop=context.config.centre_crop
     )
-    made.keep(stage, model, promise)
+    made.keep(stage, model, guarantee)
     stage.finish({"student": context.student, "images": len(images)})
 
 

@@ -19,9 +19,9 @@ from sfumato.commands.train.canaries import (
     note_losses_at_start,
     observe,
 )
-from sfumato.commands.train.promise import (
+from sfumato.commands.train.privacy_setup import (
+    guarantee_summary,
     open_ledger,
-    promise_summary,
     steps_left_out,
     tell_going_on,
 )
@@ -112,7 +112,7 @@ def run_on(
 
 
 def show(summary: Mapping[str, Any]) -> str:
-    """What was promised, and where it is."""
+    """What was guaranteed, and where it is."""
     if "explanation" in summary:
         return summary["explanation"]
     return summary_text(
@@ -242,14 +242,14 @@ def finish_training(
 ) -> dict[str, Any]:
     """Save the model, score it privately, sum up."""
     describe_classifier(config, train_state.best, test).keep(
-        run, train_state.best, paid.ledger.promise()
+        run, train_state.best, paid.ledger.guarantee()
     )
     scores = {"test_accuracy": accuracy(train_state.best, test), "test_images": len(test.images)}
     left_out = steps_left_out(run)
     keep_scores(run, "train", {**scores, "steps_left_out": left_out})
     if left_out:
         run.say(f"{left_out} steps (a private count) were paid and had no effect")
-    return run.finish({**promise_summary(paid), "model": config.model, "run": str(run.path)})
+    return run.finish({**guarantee_summary(paid), "model": config.model, "run": str(run.path)})
 
 
 COMMAND = Command(

@@ -79,7 +79,7 @@ def make_step(
     if config.mode == "non-private":
         once = replace(paid.plan, steps=1)
         paid.ledger.charge(once.release("train", 0, data=inputs.images.name))
-        step = step_without_promise(config, train_state, inputs, processes)
+        step = step_without_privacy(config, train_state, inputs, processes)
         return Made(step, clipper, inputs, Work.plain(train_state.model))
     extender = new_extender(config, train_state, inputs, paid.plan, processes, public)
     with memory_advice(clipper, inputs, 3):
@@ -113,10 +113,10 @@ def admit_canaries(
     return clipper, inputs
 
 
-def step_without_promise(
+def step_without_privacy(
     config: Training, train_state: TrainState, inputs: Inputs, processes: ProcessGroup
 ) -> Step:
-    """A step that promises nothing."""
+    """A step that guarantees nothing."""
     kind = partial(sharp_step, rho=config.sharpness) if config.sharpness else plain_step
     return kind(train_state.model, inputs, processes=processes, compiled=config.compile)
 

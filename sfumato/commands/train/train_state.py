@@ -125,7 +125,7 @@ def make_train_state(config: Training, model: nn.Module, inputs: Inputs) -> Trai
 
 
 def group_by_person(config: Training, images: Images) -> Any:
-    """Who is on which image, if the promise is about people."""
+    """Who is on which image, if the guarantee is about people."""
     if config.unit == "example":
         return None
     if images.people is None:

@@ -3,7 +3,7 @@
 A small share of the images is declared public. A generator learns it and draws many more like it; a
 classifier warms up on these, and only then learns the private rest, with differential privacy (Park
 et al. 2024). The ledger speaks of the private rest alone: about the public share nothing is
-promised, and the generator may replay it.
+guaranteed, and the generator may replay it.
 """
 
 from collections.abc import Mapping
@@ -118,7 +118,7 @@ def stages_of_warmup(config: Warmup) -> list[Stage[Context]]:
 
 
 def show(summary: Mapping[str, Any]) -> str:
-    """What was promised, and where it is."""
+    """What was guaranteed, and where it is."""
     if "file" in summary:
         return show_drawn(summary)
     if "stage" in summary:
@@ -129,8 +129,8 @@ def show(summary: Mapping[str, Any]) -> str:
     if summary["public_images"]:  # a generator is drawn from, and not loaded
         lines["use it"] = f'sfumato.load_model("{where}") in Python'
         lines["public"] = (
-            f"{summary['public_images']} images of {summary['public']}: nothing is promised about "
-            "them"
+            f"{summary['public_images']} images of {summary['public']}: nothing is guaranteed "
+            "about them"
         )
     if "samples" in summary:
         lines["samples"] = f"{summary['drawn']} images of {summary['samples']}"

@@ -11,7 +11,7 @@ from sfumato.data.images import Images
 from sfumato.data.overlap import require_alike
 from sfumato.runs import Run
 
-UNKNOWN = "nothing is promised about what these images were made from"
+UNKNOWN = "nothing is guaranteed about what these images were made from"
 
 
 def read_samples(context: Context) -> Images:

@@ -3,7 +3,7 @@
 import torch
 
 from sfumato.commands import train
-from sfumato.commands.train.promise import plan_for
+from sfumato.commands.train.privacy_setup import plan_for
 from sfumato.commands.warmup.context import Context
 from sfumato.commands.warmup.draw import require_all_classes
 from sfumato.commands.warmup.generator import make_denoiser, split_public
@@ -11,7 +11,7 @@ from sfumato.errors import DataError
 
 
 def check_plan(context: Context) -> None:
-    """Refuse a promise that cannot be kept."""
+    """Refuse a guarantee that cannot be kept."""
     plan_for(context.config.training, context.units)
 
 

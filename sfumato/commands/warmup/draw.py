@@ -34,7 +34,7 @@ HEEDED = ("number", "solver", "sample_steps", "guide_weight", "seed")
 """Settings that say what is drawn; the weights do too."""
 TEST = 10
 """For this many images one more is drawn for testing: a data set has both."""
-NOTHING = "nothing is promised about the public images it was trained on, and it may replay them"
+NOTHING = "nothing is guaranteed about the public images it was trained on, and it may replay them"
 APART = 2**31
 """Where the numbers of those begin."""
 
@@ -103,7 +103,7 @@ def open_generator(folder: Path, config: Draw) -> tuple[Stored, dict[str, Any]]:
 
 
 def generator_guarantee(folder: Path, ledger: bool) -> dict[str, Any]:
-    """What the generator's ledger says; that nothing is promised, if it was trained on public
+    """What the generator's ledger says; that nothing is guaranteed, if it was trained on public
     images."""
     if not ledger:
         return {"promise": NOTHING}
@@ -114,8 +114,8 @@ def generator_guarantee(folder: Path, ledger: bool) -> dict[str, Any]:
         )
     whole = require_whole(folder)
     assert whole is not None
-    promise = whole.promise()
-    return {name: value for name, value in promise.items() if name != "relation"}
+    guarantee = whole.guarantee()
+    return {name: value for name, value in guarantee.items() if name != "relation"}
 
 
 def is_drawn(out: Path, summary: Mapping[str, Any]) -> bool:
@@ -247,17 +247,17 @@ def in_turn(images: Images, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def show_drawn(summary: Mapping[str, Any]) -> str:
-    """What is in the file, and what is promised about it."""
-    promise = NOTHING
+    """What is in the file, and what is guaranteed about it."""
+    guarantee = NOTHING
     if "epsilon" in summary:
-        promise = (
+        guarantee = (
             f"epsilon {up(summary['epsilon'])}, delta {summary['delta']:.2g}, for each "
             f"{summary['unit']} of {summary['data']}"
         )
     lines = [
         f"{summary['drawn']} images, and {summary['tests']} to test on: {summary['file']}",
         f"  generator {summary['run']}/stages/generator",
-        f"  promise   {promise}",
+        f"  guarantee {guarantee}",
     ]
     lines += [f"  NOT FOR RELEASE: {text}" for text in summary.get("not_for_release", ())]
     return "\n".join(lines)

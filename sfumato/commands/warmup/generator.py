@@ -33,7 +33,7 @@ def split(context: Context, stage: Run) -> None:
         stage.say(f"{twice} private images (a private count) are also public, pixel for pixel")
     context.public.save_npz(stage.path / "public.npz")
     counts = {"public": len(context.public), "private": context.units}
-    stage.finish({**counts, "promise": "nothing is promised about the public images"})
+    stage.finish({**counts, "promise": "nothing is guaranteed about the public images"})
 
 
 def generator_data_of(context: Context) -> GeneratorData:
@@ -173,7 +173,7 @@ def draw_samples(context: Context, stage: Run | None) -> None:
         held_out, trained_on = split_public(context)
         place = context.run.path / "stages" / "generator"
         copies = watch(drawn, trained_on, held_out, place, stage.log)
-    stage.finish({"drawn": len(drawn), **copies, **promise_about(context, stored)})
+    stage.finish({"drawn": len(drawn), **copies, **guarantee_about(context, stored)})
 
 
 def draw_stage(context: Context, stage: Run | None, stored: Stored, pieces: Pieces) -> None:
@@ -191,10 +191,10 @@ def draw_stage(context: Context, stage: Run | None, stored: Stored, pieces: Piec
         {"train": (labels, pieces)},
         classes=images.classes,
         shape=images.shape,
-        note=dumps(promise_about(context, stored)),
+        note=dumps(guarantee_about(context, stored)),
     )
 
 
-def promise_about(context: Context, stored: Stored) -> dict[str, Any]:
-    """What is promised about drawn images."""
+def guarantee_about(context: Context, stored: Stored) -> dict[str, Any]:
+    """What is guaranteed about drawn images."""
     return generator_guarantee(context.run.path / "stages" / "generator", stored.blueprint.ledger)

@@ -1,4 +1,4 @@
-"""`sfumato warmup --private`: a generator of private images that keeps a promise.
+"""`sfumato warmup --private`: a generator of private images that keeps a guarantee.
 
 The denoising loss goes through the same private step as a classifier's (`NoisingInputs`), so the
 generator's weights, and whatever is drawn with them, are covered by its ledger. A classifier that
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sfumato.commands import train
-from sfumato.commands.train.promise import open_ledger, promise_summary
+from sfumato.commands.train.privacy_setup import guarantee_summary, open_ledger
 from sfumato.commands.train.train_state import make_inputs, make_train_state
 from sfumato.commands.warmup.context import Context
 from sfumato.commands.warmup.evaluate import (
@@ -48,10 +48,10 @@ def private_generator(context: Context, stage: Run | None) -> None:
     if stage is None:
         return
     show_learnt(context, stage, math.ceil(plan.steps * plan.expected_batch), train_state.best)
-    state, promise = train_state.best.state_dict(), promise_summary(paid)
-    stage.save_tensors("model.safetensors", state, paid.ledger.promise())
+    state, guarantee = train_state.best.state_dict(), guarantee_summary(paid)
+    stage.save_tensors("model.safetensors", state, paid.ledger.guarantee())
     blueprint_of(context).keep(stage)
-    stage.finish({**promise, "model": "a generator", "run": str(stage.path)})
+    stage.finish({**guarantee, "model": "a generator", "run": str(stage.path)})
 
 
 def show_learnt(context: Context, stage: Run | None, seen: int, made: nn.Module) -> None:

@@ -1,9 +1,9 @@
 """Checks of a mechanism from what gradient canaries saw of it: does it do what the ledger says?
 
-A lower bound on epsilon asks whether a promise is broken; these ask how. A canary adds the norm
+A lower bound on epsilon asks whether a guarantee is broken; these ask how. A canary adds the norm
 bound to a coordinate of its own, so each step shows there what was added, plus noise. If all is as
-planned, noise is Gaussian of the promised size, the same whatever the batch, new in every step and
-on every coordinate; nobody adds more than the norm bound; and batches are Poisson.
+planned, noise is Gaussian of the guaranteed size, the same whatever the batch, new in every step
+and on every coordinate; nobody adds more than the norm bound; and batches are Poisson.
 
 Each check has a p-value: the chance of something at least as odd if all is as planned, exact or an
 upper bound of it (Chernoff 1952), for few canaries as for many. All of them together raise a false
@@ -22,7 +22,7 @@ from scipy.stats import t as student
 from sfumato.privacy.audit.lower import check_confidence
 
 ROOM = 0.005
-"""By this much noise may be larger than promised: secure noise is, by what rounding may move."""
+"""By this much noise may be larger than guaranteed: secure noise is, by what rounding may move."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def _noise_size(seen: CanaryObservations) -> tuple[float, str]:
     low = float(chi2.cdf(total, number))
     high = float(chi2.sf(total / (1 + ROOM) ** 2, number))
     ratio = math.sqrt(total / number)
-    return _two_sided(low, high), f"noise is {ratio:.4f} times as large as promised"
+    return _two_sided(low, high), f"noise is {ratio:.4f} times as large as guaranteed"
 
 
 def _noise_apart(seen: CanaryObservations) -> tuple[float, str]:
@@ -201,7 +201,7 @@ def _batches(seen: CanaryObservations) -> tuple[float, str]:
 
 
 QUESTIONS: dict[str, tuple[str, Callable[[CanaryObservations], tuple[float, str]]]] = {
-    "noise size": ("is the noise as large as promised?", _noise_size),
+    "noise size": ("is the noise as large as guaranteed?", _noise_size),
     "fresh noise": ("is the noise of every step new?", _noise_apart),
     "separate noise": ("has every coordinate its own noise?", _noise_spread),
     "steady noise": ("is the noise the same for small and large batches?", _noise_steady),

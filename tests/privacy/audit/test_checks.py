@@ -213,7 +213,7 @@ def test_bounds_that_believe_in_the_noise_are_rarely_above_the_truth():
     assert np.median(found[:, 1]) > 0.97 * truth
 
 
-def test_half_of_the_noise_is_proved_to_break_the_promise():
+def test_half_of_the_noise_is_proved_to_break_the_guarantee():
     curve, noise = both(observed(0, 0.5), 0.95)
     truth = replace(PLAN, noise_multiplier=PLAN.noise_multiplier / 2).epsilon(1e-5)
     assert PLAN.epsilon(1e-5) < curve < truth

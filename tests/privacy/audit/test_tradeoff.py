@@ -126,7 +126,7 @@ def test_adding_is_removing_with_the_errors_exchanged():
     assert np.array_equal(bound(FPR, 0.3, 1.5, 40, "add-or-remove"), either)
 
 
-def test_no_noise_promises_nothing_and_much_noise_leaves_guessing():
+def test_no_noise_guarantees_nothing_and_much_noise_leaves_guessing():
     assert bound(0.01, 0.5, 0.0, 3, "replace") == 1
     assert bound(0.01, 0.5, 0.005, 3, "replace") == 1
     assert bound(0.01, 0.5, 0.1, 200, "remove") == pytest.approx(1)

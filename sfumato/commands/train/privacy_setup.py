@@ -1,4 +1,4 @@
-"""What `sfumato train` promises: a plan within the budget, and the ledger that shows it is kept."""
+"""The plan within the budget, the session key and the ledger of `sfumato train`."""
 
 from dataclasses import replace
 from typing import Any
@@ -93,7 +93,7 @@ def plan_for(config: Training, size: int, before: Ledger | None = None) -> tuple
 def header_of(
     config: Training, data: Images, delta: float, secret: SessionKey, declared: str = ""
 ) -> LedgerHeader:
-    """What the promise is about, and which images were declared public."""
+    """What the guarantee is about, and which images were declared public."""
     count = "the number of examples"
     if config.unit == "person":
         count = f"the number of people, up to {config.images_per_person} images of each a step"
@@ -111,11 +111,11 @@ def header_of(
     )
 
 
-def promise_summary(paid: PrivacyContext) -> dict[str, Any]:
-    """What was promised, and by what noise."""
+def guarantee_summary(paid: PrivacyContext) -> dict[str, Any]:
+    """What was guaranteed, and by what noise."""
     names = ("noise_multiplier", "rate", "steps")
     numbers = {name: getattr(paid.plan, name) for name in names}
-    return {**paid.ledger.promise(), **numbers}
+    return {**paid.ledger.guarantee(), **numbers}
 
 
 def steps_left_out(run: Run) -> int:

@@ -1,4 +1,4 @@
-"""What the ledgers of a run promise: read from their files, added up again, never repaired."""
+"""What the ledgers of a run guarantee: read from their files, added up again, never repaired."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ LEDGERS = ("ledger.jsonl", "stages/*/ledger.jsonl", "bundle/ledger.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
+class Guarantee:
     """What the ledger proves so far, and what it is about."""
 
     epsilon: float
@@ -27,7 +27,7 @@ class Promise:
     """Data sets, or training parts where sfumato split the data."""
     data: str
     public: str
-    """What the promise treats as public, in words."""
+    """What the guarantee treats as public, in words."""
     noise: str
     not_for_release: tuple[str, ...]
     """Why nobody else may have what this pays for; empty if they may."""
@@ -55,12 +55,12 @@ def _joined(one: Ledger, other: Ledger) -> Ledger:
     return more
 
 
-def guarantee_of(ledger: Ledger, coming: list[Release] | None = None) -> Promise:
+def guarantee_of(ledger: Ledger, coming: list[Release] | None = None) -> Guarantee:
     """What the ledger adds up to, and what it will with the events to come."""
     header, spent = ledger.header, ledger.epsilon()
     everything = [*ledger.releases, *(coming or ())]
     planned = epsilon(everything, header.delta, header.relation) if coming else spent
-    return Promise(
+    return Guarantee(
         epsilon=spent, planned=planned, delta=header.delta, relation=header.relation,
         unit=header.unit, neighbours=header.neighbours, data=header.data, public=header.public,
         noise=header.noise,
