@@ -67,8 +67,8 @@ class Split:
             raise PrivacyError(
                 "which images are public? That is a decision about people, and nothing is "
                 "guaranteed about those on them. Give --public-share SHARE (0.04: that much of "
-                "every class), --public-images SOURCE (your own; all others are private), or --private if no "
-                "image is public."
+                "every class), --public-images SOURCE (your own; all others are private), or "
+                "--private if no image is public."
             )
 
 
