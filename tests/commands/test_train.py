@@ -73,7 +73,11 @@ def test_the_test_accuracy_is_on_the_screen_at_the_end_and_there_alone(tmp_path)
         (accuracy,) = findings_of(run.path).of("accuracy")
     told = f"{accuracy.value[0]:.3f}"
     lines = train.show(summary).splitlines()
-    (place,) = [number for number, line in enumerate(lines) if "do not share, nor these" in line]
+    (place,) = [
+        number
+        for number, line in enumerate(lines)
+        if "do not share that folder, nor these numbers:" in line
+    ]
     assert lines[place + 1].split()[0] == told
     for file in (tmp_path / "run").glob("*.*"):
         assert told.encode() not in file.read_bytes()
