@@ -65,6 +65,9 @@ def test_where_sfumato_split_the_folder_summary_and_ledger_say_that_neighbours_a
         summary = go(replace(settings, data=str(data), steps=1), out)
         assert summary["neighbours"] == word
         assert ("training part" in train.show(summary)) is not given
+        for unit, one in (("example", "image"), ("person", "person")):
+            told = train.show({**summary, "unit": unit})
+            assert (f"one more {one} may move others" in told) is not given
         header, *lines = read_lines(out / "ledger.jsonl")
         assert header["header"].pop("neighbours") == word
         older = Ledger.from_records([header, *lines])  # written before this was said

@@ -110,7 +110,7 @@ def test_a_page_about_people_speaks_of_people(tmp_path):
     path = make_run(tmp_path / "run")
     before, *lines = (path / "ledger.jsonl").read_text().splitlines()
     first = json.loads(before)
-    first["header"]["unit"] = "person"
+    first["header"] |= {"unit": "person", "neighbours": "training parts"}
     write(path / "done.json", {})
     record = json.loads((path / "config.json").read_text())
     record["config"]["unit"] = "person"
@@ -118,6 +118,7 @@ def test_a_page_about_people_speaks_of_people(tmp_path):
     (path / "ledger.jsonl").write_text("\n".join([json.dumps(first), *lines]) + "\n")
     card = read_card(path)
     assert "One person replaced by another is two changes" in " ".join(caveats(card))
+    assert "one more person may move others between train and test" in " ".join(caveats(card))
     assert "(each person with chance 0.1)" in words.spent_words(card.events[0])
     assert "each example" not in render_page([card], [path])
 
