@@ -143,7 +143,7 @@ def test_runs_are_named_after_what_they_are_about(verb):
             ]
         ),
         (["train", "--epsilon", "3", "--delta", "0.1"], "not below 1/4000"),
-        (["train", "--epsilon", "3", "--model", "resnet18", "--norm", "keep"], "--norm group"),
+        (["train", "--epsilon", "3", "--model", "resnet18", "--norm", "keep"], "norm=group"),
         (["account", "--ledger", "a", "--size", "3"], "--size has no meaning"),
         (["train", "--epsilon", "3", "--data", "digit"], 'Did you mean "digits"'),
         (["train", "--epsilon", "3", "--canaries", "1"], "canaries=1 must be 0"),

@@ -119,8 +119,8 @@ def refuse_batch_norm(model: nn.Module) -> None:
         if mixes and (module.training or module.running_mean is None):
             raise UnsupportedLayer(
                 f'"{name}" is a {type(module).__name__}: it mixes the examples of a batch, so no '
-                "per-example gradient exists. Use --norm group, or freeze it with --norm frozen "
-                "(in Python: sfumato.models.normalise.replace_batch_norm, freeze_batch_norm)."
+                "per-example gradient exists. Replace it by a GroupNorm, or freeze it: norm=group "
+                "or frozen (sfumato.models.normalise.replace_batch_norm, freeze_batch_norm)."
             )
 
 
@@ -261,8 +261,7 @@ def _check_unmoved(
             raise UnsupportedLayer(
                 f"{type(model).__name__} mixes the examples of a batch: changing one of them "
                 "changed the loss of another, so no per-example gradient exists. Look for "
-                "normalisation over the batch, or attention across it; use --norm group, or "
-                "replace that layer."
+                "normalisation over the batch, or attention across it, and replace that layer."
             )
     set_random_state(later)
     return not same_state(state, later)

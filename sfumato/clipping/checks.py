@@ -43,7 +43,7 @@ def refuse_compiled(module: nn.Module, name: str = "") -> None:
         raise ConfigError(
             f"{_place(name)} is compiled, and parameters cannot be followed through compiled code. "
             "Give the module before torch.compile (compiled._orig_mod), and do not call "
-            "module.compile(). `sfumato train --compile` compiles a private step as a whole."
+            "module.compile(). `sfumato train` can compile a private step as a whole."
         )
 
 

@@ -185,7 +185,7 @@ class Compiled:
             if not torch.equal(seen.detach(), again.detach()):
                 raise UnsupportedLayer(
                     "a parameter is changed in place, or by chance, before it meets the batch, "
-                    "which compiled code cannot follow. Leave --compile out."
+                    "which compiled code cannot follow: do not compile it."
                 )
         return made
 

@@ -191,7 +191,7 @@ def make_plan(
     if not 0 < batch_size <= size:
         raise ConfigError(
             f"batch_size={batch_size:g} must be above 0 and at most {size}, the number of examples "
-            "(or people) to train on. Give a smaller batch size: --batch-size, or batch_size."
+            "(or people) to train on."
         )
     plan = Plan(
         noise_multiplier=0.0 if noise_multiplier is None else noise_multiplier,

@@ -22,7 +22,7 @@ def test_a_sound_model_is_admitted():
 def test_batch_norm_is_refused_with_its_path_and_the_remedy():
     model = nn.Sequential(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(320, 5))
     x, y = data()
-    with pytest.raises(UnsupportedLayer, match=r'"1" is a BatchNorm2d.*--norm group'):
+    with pytest.raises(UnsupportedLayer, match=r'"1" is a BatchNorm2d.*norm=group'):
         admit(GradientClipper(model), loss_of, (x, y), 6)
     model[1].eval()
     admit(GradientClipper(model), loss_of, (x, y), 6)

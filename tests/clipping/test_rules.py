@@ -345,5 +345,5 @@ def test_the_matrix_follows_every_rule(monkeypatch):
     ],
 )
 def test_norms_of_the_whole_batch_in_training_mode_are_refused_by_name(layer):
-    with pytest.raises(UnsupportedLayer, match=r"mixes the examples.*--norm group"):
+    with pytest.raises(UnsupportedLayer, match=r"mixes the examples.*norm=group"):
         GradientClipper(layer.double()).clip(loss_of, (batch_for(IMAGE, 3),), 3)

@@ -155,5 +155,6 @@ def _mixes(weight: Any, tape: Tape, what: str) -> str:
     name = tape.name_of(weight).rpartition(".")[0] or "a layer"
     return (
         f'"{name}" is a {what}: it mixes the examples of a batch, so no per-example gradient '
-        "exists. Use --norm group, or freeze it with --norm frozen (model.eval() for that layer)."
+        "exists. Replace it by a GroupNorm, or freeze it: norm=group or frozen (model.eval() for "
+        "that layer)."
     )
