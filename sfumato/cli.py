@@ -154,10 +154,8 @@ def _way(verb: str, words: list[str]) -> tuple[str, type[Settings], Presets, lis
     preset, out = _value(words, "--preset"), _value(words, "--out")
     kind = plain
     if words and words[0] in ways:
-        way, words = ways[words[0]], words[1:]
-        if words and way.word and not words[0].startswith("-"):
-            words = [f"--{way.word}", *words]
-        kind = way.kind
+        kind = ways[words[0]].kind
+        words = _with_word(kind, words[1:])
     elif found:
         kind, former = ways[found[0]].kind, ways[found[0]].former
         if not words[0].startswith("-") and words[0] not in former:
@@ -170,9 +168,16 @@ def _way(verb: str, words: list[str]) -> tuple[str, type[Settings], Presets, lis
         kind = type(presets[preset]())
     elif ways and (stored := _record(verb, out)) is not None:
         kind = settings_of_run(verb, stored["config"])
+    words = words if ways else _with_word(kind, words)
     called = next((f"{verb} {name}" for name, way in ways.items() if way.kind is kind), verb)
     fitting = {name: make for name, make in presets.items() if type(make()) is kind}
     return called, kind, fitting, words
+
+
+def _with_word(kind: type[Settings], words: list[str]) -> list[str]:
+    """The words; a first one without a flag gets that of `WORD`."""
+    given = kind.WORD is not None and words and not words[0].startswith("-")
+    return [f"--{kind.WORD}", *words] if given else words
 
 
 def _of_ours(problem: BaseException | None) -> SfumatoError | None:

@@ -25,8 +25,10 @@ class Settings:
 
     FIRST_WORDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """A first word, and the flags it stands for: sfumato release verify BUNDLE."""
+    WORD: ClassVar[str | None] = None
+    """The setting that a first word gives: sfumato account RUN, sfumato audit run RUN."""
     WORDS: ClassVar[str | None] = None
-    """The setting that is given without a flag: sfumato report RUN RUN."""
+    """The setting that all words without a flag give: sfumato report RUN RUN."""
     OWN_PRESETS: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """A setting that wants presets of its own, what the others are for, and such a one."""
     ONE_OF: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -69,8 +71,6 @@ class Way:
 
     kind: type[Settings]
     """What it can be asked for."""
-    word: str | None = None
-    """The setting that a word after the way gives: sfumato release verify BUNDLE."""
     former: tuple[str, ...] = ()
     """The flag that asked for it in the last version, and a first word that went with it."""
 

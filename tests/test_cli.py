@@ -107,6 +107,7 @@ def test_runs_are_named_after_what_they_are_about(verb):
             "give one",
         ),
         (["account", "--ledger", "nowhere"], "no ledger at nowhere"),
+        (["account", "nowhere"], "no ledger at nowhere"),
         (["account", "--ledger", "a", "--relation", "replace"], "--relation has no meaning"),
         (["account", "--size", "0", "--epsilon", "1"], "at least one example"),
         (["account", "--size", "-5", "--epsilon", "1"], "at least one example"),

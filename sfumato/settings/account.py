@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from sfumato.privacy.releases import Relation
 from sfumato.setting_groups import Settings
@@ -9,7 +10,12 @@ from sfumato.setting_groups import Settings
 
 @dataclass(frozen=True, kw_only=True, init=False)
 class Account(Settings):
-    """Budget arithmetic: epsilon of a plan, noise or steps for an epsilon, cost of a ledger."""
+    """Budget arithmetic: epsilon of a plan, noise or steps for an epsilon, cost of a ledger.
+
+    sfumato account RUN: what a run has spent, by its ledger.
+    """
+
+    WORD: ClassVar = "ledger"
 
     epsilon: float | None = None
     """Find the noise that this epsilon needs; with --noise-multiplier, the steps that it allows."""
@@ -32,7 +38,8 @@ class Account(Settings):
     """Cut Poisson batches to at most this many examples; only a `Plan` made in Python can train
     so."""
     ledger: Path | None = None
-    """Compute the epsilon of this ledger.jsonl, or of a run directory, in place of a plan."""
+    """Compute the epsilon of this run directory, or ledger.jsonl, in place of a plan (also:
+    sfumato account RUN)."""
     plot: Path | None = None
     """Draw epsilon over steps into this PNG file."""
 

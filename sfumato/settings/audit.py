@@ -44,6 +44,8 @@ class AuditRun(Audit):
     (audit trainer --help).
     """
 
+    WORD: ClassVar = "run"
+
     run: Path | None = None
     """Run of sfumato train to audit (also: sfumato audit run RUN)."""
     practice: bool = False
@@ -102,6 +104,8 @@ class AuditHeads(Audit):
 class AuditTrainer(Audit):
     """Audit a training of your own: a function that is called again and again."""
 
+    WORD: ClassVar = "trainer"
+
     source: Data = Data()
     trainer: str = ""
     """Function (module:function) that is called with images and returns a model trained on them."""
@@ -131,9 +135,9 @@ def check_bound_delta(delta: float) -> None:
 
 
 WAYS = {
-    "run": Way(kind=AuditRun, word="run", former=("--run",)),
+    "run": Way(kind=AuditRun, former=("--run",)),
     "heads": Way(kind=AuditHeads, former=("--heads",)),
-    "trainer": Way(kind=AuditTrainer, word="trainer", former=("--trainer",)),
+    "trainer": Way(kind=AuditTrainer, former=("--trainer",)),
 }
 
 

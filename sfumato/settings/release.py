@@ -193,6 +193,8 @@ class ReleaseSettings(WithTraining):
 class Verify(Settings):
     """Check a bundle that was given to you: its files, its ledger and its card agree."""
 
+    WORD: ClassVar = "verify"
+
     verify: Path | None = None
     """Bundle to check: a folder (also: sfumato release verify BUNDLE)."""
 
@@ -201,7 +203,7 @@ class Verify(Settings):
             raise ConfigError("--verify what? Give sfumato release verify BUNDLE.")
 
 
-WAYS = {"verify": Way(kind=Verify, word="verify", former=("--verify",))}
+WAYS = {"verify": Way(kind=Verify, former=("--verify",))}
 
 
 def digits_cpu() -> ReleaseSettings:

@@ -329,6 +329,8 @@ class Warmup(WithTraining):
 class Draw(Settings):
     """Draw images from the generator of a run of sfumato warmup, into the file that --out names."""
 
+    WORD: ClassVar = "run"
+
     run: Path | None = None
     """Run of sfumato warmup to draw from (also: sfumato warmup draw RUN)."""
     number: int = 50_000
@@ -350,7 +352,7 @@ class Draw(Settings):
             raise ConfigError("draw from what? Give sfumato warmup draw RUN --out FILE.npz.")
 
 
-WAYS = {"draw": Way(kind=Draw, word="run", former=("--run", "sample"))}
+WAYS = {"draw": Way(kind=Draw, former=("--run", "sample"))}
 
 
 def digits_cpu() -> Warmup:
