@@ -6,7 +6,7 @@ imported when the verb is called. Every verb takes `--preset`, `--out` and `--js
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field, make_dataclass
 from difflib import get_close_matches
@@ -100,8 +100,7 @@ def read_order(verb: str, words: Sequence[str]) -> Invocation[Any]:
     import tyro
 
     called, plain, known_presets, words = _way(verb, _without_removed(words))
-    _refuse_of_other_ways(verb, called, plain, words)
-    _refuse_withdrawn(plain, words)
+    _refuse_others(verb, called, plain, words)
     presets = ", ".join(known_presets)
     kind, default = _with_words(plain, tyro.conf.Positional), None
     shorthand = plain.FIRST_WORDS
@@ -342,27 +341,27 @@ def _without_removed(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def _refuse_of_other_ways(verb: str, called: str, kind: type[Settings], words: list[str]) -> None:
-    """Refuse flags that another way of the verb has, and say which."""
-    ways = {verb: command_settings(verb)[0]}
-    ways |= {f"{verb} {name}": way.kind for name, way in ways_of(verb).items()}
+def _refuse_others(verb: str, called: str, kind: type[Settings], words: list[str]) -> None:
+    """Refuse flags that were removed, in words on what to do instead, or that others have."""
     for word in words:
         flag = word.partition("=")[0]
         name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        homes = [
-            way for way, other in ways.items() if flag.startswith("--") and name in leaves(other)
-        ]
-        if homes and name not in leaves(kind):
-            raise ConfigError(f"{flag} is for sfumato {homes[-1]}, not for sfumato {called}.")
-
-
-def _refuse_withdrawn(kind: type[Settings], words: Sequence[str]) -> None:
-    """Refuse flags that said what to do and were removed, in words on what to do instead."""
-    for word in words:
-        flag = word.partition("=")[0]
-        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        if flag.startswith("--") and name in withdrawn(kind):
+        if not flag.startswith("--") or name in leaves(kind):
+            continue
+        homes = _homes(name, [verb])
+        if not homes and name in withdrawn(kind):
             raise ConfigError(f"{flag} was removed: {withdrawn(kind)[name].instead}.")
+        if homes := homes or _homes(name, VERBS):
+            raise ConfigError(
+                f"{flag} is for sfumato {' or '.join(homes)}, not for sfumato {called}."
+            )
+
+
+def _homes(name: str, verbs: Iterable[str]) -> list[str]:
+    """The commands, with their ways, that have a setting."""
+    called = {command_settings(verb)[0]: verb for verb in verbs}
+    called |= {way.kind: f"{verb} {word}" for verb in verbs for word, way in ways_of(verb).items()}
+    return [home for kind, home in called.items() if name in leaves(kind)]
 
 
 def _show_warning(usual: Callable[..., object]) -> Callable[..., object]:
