@@ -54,7 +54,8 @@ def run(config: Account, run: Run | None) -> dict[str, Any]:
 
 def show(summary: Mapping[str, Any]) -> str:
     """The prices as a few aligned lines."""
-    lines = [("epsilon", f"{_number(summary['epsilon'])}   (PLD, an upper bound)")]
+    lines = [("DAMAGED", problem) for problem in summary.get("damage", [])]
+    lines.append(("epsilon", f"{_number(summary['epsilon'])}   (PLD, an upper bound)"))
     lines.append(("  by Renyi DP", _number(summary["rdp_epsilon"])))
     if "shuffled_epsilon" in summary:
         lines.append(
@@ -74,8 +75,6 @@ def show(summary: Mapping[str, Any]) -> str:
         lines.append((f'stage "{stage}"', f"{count} event{'s' if count != 1 else ''}"))
     if summary.get("stages") == {}:
         lines.append(("events", "none: nothing has been spent"))
-    for problem in summary.get("damage", []):
-        lines.append(("DAMAGED", problem))
     for objection in summary.get("not_for_release", []):
         lines.append(("NOT FOR RELEASE", objection))
     if summary.get("plot"):
