@@ -64,7 +64,8 @@ class Invocation(Generic[Config]):
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit.
 
-    0 done, 2 an error to fix, 3 done, and an audit found the guarantee broken, 130 interrupted.
+    0 done, 2 an error to fix, 3 an audit found the guarantee broken or a run is damaged,
+    130 interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise SystemExit(_call(words[0], words[1:]))
     except SfumatoError as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(problem.code) from None
     except BrokenPipeError:
         raise SystemExit(0) from None
     except OSError as problem:

@@ -1,12 +1,15 @@
 """The errors a user may meet. Each message says what is wrong, why, and what to do about it.
 
 All of them are `SfumatoError`, itself a `ValueError`: the command line turns them into a message
-and exit code 2. Our own mistakes are `assert`s and keep their traceback.
+and an exit code. Our own mistakes are `assert`s and keep their traceback.
 """
 
 
 class SfumatoError(ValueError):
     """Something the user can fix."""
+
+    code = 2
+    """With which the command line ends."""
 
     def __init__(self, message: str = "", *, field: str | None = None) -> None:
         super().__init__(message)
@@ -28,6 +31,12 @@ class PrivacyError(SfumatoError):
 
 class RunError(SfumatoError):
     """A run directory that cannot be opened, resumed or trusted."""
+
+
+class DamagedRun(RunError):
+    """A finished run that is no proof of anything: something in it is missing or was changed."""
+
+    code = 3
 
 
 class UnsupportedLayer(SfumatoError):

@@ -22,7 +22,7 @@ from typing import Any
 from warnings import warn
 
 from sfumato.config import dumps, read_finished
-from sfumato.errors import ConfigError, DataError, RunError, SfumatoError, SfumatoWarning
+from sfumato.errors import ConfigError, DamagedRun, DataError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json, read_lines
 from sfumato.lineage import (
     DESCRIPTION,
@@ -49,17 +49,17 @@ def require_whole(folder: Path) -> Ledger | None:
     """The ledger of a run, a stage, or a folder with the weights of one; None if it has none.
 
     Guarantee: nothing that lies beside ledger and weights speaks against them. Otherwise a
-    `RunError` says what does.
+    `DamagedRun` says what does.
     """
     try:
         lines = ledger_lines(folder)
         ledger = Ledger.from_records(lines) if lines else None
         problems = damage(home_of(folder), ledger)
     except SfumatoError as problem:
-        raise RunError(f"{folder} is damaged: {problem}") from problem
+        raise DamagedRun(f"{folder} is damaged: {problem}") from problem
     if problems:
         why = "; ".join(problem.rstrip(".") for problem in problems)
-        raise RunError(
+        raise DamagedRun(
             f"{folder} is damaged, so nobody knows what its model gives away: {why}. Copy the run "
             "again from where it was made."
         )

@@ -76,7 +76,7 @@ def load(run, public, out):
     try:
         trained = sfumato.load_model(run)
     except SfumatoError as problem:
-        return 2, str(problem)
+        return problem.code, str(problem)
     return 0, str(trained.guarantee)
 
 

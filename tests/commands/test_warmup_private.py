@@ -114,7 +114,7 @@ def test_from_a_generator_whose_ledger_was_cut_nothing_is_drawn(finished, tmp_pa
     words = ["--run", tmp_path / "run", "--number", "4", "--out", tmp_path / "drawn.npz"]
     with pytest.raises(SystemExit) as stopped:
         main(["warmup", "sample", *map(str, words)])
-    assert stopped.value.code == 2
+    assert stopped.value.code == 3
     assert "damaged" in capsys.readouterr().err
     assert not (tmp_path / "drawn.npz").exists()
 
