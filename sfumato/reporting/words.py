@@ -151,6 +151,8 @@ def unproved(card: RunCard) -> str:
     """That nothing is proved, and what that would take."""
     if card.verb != "train":
         return UNPROVED
+    if card.settings.get("unit") == "person":
+        return f"{UNPROVED} None can be had: canaries are single images, and this run hides people."
     if card.settings.get("canaries"):
         return f"{UNPROVED} sfumato audit --run asks the canaries for one."
     return (

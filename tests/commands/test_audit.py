@@ -136,6 +136,14 @@ def test_a_private_run_stands_beside_its_ledger_and_is_hard_to_attack(private, t
     assert (out / "private" / "tradeoff.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("unit", ["example", "person"])
+def test_canaries_are_asked_for_only_where_they_can_be_had(unit):
+    promise = {"epsilon": 3.0, "delta": 1e-5, "relation": "add-or-remove", "unit": unit}
+    told = audit_text(of_audit(AuditRecord(target="run", promise=promise).record()))
+    assert ("Train with --canaries" in told) is (unit == "example")
+    assert ("no lower bound can be had" in told) is (unit == "person")
+
+
 @pytest.mark.parametrize("kind", ["gradient", "mislabelled"])
 def test_canaries_prove_a_part_of_what_was_guaranteed(digits, tmp_path, monkeypatch, kind):
     # One sound run in twenty raises an alarm: these coins are the same in each test.

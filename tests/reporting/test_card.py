@@ -121,6 +121,7 @@ def test_a_page_about_people_speaks_of_people(tmp_path):
     assert "one more person may move others between train and test" in " ".join(caveats(card))
     assert "(each person with chance 0.1)" in words.spent_words(card.events[0])
     assert "each example" not in render_page([card], [path])
+    assert "train with --canaries" not in words.unproved(card)
 
 
 @given(st.floats(min_value=0, max_value=1e6))
