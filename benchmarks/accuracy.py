@@ -30,7 +30,8 @@ def measure(config: train.Config, images: Images, test: Images, out: Path) -> di
     with open_run(config, verb="train", out=out, say=print) as run:
         train_state, inputs = train.prepare(config, images, pick_device(config.device))
         if not run.finished:
-            mechanism = train.open_ledger(config, inputs, run, processes)
+            planned = train.plan_for(config, len(inputs))
+            mechanism = train.open_ledger(config, inputs, run, processes, planned)
             train.train_model(config, train_state, inputs, mechanism, run, processes)
             tested = replace(inputs, images=test)
             train.finish_training(config, train_state, tested, mechanism, run)

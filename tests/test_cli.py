@@ -134,6 +134,13 @@ def test_runs_are_named_after_what_they_are_about(verb):
         (["train", "--epsilon", "3", "--device", "cuda:7"], "no GPU"),
         (["train", "--epsilon", "3", "--batch-size", "9000"], "at most 4000"),
         *(
+            (
+                f"{words} --epsilon 3 --batch-size 9000 --model unknown".split(),
+                "be above 0 and at most",
+            )
+            for words in ("train --pretrained", "invert --data digits@0-4 --public digits@5-9")
+        ),
+        *(
             (["train", "--data", "nowhere", "--epsilon", "3", *words.split()], message)
             for words, message in [
                 ("--batch-size 0", "batch_size=0 must be above 0"),

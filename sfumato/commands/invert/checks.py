@@ -10,6 +10,7 @@ from sfumato.commands.invert.context import Context, open_access
 from sfumato.commands.invert.score import accuracy_of, as_judge, given_judge
 from sfumato.commands.invert.stages import new_judge
 from sfumato.commands.train.privacy_setup import plan_for
+from sfumato.commands.train.train_state import count_units
 from sfumato.data.images import Images
 from sfumato.data.overlap import overlap
 from sfumato.errors import DataError
@@ -93,8 +94,8 @@ def check_target(context: Context) -> None:
         if not Path(context.config.target).is_dir():
             say_strange(context, accuracy_of(access, context.unseen))
         return
-    _, inputs = train.prepare(context.target, context.members, torch.device("cpu"))
-    plan_for(context.target, len(inputs))
+    plan_for(context.target, count_units(context.target, context.members))
+    train.prepare(context.target, context.members, torch.device("cpu"))
 
 
 USUAL_PIXELS = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))

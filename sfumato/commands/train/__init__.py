@@ -22,11 +22,12 @@ from sfumato.commands.train.canaries import (
 from sfumato.commands.train.privacy_setup import (
     guarantee_summary,
     open_ledger,
+    plan_for,
     steps_left_out,
     tell_going_on,
 )
 from sfumato.commands.train.step import load_public, make_step
-from sfumato.commands.train.train_state import describe_classifier
+from sfumato.commands.train.train_state import count_units, describe_classifier
 from sfumato.commands.train.train_state import prepare as prepare
 from sfumato.data.fingerprint import require_same_data
 from sfumato.data.images import Images
@@ -99,8 +100,10 @@ def run_on(
     canaries = find_canaries(config, train, run, processes)
     train = train if canaries is None else canaries.place_in(train)
     say = run.log if run else lambda _: None
+    # Weights may have to be fetched: what no plan can keep is said before.
+    planned = plan_for(config, count_units(config, train), before)
     train_state, inputs = prepare(config, train, pick_device(config.device), say)
-    paid = open_ledger(config, inputs, run, processes, declared, before)
+    paid = open_ledger(config, inputs, run, processes, planned, declared, before)
     train_model(config, train_state, inputs, paid, run, processes, public=public, canaries=canaries)
     processes.any(False)  # all leave at once: who is left behind while the leader scores would fail
     leave_processes()

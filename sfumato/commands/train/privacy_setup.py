@@ -22,16 +22,17 @@ def open_ledger(
     inputs: Inputs,
     run: Run | None,
     processes: ProcessGroup,
+    planned: tuple[Plan, float],
     declared: str = "",
     before: Ledger | None = None,
 ) -> PrivacyContext:
-    """The plan that keeps the budget, the run's secret, and the ledger that will show it.
+    """The run's secret, and the ledger that will show that the plan keeps the budget.
 
+    `planned` is what `plan_for` gave.
     `declared` names images that were declared public before: the ledger says so. `before` is what
     the weights to begin with have cost: the budget is for both.
     """
-    secret, size = draw_secret(config, run, processes), len(inputs)
-    plan, delta = plan_for(config, size, before)
+    secret, (plan, delta) = draw_secret(config, run, processes), planned
     header, given = header_of(config, inputs.images, delta, secret, declared), []
     if config.weights is not None and before is None:
         given.append(f"the weights that training began with ({name_of(config.weights)})")
@@ -44,7 +45,7 @@ def open_ledger(
     things = "images" if config.unit == "example" else "people"
     # Canaries of other kinds are images of the data.
     added = config.canaries if config.canary_kind == "gradient" else 0
-    who = f"{size - added} {things} of {inputs.images.name}"
+    who = f"{len(inputs) - added} {things} of {inputs.images.name}"
     run.log(
         f"{who}{f' and {added} canaries' if added else ''}, {plan.steps} steps of about "
         f"{plan.expected_batch:g}, noise multiplier {plan.noise_multiplier:.3g}"

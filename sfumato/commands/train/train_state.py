@@ -136,6 +136,12 @@ def group_by_person(config: Training, images: Images) -> Any:
     return People(images.people, config.images_per_person)
 
 
+def count_units(config: Training, images: Images) -> int:
+    """How many images, or people, training is about."""
+    people = group_by_person(config, images)
+    return len(images if people is None else people)
+
+
 def number_of_steps(config: Training, size: int) -> int:
     """Steps that the settings ask for."""
     epochs = 5.0 if config.epochs is None and config.steps is None else config.epochs

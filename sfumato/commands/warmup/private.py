@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sfumato.commands import train
-from sfumato.commands.train.privacy_setup import guarantee_summary, open_ledger
+from sfumato.commands.train.privacy_setup import guarantee_summary, open_ledger, plan_for
 from sfumato.commands.train.train_state import make_inputs, make_train_state
 from sfumato.commands.warmup.context import Context
 from sfumato.commands.warmup.evaluate import (
@@ -36,7 +36,8 @@ def private_generator(context: Context, stage: Run | None) -> None:
     half = (0.5,) * context.private.shape[0]  # pixels from 0 to 1 become -1 to 1
     inputs = make_inputs(NoisingInputs, settings, context.private, context.device, (half, half))
     train_state = make_train_state(settings, make_denoiser(context), inputs)
-    paid = open_ledger(settings, inputs, stage, processes)
+    planned = plan_for(settings, len(inputs))
+    paid = open_ledger(settings, inputs, stage, processes, planned)
     plan = paid.plan
     every = math.ceil(plan.steps / context.config.diffusion.gen_looks)
 
