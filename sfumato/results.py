@@ -116,9 +116,12 @@ class Findings:
         """These with what an auditor found, in place of what an earlier audit did."""
         kept = [one for one in self.found if one.kind not in ("attack", "bound", "check")]
         return replace(
-            self, found=(*kept, *audit.found), target=audit.target, guarantee=audit.guarantee,
+            self,
+            found=(*kept, *audit.found),
+            target=audit.target,
+            guarantee=audit.guarantee,
             allowed=audit.allowed,
-        )  # fmt: skip
+        )
 
 
 def read_findings(file: Path) -> Findings:

@@ -171,9 +171,12 @@ class Run:
         return path.read_bytes()
 
     def save_tensors(
-        self, name: str, tensors: "Mapping[str, Tensor]",
-        guarantee: Mapping[str, Any] | None = None, made: Any = None,
-    ) -> Path:  # fmt: skip
+        self,
+        name: str,
+        tensors: "Mapping[str, Tensor]",
+        guarantee: Mapping[str, Any] | None = None,
+        made: Any = None,
+    ) -> Path:
         """An artefact in the safetensors format, with a note of where it comes from.
 
         `made` describes the network that the tensors are weights of, as model.json does: a program

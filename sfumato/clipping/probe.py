@@ -55,8 +55,13 @@ def set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
 
 
 DROPOUTS = (
-    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
-)  # fmt: skip
+    F.dropout,
+    F.dropout1d,
+    F.dropout2d,
+    F.dropout3d,
+    F.alpha_dropout,
+    F.feature_alpha_dropout,
+)
 
 
 class _NoDropout(TorchFunctionMode):

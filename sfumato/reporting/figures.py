@@ -149,9 +149,16 @@ def save_panels(
             ]
             colour, fill = (GREY, "none") if series in hollow else (ACCENT, None)
             axis.errorbar(
-                x, y, list(zip(*ends, strict=True)), color=colour, markerfacecolor=fill,
-                marker="osD^v"[number % 5], ls="", capsize=3, label=series,
-            )  # fmt: skip
+                x,
+                y,
+                list(zip(*ends, strict=True)),
+                color=colour,
+                markerfacecolor=fill,
+                marker="osD^v"[number % 5],
+                ls="",
+                capsize=3,
+                label=series,
+            )
         axis.axhline(floor[1], color=INK, linewidth=1, ls="--", label=floor[0])
         if panel.ticks is not None:
             axis.set_xscale("log")

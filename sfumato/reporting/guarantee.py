@@ -61,8 +61,14 @@ def guarantee_of(ledger: Ledger, coming: list[Release] | None = None) -> Guarant
     everything = [*ledger.releases, *(coming or ())]
     planned = epsilon(everything, header.delta, header.relation) if coming else spent
     return Guarantee(
-        epsilon=spent, planned=planned, delta=header.delta, relation=header.relation,
-        unit=header.unit, neighbours=header.neighbours, data=header.data, public=header.public,
+        epsilon=spent,
+        planned=planned,
+        delta=header.delta,
+        relation=header.relation,
+        unit=header.unit,
+        neighbours=header.neighbours,
+        data=header.data,
+        public=header.public,
         noise=header.noise,
         not_for_release=tuple(ledger.objections),
-    )  # fmt: skip
+    )

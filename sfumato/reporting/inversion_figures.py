@@ -127,9 +127,14 @@ def sweep_table(rows: Iterable[SweepRow]) -> str:
     for row in rows:
         epsilon = f"inf, stopped as {row.epsilon:.3g}" if row.control else f"{row.epsilon:.3g}"
         cells = (
-            _kind(row), epsilon, str(row.seed), f"{row.test_accuracy:.3f}",
-            _text(row.attack), f"{row.floor['mean']:.3f}", _text(row.gap),
-        )  # fmt: skip
+            _kind(row),
+            epsilon,
+            str(row.seed),
+            f"{row.test_accuracy:.3f}",
+            _text(row.attack),
+            f"{row.floor['mean']:.3f}",
+            _text(row.gap),
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

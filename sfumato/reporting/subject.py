@@ -25,9 +25,18 @@ TRAINING = {*(name for group in GROUPS for name in leaves(group)), "physical_bat
 """Settings that say how a model is trained: a model that is there already has its own."""
 OWN = {
     "invert": ("data_root", "download"),
-    "release": ("data_root", "download", "epsilon", "delta", "secure", "noise_seed",
-                "centre_crop", "image_size", "grey"),
-}  # fmt: skip
+    "release": (
+        "data_root",
+        "download",
+        "epsilon",
+        "delta",
+        "secure",
+        "noise_seed",
+        "centre_crop",
+        "image_size",
+        "grey",
+    ),
+}
 """Those that the command itself uses."""
 ELSEWHERE = ("data", "centre_crop", "image_size", "grey", "norm", "weights")
 """Those that say what a model from elsewhere is, and what it is asked."""

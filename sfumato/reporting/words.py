@@ -23,9 +23,18 @@ HIDDEN = (
 DAMAGED = "This run is damaged: what is left of it is no guarantee. Do not rely on it."
 UNPROVED = "There is no lower bound on epsilon here."
 COMPARABLE = (
-    "model", "data", "image_size", "grey", "batch_size", "physical_batch_size", "precision",
-    "compile", "augmult", "train_only", "device",
-)  # fmt: skip
+    "model",
+    "data",
+    "image_size",
+    "grey",
+    "batch_size",
+    "physical_batch_size",
+    "precision",
+    "compile",
+    "augmult",
+    "train_only",
+    "device",
+)
 """Settings that the time of a step depends on, besides privacy."""
 ABOUT = {
     "account": "A plan and its price",

@@ -41,7 +41,7 @@ def conv_gradients(
 
 
 @conv_gradients.register_fake
-def _(x, g, kernel, stride, padding, dilation, groups, examples):  # pyright: ignore
+def _conv_gradients_shapes(x, g, kernel, stride, padding, dilation, groups, examples):
     return _new_sums(x, examples, g.shape[1], kernel, groups)
 
 
@@ -64,7 +64,7 @@ def conv_total(
 
 
 @conv_total.register_fake
-def _(x, g, kernel, stride, padding, dilation, groups):  # pyright: ignore
+def _conv_total_shapes(x, g, kernel, stride, padding, dilation, groups):
     return _new_sums(x, 1, g.shape[1], kernel, groups)[0]
 
 

@@ -221,7 +221,7 @@ def _pace(whole: int, device: torch.device) -> tuple[int, int]:
 
 
 @ghost_norm_kernel.register_fake
-def _(x, g):  # pyright: ignore
+def _ghost_norm_kernel_shapes(x, g):
     return x.new_empty((2, x.shape[0]), dtype=torch.float32)
 
 
@@ -267,7 +267,7 @@ def scaled(rows: Tensor, factors: Tensor) -> Tensor:
 
 
 @scaled.register_fake
-def _(rows, factors):  # pyright: ignore
+def _scaled_shapes(rows, factors):
     return torch.empty_like(rows, memory_format=torch.contiguous_format)
 
 

@@ -130,7 +130,7 @@ def group_norm_backward(
 
 
 @group_norm_backward.register_fake
-def _(g, x, mean, scale, weight):  # pyright: ignore
+def _group_norm_backward_shapes(g, x, mean, scale, weight):
     sums = x.new_empty((2, *x.shape[:2]), dtype=torch.float32)
     return room(x, x.dtype), sums
 
@@ -148,7 +148,7 @@ def channel_sums(g: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
 
 
 @channel_sums.register_fake
-def _(g, x, mean, scale):  # pyright: ignore
+def _channel_sums_shapes(g, x, mean, scale):
     return x.new_empty((2, *x.shape[:2]), dtype=torch.float32)
 
 

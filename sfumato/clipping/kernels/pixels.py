@@ -170,5 +170,5 @@ def _tiling(x: Tensor, positions: int, unit: int) -> tuple[int, int, int, int, i
 
 
 @conv_ghost_norm.register_fake
-def _(x, g, kernel, stride, padding, dilation, groups, examples):  # pyright: ignore
+def _conv_ghost_norm_shapes(x, g, kernel, stride, padding, dilation, groups, examples):
     return x.new_empty((2, examples), dtype=torch.float32)

@@ -65,7 +65,7 @@ def hash_columns(words: Tensor, keys: Tensor, broken: Tensor, width: int) -> Ten
 
 
 @hash_columns.register_fake
-def _(words, keys, broken, width):  # pyright: ignore
+def _hash_columns_shapes(words, keys, broken, width):
     tiles = triton.cdiv(words.numel(), ROWS * COLUMNS)
     return keys.new_empty(tiles * HASHES * COLUMNS)
 
