@@ -225,7 +225,7 @@ def test_nothing_that_came_of_the_target_lies_outside_private(finished):
 def test_an_attacker_gets_answers_and_no_weights(settings, tmp_path):
     with open_run(settings, verb="invert", out=tmp_path / "run") as run:
         context = make_context(settings, run)
-        invert.attack(context, "target")
+        invert.attack_target(context, "target")
     access = open_access(context)
     granted = {name for name in dir(access) if not name.startswith("_")}
     assert granted == {"answers", "asked", "classes", "device", "logits", "shape"}
