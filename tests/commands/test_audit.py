@@ -138,8 +138,8 @@ def test_a_private_run_stands_beside_its_ledger_and_is_hard_to_attack(private, t
 
 @pytest.mark.parametrize("unit", ["example", "person"])
 def test_canaries_are_asked_for_only_where_they_can_be_had(unit):
-    promise = {"epsilon": 3.0, "delta": 1e-5, "relation": "add-or-remove", "unit": unit}
-    told = audit_text(of_audit(AuditRecord(target="run", promise=promise).record()))
+    guarantee = {"epsilon": 3.0, "delta": 1e-5, "relation": "add-or-remove", "unit": unit}
+    told = audit_text(of_audit(AuditRecord(target="run", guarantee=guarantee).record()))
     assert ("Train with --canaries" in told) is (unit == "example")
     assert ("no lower bound can be had" in told) is (unit == "person")
 
