@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from difflib import get_close_matches
 from errno import EDQUOT, ENOSPC, EROFS
 from inspect import cleandoc
@@ -23,7 +23,7 @@ from sfumato.errors import ConfigError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json
 from sfumato.processes import leads, num_processes
 from sfumato.runs import open_run
-from sfumato.setting_groups import Settings, defaults, leaves
+from sfumato.setting_groups import Settings, default_of, leaves, types_of
 from sfumato.trusted_code import is_own_code, require_trust, trusting
 
 VERBS = {
@@ -103,7 +103,7 @@ def read_order(verb: str, words: Sequence[str]) -> Invocation[Any]:
     called, plain, known_presets, words = _way(verb, _without_removed(words))
     _refuse_others(verb, called, plain, words)
     presets = ", ".join(known_presets)
-    kind, default = _with_words(plain, tyro.conf.Positional), None
+    kind, default = _as_typed(plain, tyro.conf), None
     shorthand = plain.FIRST_WORDS
     if words and words[0] in shorthand:
         words = [*shorthand[words[0]], *words[1:]]
@@ -121,7 +121,7 @@ def read_order(verb: str, words: Sequence[str]) -> Invocation[Any]:
         default = Invocation(config=kind(**vars(preset)), preset=name)
         words = [*_displacing(plain, words), *words]
     elif (known := _remembered(plain, verb, _value(words, "--out"))) is not None:
-        default = Invocation(config=known)
+        default = Invocation(config=kind(**vars(known)))
         words = [*_passing(plain, words), *words]
     about = cleandoc(plain.__doc__ or "")
     told = StringIO()
@@ -276,13 +276,20 @@ def _require_own_preset(preset: Settings, name: str, words: list[str]) -> None:
             )
 
 
-def _with_words(kind: type[Settings], positional: Any) -> Any:
-    """The same settings; the one that is named by `WORDS` is given without a flag."""
-    name = kind.WORDS
-    if name is None:
-        return kind
-    plain = (name, positional[leaves(kind)[name]], field(default=defaults(kind)[name]))
-    return make_dataclass("Config", [plain], bases=(kind,), frozen=True, init=False)
+def _as_typed(kind: type[Settings], conf: Any) -> Any:
+    """The same settings for tyro. The one that is named by `WORDS` is given without a flag, and
+    groups within settings within these are titled as if they were in these."""
+    hints = {
+        name: Annotated[hint, conf.arg(name="")]
+        for name, hint in types_of(kind).items()
+        if isinstance(hint, type) and issubclass(hint, Settings)
+    }
+    if kind.WORDS is not None:
+        hints[kind.WORDS] = conf.Positional[leaves(kind)[kind.WORDS]]
+    all_fields = fields(kind)  # pyright: ignore[reportArgumentType]
+    usual = {entry.name: default_of(entry) for entry in all_fields if entry.name in hints}
+    typed = [(name, hint, field(default=usual[name])) for name, hint in hints.items()]
+    return make_dataclass("Config", typed, bases=(kind,), frozen=True, init=False)
 
 
 def _value(words: list[str], flag: str) -> str | None:

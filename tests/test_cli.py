@@ -78,6 +78,14 @@ def test_every_verb_explains_itself_and_has_the_preset_for_cpus(capsys, verb):
     assert "digits-cpu" in out
 
 
+@pytest.mark.parametrize("verb", ["train", "release", "warmup", "invert"])
+def test_the_boxes_of_a_help_are_titled_in_plain_words(capsys, verb):
+    _, out, _ = call(capsys, verb, "--help")
+    titles = set(re.findall(r"([\w.]+) options\b", out))
+    assert {"privacy", "optim"} < titles
+    assert not [title for title in titles if "." in title]
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_runs_are_named_after_what_they_are_about(verb):
     recipe, (kind, presets) = recipe_of(verb), command_settings(verb)
