@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from difflib import get_close_matches
 from errno import EDQUOT, ENOSPC, EROFS
 from inspect import cleandoc
@@ -139,7 +139,7 @@ def read_order(verb: str, words: Sequence[str]) -> Invocation[Any]:
             raise problem from None  # the library's box would wrap the sentence
         sys.stderr.write(told.getvalue())
         raise
-    return order
+    return replace(order, config=plain(**vars(order.config)))
 
 
 def _way(verb: str, words: list[str]) -> tuple[str, type[Settings], Presets, list[str]]:

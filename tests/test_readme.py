@@ -252,3 +252,83 @@ def test_a_wrong_clip_style_does_not_get_past_the_page_s_proof(wrong, error, sty
     assert "bound / (norms +" in code
     with pytest.raises(error):
         exec(code.replace("bound / (norms +", f"bound / ({wrong} +"), {})
+
+
+SOURCE_PAGE = PAGES["docs/extend/data-source.md"]
+
+
+@pytest.fixture
+def named_sets(monkeypatch, tmp_path):
+    """An empty folder to work in; the table of named sets is put back as it was."""
+    from sfumato.data.load import EMBEDDED
+
+    monkeypatch.chdir(tmp_path)
+    before = dict(EMBEDDED)
+    yield EMBEDDED
+    EMBEDDED.clear()
+    EMBEDDED.update(before)
+
+
+def test_the_data_source_that_the_page_writes_loads_as_shown_and_trains(named_sets, capsys):
+    exec("\n".join(blocks(SOURCE_PAGE, "python")), {})
+    assert capsys.readouterr().out.strip() == blocks(SOURCE_PAGE)[0].strip()
+    (command,) = [b for b in blocks(SOURCE_PAGE) if b.startswith("sfumato")]
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*command.split()[1:], "--batch-size", "100", "--steps", "2", "--device", "cpu"])
+    assert stopped.value.code == 0
+
+
+def test_a_data_source_with_an_image_in_both_splits_does_not_get_past_the_page_s_test(named_sets):
+    code = "\n".join(blocks(SOURCE_PAGE, "python"))
+    assert code.count('np.load(f"scans/{split}') == 2
+    with pytest.raises(AssertionError):
+        exec(code.replace('np.load(f"scans/{split}', 'np.load(f"scans/train'), {})
+
+
+COMMAND_PAGE = PAGES["docs/extend/command.md"]
+
+
+@pytest.fixture
+def command_room(monkeypatch, tmp_path):
+    """Folders for modules of sfumato.settings and sfumato.commands that are not in the package."""
+    import sys
+
+    from sfumato import commands, settings
+
+    for package in (settings, commands):
+        place = tmp_path / package.__name__.partition(".")[2]
+        place.mkdir()
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(place)])
+    monkeypatch.setattr(cli, "VERBS", dict(cli.VERBS))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for package in (settings, commands):
+        sys.modules.pop(f"{package.__name__}.copies", None)
+        vars(package).pop("copies", None)
+
+
+def test_the_command_that_the_page_writes_runs_resumes_and_reports_as_shown(command_room, capsys):
+    asked, does, named = blocks(COMMAND_PAGE, "python")
+    (command_room / "settings/copies.py").write_text(asked)
+    (command_room / "commands/copies.py").write_text(does)
+    exec(named, {})
+    (shown,) = blocks(COMMAND_PAGE, "text")
+    words, _, printed = shown.removeprefix("$ sfumato ").partition("\n")
+
+    def call(*words):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(words)
+        assert stopped.value.code == 0
+        return capsys.readouterr()
+
+    first = call("copies", "digest", *words.split()[1:])
+    assert first.err.strip() == "stage digest"
+    second = call(*words.split())
+    assert (second.err.strip(), second.out) == ("stage compare", printed)
+    assert "finished already" in call(*words.split()).err
+    call("report", "runs/copies", "--include-private")
+    assert (
+        "no test image of digits was trained on"
+        in Path("runs/copies/private/report.md").read_text()
+    )
+    assert "digits-cpu" in call("copies", "--help").out

@@ -16,7 +16,6 @@ from sfumato.data.torchvision_sets import SOURCES, load_named
 from sfumato.errors import ConfigError, DataError
 
 EMBEDDED = {"digits": load_digits, "patches": load_patches}
-NAMES = (*EMBEDDED, *SOURCES)
 
 
 def load_images(
@@ -167,8 +166,9 @@ def _read(
         return load_folder(
             path, splits, private=private, framing=framing, people=people, listed=listed
         )
-    near = get_close_matches(source.partition("@")[0], NAMES, n=1)
+    names = [*EMBEDDED, *SOURCES]
+    near = get_close_matches(source.partition("@")[0], names, n=1)
     hint = f' Did you mean "{near[0]}"?' if near else ""
     raise DataError(
-        f'"{source}" is neither a file, a folder nor a known name ({", ".join(NAMES)}).{hint}'
+        f'"{source}" is neither a file, a folder nor a known name ({", ".join(names)}).{hint}'
     )
