@@ -28,7 +28,7 @@ def measure(config: train.Config, images: Images, test: Images, out: Path) -> di
     """Train as the command line does, on images that are loaded already."""
     started, processes = time.monotonic(), ProcessGroup()
     with open_run(config, verb="train", out=out, say=print) as run:
-        train_state, inputs = train.prepare(config, images, pick_device(config.device))
+        train_state, inputs = train.prepare_classifier(config, images, pick_device(config.device))
         if not run.finished:
             planned = train.plan_for(config, len(inputs))
             mechanism = train.open_ledger(config, inputs, run, processes, planned)

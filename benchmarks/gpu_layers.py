@@ -25,7 +25,7 @@ from sfumato.clipping.geometry import WeightGeometry
 from sfumato.clipping.linear_like import LinearWithNorms
 from sfumato.clipping.method_choice import part_cost
 from sfumato.clipping.param_use import ParamUse
-from sfumato.training.memory import release
+from sfumato.training.memory import release_memory
 
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and type of a tensor."""
@@ -51,7 +51,7 @@ def measure_layers(case: Case, way: Way, device: torch.device) -> Iterator[Recor
         found = layers_of(case, way, device)
         counts = Counter(layer for layer, _ in found)
         first = dict(reversed(found))
-        release()
+        release_memory()
         groups = [
             {"count": count, **described(layer, first[layer]), **times_of(layer, device)}
             for layer, count in counts.items()

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import sfumato
 from sfumato.training.cuda_graph import WARM
-from sfumato.training.memory import out_of_memory, release
+from sfumato.training.memory import out_of_memory, release_memory
 
 ROUNDS, IN_A_ROW = 5, 3
 """Turns of each method, and steps in a turn: a loop does not wait for the GPU after every step."""
@@ -61,7 +61,7 @@ def measure_times(
     found: dict[str, Record] = {}
     touch(device)
     for method in methods:
-        release()
+        release_memory()
         try:
             with limited(limit):
                 steps[method], found[method] = first_steps(method, case, way, device, chunks)
@@ -91,7 +91,7 @@ def first_steps(
     step, trained = new_step(method, case, way, device, case.batch, chunks)
     for _ in range(WARM):
         step()
-    release()
+    release_memory()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     step()
@@ -123,7 +123,7 @@ def compile_only(
             record: Record = {"seconds": time.perf_counter() - start}
         except Exception as problem:
             record = {"error": in_few_words(problem)}
-        release()
+        release_memory()
         yield {"kind": "warm", "method": method, **record}
 
 
@@ -141,7 +141,7 @@ def measure_largest(
             record: Record = {"largest": largest(fits_in(method, case, way, device), most)}
         except Exception as problem:
             record = {"error": in_few_words(problem)}
-        release()
+        release_memory()
         yield {"kind": "largest", "method": method, "gib": gib, **record}
 
 
@@ -163,7 +163,7 @@ def fits_in(method: str, case: Case, way: Way, device: torch.device) -> Callable
     """Whether a step of this many examples fits; each is tried with a model of its own."""
 
     def fits(batch: int) -> bool:
-        release()  # here the last trial's error is gone, and with it all that its frames held
+        release_memory()  # the last trial's error is gone, with all that its frames held
         try:
             step, _ = new_step(method, case, way, device, batch)
             step()
@@ -198,7 +198,7 @@ def measure_kernels(
         yield {"kind": "kernels", "method": method, "launches": counts.total(),
                "kinds": dict(kinds), "top": top}  # fmt: skip
         del step
-        release()
+        release_memory()
 
 
 def kernel_times(step: Step, device: torch.device) -> tuple[Counter[str], Counter[str], float]:

@@ -25,10 +25,10 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from sfumato.attacks.access import Access
+from sfumato.attacks.access import TargetAccess
 from sfumato.attacks.gan_losses import hinge_discriminator, hinge_generator
 from sfumato.attacks.gan_state import Gan, GanSettings, GanTask, new_gan
-from sfumato.attacks.gan_training import iteration
+from sfumato.attacks.gan_training import train_iteration
 from sfumato.attacks.inversion_loss import InversionLoss
 from sfumato.attacks.random_views import Views
 from sfumato.models.resize import ResizingConv2d
@@ -38,7 +38,7 @@ ROUNDS, EACH = 5, 10
 """Rounds, and iterations of each loop in a round."""
 
 
-def make_access(words: argparse.Namespace, device: torch.device, *, frozen: bool) -> Access:
+def make_access(words: argparse.Namespace, device: torch.device, *, frozen: bool) -> TargetAccess:
     """A target with random weights: its answers do not matter to the time."""
     torch.manual_seed(0)
     shape = (words.channels, words.size, words.size)
@@ -50,7 +50,7 @@ def make_access(words: argparse.Namespace, device: torch.device, *, frozen: bool
         with torch.autocast(device.type, torch.bfloat16, enabled=low):
             return model(pixels).float()
 
-    return Access(ask, tuple(str(k) for k in range(words.classes)), shape, device)
+    return TargetAccess(ask, tuple(str(k) for k in range(words.classes)), shape, device)
 
 
 class Resizing(nn.Module):
@@ -87,7 +87,7 @@ def as_published(network: nn.Module) -> None:
 
 
 def published_loop(
-    gan: Gan, access: Access, words: argparse.Namespace, pictures: list[Image.Image]
+    gan: Gan, access: TargetAccess, words: argparse.Namespace, pictures: list[Image.Image]
 ) -> Callable[[], None]:
     """One iteration of the published loop."""
     device, batch = access.device, words.batch
@@ -138,7 +138,7 @@ def published_loop(
     return once
 
 
-def our_loop(gan: Gan, access: Access, words: argparse.Namespace) -> Callable[[], None]:
+def our_loop(gan: Gan, access: TargetAccess, words: argparse.Namespace) -> Callable[[], None]:
     """One iteration of ours."""
     settings = GanSettings(gan_batch=words.batch, gan_width=words.width)
     count = 10_000
@@ -151,7 +151,7 @@ def our_loop(gan: Gan, access: Access, words: argparse.Namespace) -> Callable[[]
     if words.compile:
         gan.generator.compile()
         gan.discriminator.compile()
-    turn = iteration(gan, task)
+    turn = train_iteration(gan, task)
     return lambda: turn(next(place))
 
 

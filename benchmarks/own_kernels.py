@@ -26,7 +26,7 @@ from sfumato.clipping.kernels.group_norm_backward import group_norm_backward
 from sfumato.clipping.kernels.layer_norm import layer_norm_backward, layer_norm_forward
 from sfumato.models import gan
 from sfumato.models.resize import ResizingConv2d
-from sfumato.models.spectral import tighten
+from sfumato.models.spectral import update_spectral_norms
 
 MAPS = [
     (96, 64, 112, 32),
@@ -171,7 +171,7 @@ def gan_step(ours: bool, size: int, compiled: bool, batch: int = 64) -> Callable
             (F.relu(1 - scores[:batch]).mean() + F.relu(1 + scores[batch:]).mean()).backward()
             optimizers[1].step()
             if ours:
-                tighten(critic)
+                update_spectral_norms(critic)
         critic.requires_grad_(False)
         optimizers[0].zero_grad()
         with lower:

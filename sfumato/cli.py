@@ -18,7 +18,7 @@ from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
 from sfumato import __version__
 from sfumato.commands import Command, command_settings, recipe_of, settings_of_run, ways_of
-from sfumato.config import REMOVED, dumps, read_record, withdrawn
+from sfumato.config import REMOVED, dumps, read_record, withdrawn_settings
 from sfumato.errors import ConfigError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json
 from sfumato.processes import leads, num_processes
@@ -357,8 +357,8 @@ def _refuse_others(verb: str, called: str, kind: type[Settings], words: list[str
         if not flag.startswith("--") or name in leaves(kind):
             continue
         homes = _homes(name, [verb])
-        if not homes and name in withdrawn(kind):
-            raise ConfigError(f"{flag} was removed: {withdrawn(kind)[name].instead}.")
+        if not homes and name in withdrawn_settings(kind):
+            raise ConfigError(f"{flag} was removed: {withdrawn_settings(kind)[name].instead}.")
         if homes := homes or _homes(name, VERBS):
             raise ConfigError(
                 f"{flag} is for sfumato {' or '.join(homes)}, not for sfumato {called}."

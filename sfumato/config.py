@@ -48,7 +48,7 @@ class Withdrawn:
     last stage is the same with every value."""
 
 
-def withdrawn(kind: Any) -> Mapping[str, Withdrawn]:
+def withdrawn_settings(kind: Any) -> Mapping[str, Withdrawn]:
     """The settings of a config class that were withdrawn, by name."""
     return getattr(kind, "WITHDRAWN", {})
 
@@ -113,7 +113,7 @@ def read_finished(kind: type[Config], data: Any) -> Config:
     A setting that did not exist then takes its default, so the default of a new setting must be
     what was done before there was a choice. One that was removed since is left out.
     """
-    return from_json(kind, completed(kind, data))
+    return from_json(kind, complete_config(kind, data))
 
 
 def read_record(kind: type[Config], record: Mapping[str, Any], *, finished: bool) -> Config:
@@ -123,19 +123,19 @@ def read_record(kind: type[Config], record: Mapping[str, Any], *, finished: bool
     return (read_finished if finished else from_json)(kind, record["config"])
 
 
-def completed(kind: Any, data: Any) -> Any:
+def complete_config(kind: Any, data: Any) -> Any:
     """JSON of a finished config, with the keys that its class has in this version."""
     if not dataclasses.is_dataclass(kind):
         nested = [one for one in get_args(kind) if dataclasses.is_dataclass(one)]
-        return completed(nested[0], data) if nested else data
+        return complete_config(nested[0], data) if nested else data
     if not isinstance(data, dict):
         return data
     hints, usual = _types(kind), defaults(kind)
-    gone = {*REMOVED, *withdrawn(kind)} - hints.keys()
+    gone = {*REMOVED, *withdrawn_settings(kind)} - hints.keys()
     kept = {name: value for name, value in _plain(kind, data).items() if name not in gone}
     for name, hint in hints.items():
         if name in kept:
-            kept[name] = completed(hint, kept[name])
+            kept[name] = complete_config(hint, kept[name])
         elif name in usual:
             kept[name] = to_json(usual[name])
     return kept
@@ -155,7 +155,7 @@ def without_usual(kind: Any, data: Any) -> Any:
     """JSON of an unfinished config, without the withdrawn settings that have their usual value."""
     if not isinstance(data, dict):
         return data
-    gone, data = withdrawn(kind), _plain(kind, data)
+    gone, data = withdrawn_settings(kind), _plain(kind, data)
     usual = {k for k in data.keys() & gone.keys() if gone[k].usual in (ANY, data[k])}
     return {name: value for name, value in data.items() if name not in usual}
 
@@ -221,10 +221,10 @@ def _read_dataclass(kind: Any, data: Any, name: str) -> Any:
     hints = _types(kind)
     names = list(hints)
     data = without_usual(kind, data)
-    for key in sorted(data.keys() & withdrawn(kind).keys()):
+    for key in sorted(data.keys() & withdrawn_settings(kind).keys()):
         raise ConfigError(
             f'setting "{prefix}{key}" is {data[key]!r}, and was removed: '
-            f"{withdrawn(kind)[key].instead}."
+            f"{withdrawn_settings(kind)[key].instead}."
         )
     unknown, missing = set(data) - set(names) - set(REMOVED), set(names) - set(data)
     if unknown:

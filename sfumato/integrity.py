@@ -26,7 +26,7 @@ from sfumato.errors import ConfigError, DamagedRun, DataError, SfumatoError, Sfu
 from sfumato.files import read_json, read_lines
 from sfumato.lineage import (
     DESCRIPTION,
-    Weights,
+    WeightsFile,
     home_of,
     ledger_lines,
     read_weights,
@@ -202,7 +202,7 @@ def _weights(folder: Path) -> Iterator[str]:
         _say_unchecked(file)
 
 
-def _unlike_note(folder: Path, weights: Weights, lines: list[dict[str, Any]]) -> Iterator[str]:
+def _unlike_note(folder: Path, weights: WeightsFile, lines: list[dict[str, Any]]) -> Iterator[str]:
     note = weights.note
     assert note is not None
     model, today = folder / DESCRIPTION, _is_of_today(folder, weights, lines)
@@ -225,7 +225,7 @@ def _unlike_note(folder: Path, weights: Weights, lines: list[dict[str, Any]]) ->
         yield from _unlike_copy(Ledger.from_records(lines), noted)
 
 
-def _is_of_today(folder: Path, weights: Weights, lines: list[dict[str, Any]]) -> bool:
+def _is_of_today(folder: Path, weights: WeightsFile, lines: list[dict[str, Any]]) -> bool:
     """Whether something here shows a version that left note, digest and model.json in weights."""
     note = weights.note
     noted, digest = ([], "") if note is None else (note.lines, note.tensors)

@@ -134,7 +134,7 @@ def _notes(file: Path) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightsFile:
     """A file of tensors, read to its end."""
 
     note: Origin | None
@@ -145,7 +145,7 @@ class Weights:
     """The first tensor that has a NaN; empty if none has."""
 
 
-def read_weights(file: Path) -> Weights:
+def read_weights(file: Path) -> WeightsFile:
     """What a file of tensors holds, without the tensors; a `DataError` if it cannot be read."""
     from safetensors.torch import load_file
 
@@ -157,7 +157,7 @@ def read_weights(file: Path) -> Weights:
     note = _parsed(file, notes[NOTE]) if NOTE in notes else None
     floats = (name for name, value in tensors.items() if value.is_floating_point())
     nan = next((name for name in floats if bool(tensors[name].float().isnan().any())), "")
-    return Weights(note, made, digest_of(tensors), nan)
+    return WeightsFile(note, made, digest_of(tensors), nan)
 
 
 def digest_of(tensors: "Mapping[str, Tensor]") -> str:

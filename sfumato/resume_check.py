@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sfumato.config import REMOVED, VERSION, completed, differences, without_usual
+from sfumato.config import REMOVED, VERSION, complete_config, differences, without_usual
 from sfumato.errors import RunError
 from sfumato.files import read_json, read_lines
 from sfumato.lineage import START
@@ -61,13 +61,13 @@ def changes(folder: Path, wanted: Any, free: Sequence[str], kind: type | None = 
     """
     before = read_json(folder / "config.json")
     if isinstance(before, dict):
-        read = completed if (folder / "done.json").exists() else without_usual
+        read = complete_config if (folder / "done.json").exists() else without_usual
         before = {**before, "config": read(kind, before.get("config")), "version": VERSION}
     lines, ignored = differences(before, wanted), {f"config.{n}" for n in (*free, *REMOVED)}
     return [line for line in lines if line.partition(":")[0] not in ignored]
 
 
-def settle(
+def needs_config(
     folder: Path, wanted: Any, free: Sequence[str], stages: Stages, kind: type | None = None
 ) -> bool:
     """Whether the config of a run is to be written: it is new, or differs where it still may.
@@ -77,13 +77,13 @@ def settle(
     a `RunError` that names the settings, and the stages that have read them.
     """
     if not has_begun(folder):
-        clear(folder)
+        clear_refused(folder)
         return True
     verb = read_json(folder / "config.json").get("verb")
     if verb != wanted.get("verb"):
         raise RunError(f"{folder} is a run of sfumato {verb}. Choose another --out.")
     found = changes(folder, wanted, free, kind)
-    used = {name: stage for stage in begun(folder, stages) for name in stages[stage]}
+    used = {name: stage for stage in last_begun(folder, stages) for name in stages[stage]}
     listed = {name for names in stages.values() for name in names}
     refused = [
         line + (f" (the stage {used[name]} has used it)" if name in used else "")
@@ -99,11 +99,11 @@ def settle(
         for stage in stages:
             place = folder / "stages" / stage
             if not has_begun(place):
-                clear(place)
+                clear_refused(place)
     return bool(found)
 
 
-def begun(folder: Path, stages: Stages) -> list[str]:
+def last_begun(folder: Path, stages: Stages) -> list[str]:
     """The last stage that has begun, and all before it: one that was left out stays left out."""
     names = list(stages)
     while names and not has_begun(folder / "stages" / names[-1]):
@@ -117,7 +117,7 @@ def setting_of(line: str) -> str:
     return name.partition(".")[0] or verb
 
 
-def clear(folder: Path) -> None:
+def clear_refused(folder: Path) -> None:
     """Remove what a refused order left."""
     for name in UNUSED:
         (folder / name).unlink(missing_ok=True)

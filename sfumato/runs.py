@@ -30,7 +30,7 @@ from sfumato.errors import RunError
 from sfumato.files import append_line, atomic, lock, naming, read_json, read_lines
 from sfumato.lineage import DESCRIPTION, NOTE, digest_of, origin_in_place
 from sfumato.resume_check import REPORT as REPORT
-from sfumato.resume_check import changes, contents, has_begun, settle
+from sfumato.resume_check import changes, contents, has_begun, needs_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -267,7 +267,7 @@ def open_run(
     run._release = weakref.finalize(run, os.close, lock(path))
     try:
         run._tidy()
-        if settle(path, wanted, free, getattr(config, "read_first", {}), type(config)):
+        if needs_config(path, wanted, free, getattr(config, "read_first", {}), type(config)):
             if run.has_begun:
                 run._before = (path / "config.json").read_bytes(), run.begun_stages
             run.write_json("config.json", wanted)

@@ -2,7 +2,7 @@
 
 import torch
 
-from sfumato.metrics.judges import JudgeOutput, Sets
+from sfumato.metrics.judges import JudgedSets, JudgeOutput
 
 NAMES, WIDTH = 10, 6
 
@@ -27,7 +27,7 @@ def context(classes=5, each=(8, 12, 9, 7), seed=0, sure=2.0):
     for count in each:
         labels = torch.arange(classes).repeat(count)
         found.append(labels[torch.randperm(len(labels), generator=generator)])
-    labels = Sets(*found)
+    labels = JudgedSets(*found)
     seeds = iter(range(100 * seed, 100 * seed + 8))
     judged = labels.each(
         lambda some: JudgeOutput(answers(some, next(seeds), sure), cloud(some, next(seeds)))

@@ -26,7 +26,7 @@ from canary_runs import ledger_of, run_small, unpriced
 
 from sfumato.clipping import sums
 from sfumato.clipping.clip import GradientClipper
-from sfumato.commands.audit.canaries import check_run, examine
+from sfumato.commands.audit.canaries import check_run, examine_canaries
 from sfumato.errors import PrivacyError, UnsupportedLayer
 from sfumato.privacy import noise, sampling
 from sfumato.training import noisy_gradient
@@ -61,7 +61,7 @@ def caught(out, **changes):
 
 def proved(out):
     """The largest of the bounds, and what the ledger guarantees."""
-    bounds = examine(out, confidence=SURE).bounds
+    bounds = examine_canaries(out, confidence=SURE).bounds
     return max(bound.epsilon for bound in bounds), ledger_of(out).epsilon()
 
 

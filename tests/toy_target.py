@@ -6,7 +6,7 @@ What it wants to see is known: class k is bright in its own third of the rows, a
 import torch
 from torch import nn
 
-from sfumato.attacks.access import Access, access_to
+from sfumato.attacks.access import TargetAccess, access_to
 from sfumato.data.images import Images
 from sfumato.training.inputs import Inputs
 
@@ -47,7 +47,7 @@ def access_by_table(logits):
     def ask(pixels):
         return logits[(pixels[:, 0, 0, 0] * 255).round().long()]
 
-    return Access(ask, tuple(map(str, range(logits.shape[1]))), SHAPE, CPU)
+    return TargetAccess(ask, tuple(map(str, range(logits.shape[1]))), SHAPE, CPU)
 
 
 def numbered_images(n, private=False):

@@ -14,7 +14,7 @@ from sfumato.errors import ConfigError
 from sfumato.training.inputs import Inputs
 
 
-class Access:
+class TargetAccess:
     """A target that can be asked: pixels between 0 and 1 in, logits out, gradients by autograd."""
 
     __slots__ = ("_ask", "asked", "classes", "device", "shape")
@@ -52,7 +52,7 @@ class Access:
         return torch.cat(parts)
 
 
-def access_to(model: nn.Module, inputs: Inputs) -> Access:
+def access_to(model: nn.Module, inputs: Inputs) -> TargetAccess:
     """Access to a model that takes images like `inputs`. Freezes the model in place."""
     model.eval().requires_grad_(False)
     images = inputs.images
@@ -60,7 +60,7 @@ def access_to(model: nn.Module, inputs: Inputs) -> Access:
     def ask(pixels: Tensor) -> Tensor:
         return inputs.logits(model, inputs.normalise(pixels))
 
-    access = Access(ask, images.classes, images.shape, inputs.device)
+    access = TargetAccess(ask, images.classes, images.shape, inputs.device)
     found = access.logits(torch.zeros(2, *images.shape, device=inputs.device)).shape[1]
     if found != len(images.classes):
         raise ConfigError(

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sfumato.attacks.head_randomness import Chance
+from sfumato.attacks.head_randomness import HeadRandomness
 from sfumato.attacks.heads import HeadRecipe, split_layers, targets_of
 
 BETAS, ADAM_FLOOR = (0.9, 0.999), 1e-8
@@ -26,7 +26,7 @@ def train_primal(
     recipe: HeadRecipe,
     x: Float[Tensor, "m n d"],
     labels: Int[Tensor, " n"],
-    chance: Chance,
+    chance: HeadRandomness,
 ) -> Float[Tensor, "m p"]:
     """Heads trained by `recipe`, the k-th on features `x[k]`, whose classes are `labels`.
 

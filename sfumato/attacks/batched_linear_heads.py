@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from sfumato.attacks.batched_heads import head_clip_factors
-from sfumato.attacks.head_randomness import Chance, Normals
+from sfumato.attacks.head_randomness import HeadRandomness, Normals
 from sfumato.attacks.heads import HeadRecipe, split_layers
 
 
@@ -44,7 +44,7 @@ def train_dual(
     recipe: HeadRecipe,
     x: Float[Tensor, "m n d"],
     labels: Int[Tensor, " n"],
-    chance: Chance,
+    chance: HeadRandomness,
 ) -> Float[Tensor, "m p"]:
     """What `train_primal` returns, for recipes that `can_use_dual`.
 
@@ -52,11 +52,11 @@ def train_dual(
     from N K (T + 1) + P normals a head in place of P T.
     """
     noise = draw_noise(recipe, x, chance.normals) if recipe.noise_multiplier else None
-    return recur(recipe, x, labels, chance.start, chance.masks, noise)
+    return run_recursion(recipe, x, labels, chance.start, chance.masks, noise)
 
 
 @torch.no_grad()
-def recur(
+def run_recursion(
     recipe: HeadRecipe,
     x: Float[Tensor, "m n d"],
     labels: Int[Tensor, " n"],

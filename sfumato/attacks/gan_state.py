@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from sfumato.attacks.access import Access
+from sfumato.attacks.access import TargetAccess
 from sfumato.attacks.inversion_loss import InversionLoss
 from sfumato.models.ema import new_average
 from sfumato.models.gan import Discriminator, Generator
 from sfumato.settings.invert import GanSettings, Method, Views
 from sfumato.training.fit import load_optimizer
-from sfumato.training.setup import placed
+from sfumato.training.setup import move_to_device
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Gan:
         self.best = dict(state["best"])
 
 
-def new_gan(method: Method, access: Access, settings: GanSettings, seed: int) -> Gan:
+def new_gan(method: Method, access: TargetAccess, settings: GanSettings, seed: int) -> Gan:
     """Networks at their start."""
     torch.manual_seed(seed)
     channels, size, _ = access.shape
@@ -63,7 +63,7 @@ def new_gan(method: Method, access: Access, settings: GanSettings, seed: int) ->
     heads: dict[str, Any] = {"plg": "projection", "gmi": "plain", "ked": "classes"}
     critic = Discriminator(classes, head=heads[method], **sizes)
     gpu = access.device.type == "cuda"
-    nets = placed(generator, access.device), placed(critic, access.device)
+    nets = move_to_device(generator, access.device), move_to_device(critic, access.device)
     adams = [
         torch.optim.Adam(
             net.parameters(), lr=settings.gan_lr, betas=(0.0, 0.9), fused=gpu, capturable=gpu
@@ -79,7 +79,7 @@ class GanTask:
 
     pixels: Tensor
     labels: Int[Tensor, " n"]
-    access: Access
+    access: TargetAccess
     inversion_loss: InversionLoss
     views: Views
     method: Method

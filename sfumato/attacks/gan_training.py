@@ -32,7 +32,7 @@ from sfumato.attacks.gan_state import Gan, GanTask
 from sfumato.attacks.inversion_loss import margins
 from sfumato.attacks.random_views import random_view
 from sfumato.errors import SfumatoError
-from sfumato.models.spectral import tighten
+from sfumato.models.spectral import update_spectral_norms
 from sfumato.runs import Run
 from sfumato.training.cuda_graph import Replay
 from sfumato.training.progress import progress, stale
@@ -62,7 +62,7 @@ def train_gan(
     if compiled:
         gan.generator.compile()
         gan.discriminator.compile()
-    turn, since = iteration(gan, task), time.monotonic()
+    turn, since = train_iteration(gan, task), time.monotonic()
     tell = progress(
         settings.iterations, gan.step, None, run.say, unit="images", counted="iteration"
     )
@@ -82,7 +82,7 @@ def train_gan(
                 )
             say(f"the GAN diverged before iteration {gan.step}; back to {good['step']}")
             gan.load(copy.deepcopy(good))
-            turn = iteration(gan, task)
+            turn = train_iteration(gan, task)
             gan.luck += falls
             continue
         falls = 0
@@ -107,9 +107,9 @@ def _record(gan: Gan, convinced: float) -> None:
     gan.looks.append(convinced)
 
 
-def iteration(gan: Gan, task: GanTask) -> Callable[..., None]:
+def train_iteration(gan: Gan, task: GanTask) -> Callable[..., None]:
     """One iteration, as a function of a seed."""
-    turn = Replay(lambda generator: iterate(gan, task, generator), task.access.device)
+    turn = Replay(lambda generator: run_iteration(gan, task, generator), task.access.device)
 
     def whole(*seed: int) -> None:
         turn(*seed)
@@ -119,11 +119,11 @@ def iteration(gan: Gan, task: GanTask) -> Callable[..., None]:
     return whole
 
 
-def iterate(gan: Gan, task: GanTask, generator: torch.Generator) -> None:
+def run_iteration(gan: Gan, task: GanTask, generator: torch.Generator) -> None:
     """Steps of the discriminator on one draw of fakes, then one of the generator."""
     settings = task.settings
     batch, steps = settings.gan_batch, settings.d_steps
-    z, y = codes(task, batch * (steps + 1), generator)
+    z, y = draw_codes(task, batch * (steps + 1), generator)
     with torch.no_grad(), task.lower():
         fakes = gan.generator(z[batch:], y[batch:]).float()
     gan.discriminator.requires_grad_(True)
@@ -131,14 +131,14 @@ def iterate(gan: Gan, task: GanTask, generator: torch.Generator) -> None:
         gan.optimizers[1].zero_grad(set_to_none=True)
         discriminator_loss(gan, task, fake, label, generator).backward()
         gan.optimizers[1].step()
-        tighten(gan.discriminator)
+        update_spectral_norms(gan.discriminator)
     gan.discriminator.requires_grad_(False)
     gan.optimizers[0].zero_grad(set_to_none=True)
     generator_loss(gan, task, z[:batch], y[:batch], generator).backward()
     gan.optimizers[0].step()
 
 
-def codes(
+def draw_codes(
     task: GanTask, count: int, generator: torch.Generator
 ) -> tuple[Float[Tensor, "count z"], Int[Tensor, " count"]]:
     """Codes, and classes drawn evenly."""
@@ -190,7 +190,7 @@ def evaluate_gan(gan: Gan, task: GanTask, seed: int, count: int = 256) -> float 
     """The median margin that the target gives fakes of random codes; None if all is lost."""
     generator = torch.Generator(task.access.device).manual_seed(seed)
     net = gan.generator if gan.average is None else gan.average.module
-    z, y = codes(task, count, generator)
+    z, y = draw_codes(task, count, generator)
     net.eval()
     with task.lower():
         fakes = net(z, y).float()

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sfumato.attacks.head_randomness import BLOCK, Chance, draw_chance
+from sfumato.attacks.head_randomness import BLOCK, HeadRandomness, draw_chance
 from sfumato.attacks.heads import HeadRecipe, predict
 from sfumato.attacks.shadow_heads import train_heads
 from sfumato.errors import ConfigError, DataError
@@ -69,7 +69,7 @@ def lone_trials(
         yield (logits[:, int(labels[-1])] - logits.mean(1))[:count]
 
 
-def _without_last(chance: Chance, recipe: HeadRecipe) -> Chance:
+def _without_last(chance: HeadRandomness, recipe: HeadRecipe) -> HeadRandomness:
     """The same chance, but the last image is in no step."""
     masks = chance.masks
     if masks is None:

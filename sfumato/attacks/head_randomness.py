@@ -22,7 +22,7 @@ Normals = Callable[[tuple[int, ...]], Tensor]
 
 
 @dataclass(frozen=True)
-class Chance:
+class HeadRandomness:
     """What chance decides for m heads: where they start, who is in each step, and the noise."""
 
     start: Float[Tensor, "m p"]
@@ -34,7 +34,7 @@ class Chance:
 
 def draw_chance(
     recipe: HeadRecipe, d: int, seed: int, blocks: range, like: Tensor | None = None
-) -> Chance:
+) -> HeadRandomness:
     """The chance of the heads of these blocks, in the type and on the device of `like`.
 
     Guarantee: that of a block depends on the recipe, `d`, `seed`, the block's number, type and
@@ -61,7 +61,7 @@ def draw_chance(
         # A 24-bit uniform is below the rate with that chance, to 2^-24.
         masks = fill(shape, lambda part, generator: part.uniform_(generator=generator))
         masks = masks < recipe.rate
-    return Chance(start, masks, normals)
+    return HeadRandomness(start, masks, normals)
 
 
 def _generator(seed: int, block: int, device: torch.device) -> torch.Generator:

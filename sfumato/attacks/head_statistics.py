@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from sfumato.attacks.heads import HeadRecipe, coordinate
+from sfumato.attacks.heads import HeadRecipe, parameter_name
 from sfumato.attacks.shadow_heads import Heads
 from sfumato.errors import DataError, RunError
 from sfumato.files import atomic
@@ -44,7 +44,7 @@ class WeightStatistics:
     def dropped(self, recipe: HeadRecipe, d: int) -> list[str]:
         """The names of the weights that do not vary."""
         places = (~self.keep).nonzero().flatten().tolist()
-        return [coordinate(place, recipe, d) for place in places]
+        return [parameter_name(place, recipe, d) for place in places]
 
     def standardise(self, heads: Heads) -> Float[Tensor, "m p"]:
         """Weights less their mean, in deviations; 0 for those that do not vary.

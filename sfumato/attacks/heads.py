@@ -53,7 +53,7 @@ def split_layers(
     return parts
 
 
-def coordinate(index: int, recipe: HeadRecipe, d: int) -> str:
+def parameter_name(index: int, recipe: HeadRecipe, d: int) -> str:
     """The name of one number of the flat vector.
 
     >>> coordinate(2565, HeadRecipe(), 256)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sfumato.attacks.access import Access
+from sfumato.attacks.access import TargetAccess
 from sfumato.attacks.inversion_loss import InversionLoss, margins
 from sfumato.attacks.random_views import random_view
 from sfumato.data.example_rng import seed_of
@@ -26,7 +26,7 @@ Extra = Callable[[Tensor, Float[Tensor, "n c h w"]], Float[Tensor, ""]]
 
 
 @dataclass(frozen=True)
-class Guesses:
+class InvertedImages:
     """What the attacker got: images by class, and by how much the target is convinced."""
 
     images: Float[Tensor, "n c h w"]
@@ -37,7 +37,7 @@ class Guesses:
 def search_codes(
     draw: Draw,
     begin: Callable[[int, torch.Generator], Tensor],
-    access: Access,
+    access: TargetAccess,
     inversion_loss: InversionLoss,
     views: Views,
     search: Search,
@@ -45,7 +45,7 @@ def search_codes(
     extra: Extra | None = None,
     seed: int = 0,
     say: Callable[[str], None] | None = None,
-) -> Guesses:
+) -> InvertedImages:
     """Restarts of every class, each from its own code, moved until the target names the class.
 
     The loss is summed over two independent views of each image. Every few seconds `say` is told how
@@ -83,4 +83,4 @@ def search_codes(
         return images.cpu(), lead.cpu()
 
     images, leads = zip(*(find(number, part) for number, part in enumerate(parts)), strict=True)
-    return Guesses(torch.cat(images), labels, torch.cat(leads))
+    return InvertedImages(torch.cat(images), labels, torch.cat(leads))

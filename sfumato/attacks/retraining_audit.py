@@ -57,7 +57,7 @@ def audit_trainer(
     rest, canary = set_canary_aside(images, seed)
     scores: dict[int, float] = {}
     for number in range(runs):
-        scores[number] = trial(train, rest, canary, number, seed)
+        scores[number] = run_trial(train, rest, canary, number, seed)
         check_trials(scores)
     return bound_of_trials(scores, delta=delta, confidence=confidence)
 
@@ -88,7 +88,7 @@ def set_canary_aside(images: Images, seed: int) -> tuple[Images, Images]:
     return replace(rest, people=None), replace(canary, labels=wrong, people=None)
 
 
-def trial(train: Trainer, rest: Images, canary: Images, number: int, seed: int) -> float:
+def run_trial(train: Trainer, rest: Images, canary: Images, number: int, seed: int) -> float:
     """How sure a model is of the canary's label; it was trained on the canary if `number` is odd.
 
     NaN is what a model says that broke.
@@ -115,11 +115,11 @@ def check_trials(scores: Mapping[int, float]) -> None:
             f"the models of all {len(scores)} calls so far answered NaN: the training breaks, and "
             "nothing can be told by it. Mend the trainer (a smaller learning rate?) and call again."
         )
-    if len(scores) >= TELLING and all(len(set(side)) == 1 for side in sides(scores)):
+    if len(scores) >= TELLING and all(len(set(side)) == 1 for side in split_trials(scores)):
         raise DataError(ALIKE)
 
 
-def sides(scores: Mapping[int, float]) -> tuple[list[float], list[float]]:
+def split_trials(scores: Mapping[int, float]) -> tuple[list[float], list[float]]:
     """Trials with the canary and without it, by number; a model that broke says no."""
     told = {n: -math.inf if math.isnan(scores[n]) else scores[n] for n in sorted(scores)}
     inside, outside = ([s for n, s in told.items() if n % 2 == side] for side in (1, 0))
@@ -128,7 +128,7 @@ def sides(scores: Mapping[int, float]) -> tuple[list[float], list[float]]:
 
 def bound_of_trials(scores: Mapping[int, float], *, delta: float, confidence: float) -> Bound:
     """What the trials prove, odd numbers being those with the canary."""
-    inside, outside = sides(scores)
+    inside, outside = split_trials(scores)
     if len(set(inside)) == 1 or len(set(outside)) == 1:
         raise DataError(ALIKE)
     return many_run_bound(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sfumato.attacks.batched_heads import train_primal
 from sfumato.attacks.batched_linear_heads import can_use_dual, train_dual
-from sfumato.attacks.head_randomness import BLOCK, Chance, draw_chance
+from sfumato.attacks.head_randomness import BLOCK, HeadRandomness, draw_chance
 from sfumato.attacks.heads import HeadRecipe, labels_of
 from sfumato.config import dumps
 from sfumato.data.example_rng import seed_of
@@ -144,7 +144,7 @@ def train_heads(
     recipe: HeadRecipe,
     x: Float[Tensor, "m n d"],
     y: Int[Tensor, " n"],
-    chance: Chance,
+    chance: HeadRandomness,
 ) -> Float[Tensor, "m p"]:
     """Heads trained by `recipe`, the k-th on features `x[k]` of classes `y`.
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sfumato.attacks.access import Access
+from sfumato.attacks.access import TargetAccess
 from sfumato.attacks.inversion_loss import margin_scale
 from sfumato.data.images import Images
 from sfumato.errors import DataError
@@ -43,7 +43,7 @@ class Selection:
         }
 
 
-def select_top_n(access: Access, public: Images, n: int) -> Selection:
+def select_top_n(access: TargetAccess, public: Images, n: int) -> Selection:
     """Ask the target about every public image once, and keep the n best for each class."""
     public.require_public("choosing images to imitate")
     if n > len(public):

@@ -61,7 +61,7 @@ def note_start(weights: Path | None, run: Run) -> None:
         run.write_json(START, origin)
 
 
-def tell_origin(config: Training, images: Images, say: Callable[[str], None]) -> None:
+def log_origin(config: Training, images: Images, say: Callable[[str], None]) -> None:
     """Say what weights count as that did not learn the same data, by all that is known."""
     if config.weights is None or config.mode == "non-private":
         return
@@ -82,7 +82,7 @@ def tell_origin(config: Training, images: Images, say: Callable[[str], None]) ->
         )
 
 
-def require_strange(config: Training, images: Images) -> None:
+def require_other_data(config: Training, images: Images) -> None:
     """Refuse weights that were trained on the same data, for a verb that has no ledger to go on
     with."""
     if book_of_weights(config, images) is not None:
@@ -126,7 +126,7 @@ def require_covered(config: Training) -> None:
             )
 
 
-def require_unpaid(source: str | Path, data: str) -> None:
+def require_no_ledger(source: str | Path, data: str) -> None:
     """Refuse images that one of our ledgers paid for: here they would count as public.
 
     `data` are the private images beside them. What was made from others is covered by its own
@@ -150,11 +150,11 @@ def guarantee_of_images(source: Path) -> dict[str, Any]:
         note = {}
     if "epsilon" in note:
         return note
-    book = ledger_beside(source)
+    book = find_ledger(source)
     return {} if book is None else {"epsilon": book.epsilon(), "data": book.header.data}
 
 
-def ledger_beside(place: Path) -> Ledger | None:
+def find_ledger(place: Path) -> Ledger | None:
     """The ledger of the bundle, stage or run that a file or folder belongs to, if it is there."""
     place = place.resolve()
     lines = ledger_lines(place if place.is_dir() else place.parent)

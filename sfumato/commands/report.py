@@ -39,7 +39,7 @@ def run(config: Report, _: Run | None) -> dict[str, Any]:
 def write_reports(config: Report, out: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Write the three files."""
     given = config.runs if config.run is None else (config.run, *config.runs)
-    folders = given or (newest(ROOT),)
+    folders = given or (newest_run(ROOT),)
     if out is None:
         out = folders[0] if len(folders) == 1 else folders[0].resolve().parent / "report"
     return write_report(folders, out, include_private=config.include_private)
@@ -113,7 +113,7 @@ COMMAND = Command(
 )
 
 
-def newest(root: Path) -> Path:
+def newest_run(root: Path) -> Path:
     """The run that was begun last."""
     records = sorted(root.glob("*/config.json"), key=lambda record: record.stat().st_mtime)
     if not records:

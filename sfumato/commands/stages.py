@@ -18,7 +18,7 @@ from sfumato.settings.train import Train, Training
 from sfumato.trusted_code import is_own_code, require_trust
 
 
-def tell_stage(summary: Mapping[str, Any]) -> str:
+def describe_stage(summary: Mapping[str, Any]) -> str:
     """What one stage found, in words."""
     values = {k: v for k, v in summary.items() if k not in ("stage", "run")}
     told = [f"  {k}  {v:.4g}" if isinstance(v, float) else f"  {k}  {v}" for k, v in values.items()]
@@ -34,7 +34,7 @@ def require_one_process(verb: str, what: str, run: Run | None) -> Run:
     return run
 
 
-def given_run(folder: Path, config: Training) -> tuple[Train, Path, Ledger | None]:
+def read_given_run(folder: Path, config: Training) -> tuple[Train, Path, Ledger | None]:
     """Settings, weights and ledger of a finished run of `sfumato train`, on the device of `config`.
 
     A run that is damaged is refused: see `sfumato.integrity`.
@@ -56,7 +56,7 @@ def given_run(folder: Path, config: Training) -> tuple[Train, Path, Ledger | Non
     return settings, weights, ledger
 
 
-def say_ignored(
+def log_ignored_settings(
     folder: Path,
     config: Settings,
     settings: Training,
@@ -81,7 +81,7 @@ def say_ignored(
         run.log(f"{folder} is as it was trained; ignored: {', '.join(other)}")
 
 
-def require_heeded(folder: Path, config: Settings, settings: Training) -> None:
+def refuse_ignored_settings(folder: Path, config: Settings, settings: Training) -> None:
     """Refuse a --data or --weights that the run in the folder has of its own."""
     if config.data not in (settings.data, defaults(type(config))["data"]):
         raise ConfigError(

@@ -28,19 +28,21 @@ def find_classes(listed: str, classes: Sequence[str], name: str) -> list[int]:
         found = [place for place, c in enumerate(classes) if c == item] or _count(item, numbers)
         if not found:
             hint = "" if named else f", or by place 0 to {len(classes) - 1}"
-            raise DataError(f'"{name}" has no class "{item}". There are: {shown(classes)}{hint}.')
+            raise DataError(
+                f'"{name}" has no class "{item}". There are: {list_some(classes)}{hint}.'
+            )
         places += found
-    return distinct(places, classes, name)
+    return require_distinct(places, classes, name)
 
 
-def distinct(places: Sequence[int], classes: Sequence[str], name: str) -> list[int]:
+def require_distinct(places: Sequence[int], classes: Sequence[str], name: str) -> list[int]:
     """These places of classes, or a `DataError` if one is beyond them or comes twice."""
     seen: set[int] = set()
     for place in places:
         if not 0 <= place < len(classes):
             raise DataError(
                 f'"{name}" has no class at place {place}. There are {len(classes)}, counted from '
-                f"0: {shown(classes)}."
+                f"0: {list_some(classes)}."
             )
         if place in seen:
             raise DataError(f'class "{classes[place]}" of "{name}" is listed twice. Once will do.')
@@ -65,12 +67,12 @@ def require_same_classes(
     """Refuse two sets whose classes differ: what a label stands for would not be the same."""
     if tuple(classes) != tuple(others):
         raise DataError(
-            f'the classes of "{name}" are {shown(classes)}, and those of "{other}" '
-            f"{shown(others)}: they must be the same, in one order."
+            f'the classes of "{name}" are {list_some(classes)}, and those of "{other}" '
+            f"{list_some(others)}: they must be the same, in one order."
         )
 
 
-def shown(classes: Sequence[str]) -> str:
+def list_some(classes: Sequence[str]) -> str:
     """The first names, and how many there are."""
     more = f", … ({len(classes)} in all)" if len(classes) > SHOWN else ""
     return ", ".join(classes[:SHOWN]) + more

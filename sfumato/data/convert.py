@@ -28,7 +28,7 @@ AtHand = One | Iterable[One]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class ImageKind:
     """What images of a network are: of one shape, in classes, and framed in one way."""
 
     shape: tuple[int, int, int]

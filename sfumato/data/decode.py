@@ -25,7 +25,7 @@ GREY = ("1", "L", "LA")
 Found = TypeVar("Found")
 
 
-class Head(NamedTuple):
+class ImageHeader(NamedTuple):
     """What a file says of its image before its pixels."""
 
     size: tuple[int, int]
@@ -183,10 +183,10 @@ def _opened(file: Path) -> Iterator[Image.Image]:
         raise DataError(f"{file} cannot be read as an image ({problem}).") from problem
 
 
-def _read_head(file: Path) -> Head:
+def _read_head(file: Path) -> ImageHeader:
     with _opened(file) as opened:
         grey = opened.mode in GREY or opened.mode.startswith("I")
-        return Head((opened.height, opened.width), 1 if grey else 3)
+        return ImageHeader((opened.height, opened.width), 1 if grey else 3)
 
 
 def _decoded(file: Path, framing: Framing) -> Decoded:

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from sfumato.config import from_json
-from sfumato.data.classes import shown
+from sfumato.data.classes import list_some
 from sfumato.data.images import Images
 from sfumato.errors import DataError
 from sfumato.files import read_json
@@ -44,7 +44,7 @@ class DataFingerprint:
             return
         what = "images, labels or people are others, or in another order"
         if found.classes != self.classes:
-            what = f"its classes were {shown(self.classes)}, and are {shown(found.classes)}"
+            what = f"its classes were {list_some(self.classes)}, and are {list_some(found.classes)}"
         elif found.images != self.images:
             what = f"it had {self.images} images, and has {found.images}"
         raise DataError(

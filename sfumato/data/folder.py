@@ -21,7 +21,7 @@ from sfumato.data.classes import find_classes
 from sfumato.data.decode import all_bad, decode_parts
 from sfumato.data.framing import Framing
 from sfumato.data.images import Images
-from sfumato.data.people import number, people_by_csv, people_by_folder
+from sfumato.data.people import number_names, people_by_csv, people_by_folder
 from sfumato.errors import DataError, SfumatoWarning
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -109,7 +109,7 @@ def _people(files: list[Path], wanted: list[Path], path: Path, root: Path, sourc
     by_folder = source == "folder"
     names = people_by_folder(wanted, root) if by_folder else people_by_csv(wanted, path, source)
     known = dict(zip(wanted, names, strict=True))
-    return number([known.get(file, str(file)) for file in files])
+    return number_names([known.get(file, str(file)) for file in files])
 
 
 def _roots(path: Path, splits: Sequence[str]) -> tuple[list[Path], bool]:

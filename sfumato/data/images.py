@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from sfumato.data.classes import distinct, find_classes, require_same_classes, shown
+from sfumato.data.classes import find_classes, list_some, require_distinct, require_same_classes
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.files import atomic
 
@@ -47,7 +47,9 @@ class Images:
                 f"{len(self.people)}: each image needs one."
             )
         if len(set(self.classes)) < len(self.classes):
-            raise DataError(f'"{self.name}" has two classes of one name: {shown(self.classes)}.')
+            raise DataError(
+                f'"{self.name}" has two classes of one name: {list_some(self.classes)}.'
+            )
         if self.people is not None:  # from 0 and without gaps, whatever they were called
             numbers = self.people.unique(return_inverse=True)[1]
             object.__setattr__(self, "people", numbers)
@@ -128,7 +130,7 @@ class Images:
         if isinstance(classes, str):
             listed, places = classes, find_classes(classes, self.classes, self.name)
         else:
-            places = distinct(classes, self.classes, self.name)
+            places = require_distinct(classes, self.classes, self.name)
             listed = ",".join(map(str, places))
         renumbered = torch.full((len(self.classes),), -1)
         renumbered[places] = torch.arange(len(places))

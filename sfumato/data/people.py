@@ -69,7 +69,7 @@ class People:
         return self._counts.cumsum(0) - self._counts
 
 
-def number(names: Sequence[str]) -> Int[Tensor, " images"]:
+def number_names(names: Sequence[str]) -> Int[Tensor, " images"]:
     """Numbers for the names, in alphabetical order."""
     places = {name: i for i, name in enumerate(sorted(set(names)))}
     return torch.tensor([places[name] for name in names], dtype=torch.int64)

@@ -23,7 +23,7 @@ from sfumato.data.images import Images
 from sfumato.diffusion.denoise import draw_sigma
 from sfumato.diffusion.sampler import from_pixels
 from sfumato.errors import ConfigError, DataError
-from sfumato.models.observe import evaluating
+from sfumato.models.observe import in_evaluation_mode
 from sfumato.privacy.sampling import Batch
 from sfumato.training.hooks import Step
 
@@ -75,7 +75,7 @@ def density_ratio_gradient(
     inside `no_grad`.
     """
     limit = log((1 - CLIP) / CLIP)
-    with evaluating(discriminator), torch.enable_grad():
+    with in_evaluation_mode(discriminator), torch.enable_grad():
         x = x.detach().requires_grad_(True)
         # log(d / (1 - d)) is the logit itself: a sigmoid on the way would only round it.
         ratios = discriminator(x, sigma, labels).float().clamp(-limit, limit)

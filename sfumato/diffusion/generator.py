@@ -24,7 +24,7 @@ from sfumato.diffusion.generator_data import (
     GeneratorData,
     copies_too_much,
     evaluate_denoiser,
-    worth,
+    score_of,
 )
 from sfumato.diffusion.geometry import GeometricChange
 from sfumato.errors import ConfigError, SfumatoError
@@ -36,7 +36,7 @@ from sfumato.training.cuda_graph import Replay
 from sfumato.training.fit import load_optimizer, whole_steps
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.progress import progress, stale
-from sfumato.training.setup import placed
+from sfumato.training.setup import move_to_device
 
 AT_ONCE = 64
 """Images of a batch that a CPU takes at once: all of a large one would not fit its memory."""
@@ -65,7 +65,7 @@ class GeneratorTrainState:
     @property
     def best_look(self) -> dict[str, float]:
         """The look at the weights that are kept, the first of those that are equal."""
-        return max(self.looks, key=worth)
+        return max(self.looks, key=score_of)
 
     def state(self) -> dict[str, Any]:
         """Everything that a later `load` needs."""
@@ -112,7 +112,7 @@ def new_train_state(
 ) -> GeneratorTrainState:
     """A generator at its start."""
     gpu = device.type == "cuda"
-    denoiser = placed(denoiser, device)
+    denoiser = move_to_device(denoiser, device)
     rate: Any = torch.tensor(settings.gen_lr, device=device) if gpu else settings.gen_lr
     adam = torch.optim.Adam(denoiser.parameters(), lr=rate, fused=gpu, capturable=gpu)
     average = new_half_life_average(
@@ -153,7 +153,7 @@ def train_generator(
         train_state.denoiser.compile()
     turn = new_turn(train_state, data, settings, precision, processes)
     every = math.ceil(settings.steps / settings.gen_looks)
-    tell = tell_progress(train_state, settings, run)
+    tell = log_progress(train_state, settings, run)
     saved = time.monotonic()
     with whole_steps() as interrupted:
         while train_state.step < settings.steps and not stale(
@@ -180,7 +180,7 @@ def train_generator(
                 raise KeyboardInterrupt
             tell(train_state.step, {"batch": settings.gen_batch})
     if run is not None:
-        tell_end(train_state, settings, run)
+        log_end(train_state, settings, run)
     train_state.denoiser.load_state_dict(train_state.best)
     return train_state.denoiser.eval().requires_grad_(False)
 
@@ -197,7 +197,7 @@ def generator_memory_advice(settings: Diffusion) -> Iterator[None]:
         ) from problem
 
 
-def tell_progress(
+def log_progress(
     train_state: GeneratorTrainState, settings: Diffusion, run: Run | None
 ) -> Callable[[int, dict[str, float]], None]:
     """Say where a run that was cut goes on; what then says every few seconds how far it is."""
@@ -223,13 +223,13 @@ def evaluate_average(
     if not math.isfinite(found["held_out_loss"]):
         raise SfumatoError("the generator diverged. Lower --gen-lr, with another --out.")
     seen = train_state.step * settings.gen_batch
-    note_look(train_state, {"images": seen, **found})
+    record_evaluation(train_state, {"images": seen, **found})
     if run is None or samples is None:
         return
     run.measure(train_state.step, private=False, images=seen, **found)
     told = (
         f"{seen} of {settings.steps * settings.gen_batch} images  held-out loss "
-        f"{found['held_out_loss']:.4f}  {tell_copies(found)}"
+        f"{found['held_out_loss']:.4f}  {describe_copies(found)}"
     )
     if copies_too_much(found):
         run.log(f"{told}: too many, so it learns by heart, and this look does not count")
@@ -238,7 +238,7 @@ def evaluate_average(
     show(seen, samples)
 
 
-def note_look(train_state: GeneratorTrainState, found: dict[str, float]) -> None:
+def record_evaluation(train_state: GeneratorTrainState, found: dict[str, float]) -> None:
     """Remember what was seen, and the weights if they were never better."""
     train_state.looks.append(found)
     if train_state.best_look is found:
@@ -246,12 +246,12 @@ def note_look(train_state: GeneratorTrainState, found: dict[str, float]) -> None
         train_state.best = {name: value.clone() for name, value in state.items()}
 
 
-def tell_copies(found: Mapping[str, float]) -> str:
+def describe_copies(found: Mapping[str, float]) -> str:
     """Copies among samples, beside those among images that no model was trained on."""
     return f"copies {found['copies']:.1%} (of held-out images {found['held_out_copies']:.1%})"
 
 
-def tell_end(train_state: GeneratorTrainState, settings: Diffusion, run: Run) -> None:
+def log_end(train_state: GeneratorTrainState, settings: Diffusion, run: Run) -> None:
     """Say that training stopped early, and whether what is left of it copies."""
     best, seen = train_state.best_look, train_state.step * settings.gen_batch
     if train_state.step < settings.steps:
@@ -263,8 +263,8 @@ def tell_end(train_state: GeneratorTrainState, settings: Diffusion, run: Run) ->
         run.log(
             "WARNING: this generator COPIES the images it was trained on, at every look. The "
             f"weights with the fewest are kept, after {best['images']:.0f} images: "
-            f"{tell_copies(best)}. Give it more public images (--public-share), a smaller network "
-            "(--gen-width), or look sooner (--gen-looks), with another --out."
+            f"{describe_copies(best)}. Give it more public images (--public-share), a smaller "
+            "network (--gen-width), or look sooner (--gen-looks), with another --out."
         )
 
 

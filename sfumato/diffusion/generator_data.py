@@ -92,7 +92,7 @@ def copies_too_much(found: Mapping[str, float]) -> bool:
     return found["copies"] > found["held_out_copies"] + MARGIN
 
 
-def worth(found: Mapping[str, float]) -> tuple[bool, float]:
+def score_of(found: Mapping[str, float]) -> tuple[bool, float]:
     """What a look is worth, more being better: by the loss, or where it copies by how rarely.
 
     Any look without too many copies is worth more than any with them.

@@ -39,7 +39,7 @@ def image_seeds(seed: int, numbers: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ImageShards:
     """A number of images, in files of a fixed size; the folder is the leader's alone."""
 
     folder: Path | None

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError, SfumatoError
-from sfumato.models.observe import evaluating
+from sfumato.models.observe import in_evaluation_mode
 
 State = Float[Tensor, "n c h w"]
 Labels = Int[Tensor, " n"]
@@ -168,7 +168,7 @@ def draw_images(
         x = start_noise(seeds.cpu()[filled], shape) * sigma
         x = (x if base is None else x + from_pixels(base.cpu()[filled])).to(device)
         answers = _Answers(denoiser, y, precision, guide, guide_weight)
-        with evaluating(denoiser), torch.no_grad():
+        with in_evaluation_mode(denoiser), torch.no_grad():
             push = None if guide is None or guide_weight == 0 else answers.push
             x = SOLVERS[solver](answers.denoise, x, sigmas, push)[: len(places)].cpu()
         if not x.isfinite().all():

@@ -22,7 +22,7 @@ from sfumato.models.noisy_discriminator import NoisyDiscriminator
 from sfumato.models.zoo import own_function, read_state
 from sfumato.runs import Run
 from sfumato.settings.diffusion import Diffusion
-from sfumato.training.setup import placed
+from sfumato.training.setup import move_to_device
 from sfumato.trusted_code import require_trust
 
 NAME = "generator.json"
@@ -72,7 +72,7 @@ class Blueprint:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredGenerator:
     """A trained generator, and its guide's weights if one was trained."""
 
     blueprint: Blueprint
@@ -83,7 +83,7 @@ class Stored:
         """The generator on a device, to be asked and not trained."""
         made = self.blueprint.new_denoiser()
         made.load_state_dict(self.weights)
-        return placed(made, device).eval().requires_grad_(False)
+        return move_to_device(made, device).eval().requires_grad_(False)
 
     def guide(self, device: torch.device, precision: torch.dtype) -> DiscriminatorGuide:
         """What bends samples towards the images that it was trained on."""
@@ -96,7 +96,7 @@ class Stored:
 
 def read_stored(
     folder: Path, guide_folder: Path | None = None, *, known: str | None = None
-) -> Stored:
+) -> StoredGenerator:
     """The generator in a folder, with the guide of another, or why there is none.
 
     `known` is the network's code if the user has named it; other code needs trust (`trust`).
@@ -112,4 +112,4 @@ def read_stored(
     weights = read_state(folder / "model.safetensors")
     bend = None if guide_folder is None else guide_folder / "model.safetensors"
     found = None if bend is None or not bend.exists() else read_state(bend)
-    return Stored(blueprint, weights, found)
+    return StoredGenerator(blueprint, weights, found)

@@ -13,14 +13,14 @@ FREE = (Tensor, str, bool, type(None))
 """What may be another in every pass: the model is examined for each string, and each flag."""
 
 
-class Given(NamedTuple):
+class CallArguments(NamedTuple):
     """The arguments of a call, one after the other, and how they lie in lists, tuples and dicts."""
 
     values: list[Any]
     spec: tree.TreeSpec
 
     @classmethod
-    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Given":
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "CallArguments":
         """Those of a call; what may hide a tensor is refused."""
         given = cls(*tree.tree_flatten((tuple(args), dict(kwargs))))
         for value in given.values:

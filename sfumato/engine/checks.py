@@ -144,7 +144,7 @@ PATIENCE = 5
 """Steps in a row whose losses were all NaN or infinite, and that were paid for all the same."""
 
 
-class Finite:
+class FiniteLossCheck:
     """Whether there is anything to learn from: an example whose loss is not finite adds nothing."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ UNKNOWN = (
 )
 
 
-class Passes:
+class EpochTracker:
     """Passes over `size` examples: known ones, or as far as they show, by how many came.
 
     Of batches from an unknown loader, one that does not fit into what is left of the data begins

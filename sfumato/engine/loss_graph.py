@@ -27,7 +27,7 @@ class GraphNodes(NamedTuple):
     end: int
 
 
-class Outside(NamedTuple):
+class OutsideTensors(NamedTuple):
     """What a loss uses besides what the pass has made."""
 
     leaves: list[Tensor]
@@ -42,9 +42,9 @@ def next_node() -> int:
         return _number(leaf.view(()).grad_fn)
 
 
-def look_outside(loss: Tensor, span: GraphNodes) -> Outside:
+def find_outside(loss: Tensor, span: GraphNodes) -> OutsideTensors:
     """Walk the graph of the loss, up to what the pass has made."""
-    found = Outside([], [])
+    found = OutsideTensors([], [])
     open_nodes: list[Any] = [loss.grad_fn]
     known: set[Any] = set()
     while open_nodes:
@@ -75,7 +75,7 @@ def refuse_parameters(leaves: Sequence[Tensor], names: dict[int, str]) -> None:
             )
 
 
-class Factors:
+class LossFactors:
     """The constants in the loss of some batches, by the number of examples in these.
 
     A factor that is the number of examples, or moves with it, makes the gradient of one example

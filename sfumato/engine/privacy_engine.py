@@ -26,7 +26,7 @@ from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.config import differences, to_json
 from sfumato.engine import compat
 from sfumato.engine.checks import (
-    Finite,
+    FiniteLossCheck,
     add_releases,
     check_drawn,
     check_guarantee,
@@ -38,7 +38,7 @@ from sfumato.engine.checks import (
     refuse_second_loader,
     refuse_several_processes,
 )
-from sfumato.engine.epochs import LOOP, Passes, size_of, sizes_of
+from sfumato.engine.epochs import LOOP, EpochTracker, size_of, sizes_of
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.models.ema import new_average
@@ -128,9 +128,9 @@ class PrivacyEngine:
         )
         self.recorder = Recorder(self.clipper)
         self.accounting_mode = accounting_mode
-        self._passes = Passes(self.plan, sample_size)
+        self._passes = EpochTracker(self.plan, sample_size)
         self._noisy = NoisyGradient(lambda: self.clipper.parameters)
-        self._finite = Finite()
+        self._finite = FiniteLossCheck()
 
     def _new_ledger(self, delta: float, noise: Literal["philox", "chacha20"]) -> Ledger:
         header = LedgerHeader(
@@ -295,7 +295,7 @@ class PrivacyEngine:
         self._uses_loader = state["uses_loader"]
         self.taken = state["taken"]
         self._passes.begin(self.taken)
-        self._pass, self._finite = None, Finite()
+        self._pass, self._finite = None, FiniteLossCheck()
         self._forget()
         if self.average is not None:
             self.average.load_state_dict(state["average"])

@@ -20,12 +20,12 @@ from sfumato.clipping.checks import check_losses, refuse_compiled
 from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.mixing import is_due, refuse_mixing, refuse_places
 from sfumato.clipping.tape import Tape
-from sfumato.engine.arguments import ConstantArguments, Given
+from sfumato.engine.arguments import CallArguments, ConstantArguments
 from sfumato.engine.checks import check_governed, refuse_closures, refuse_hooks
 from sfumato.engine.loss_graph import (
-    Factors,
     GraphNodes,
-    look_outside,
+    LossFactors,
+    find_outside,
     next_node,
     refuse_parameters,
 )
@@ -62,7 +62,7 @@ class Recorder:
         """Inputs of the last pass, if it is to be asked whether it mixes examples."""
         self._span = GraphNodes(0, 0)
         self._settings = ConstantArguments()
-        self._factors: dict[Any, Factors] = {}
+        self._factors: dict[Any, LossFactors] = {}
         """Of each kind, the factors in its losses."""
 
     def __reduce__(self) -> Any:
@@ -152,7 +152,7 @@ class Recorder:
         refuse_hooks(self.module)
         check_governed(self.clipper.parameters, self._governed, self.optimizer)
         self._settings.check(args, kwargs)
-        given = Given.of(args, kwargs)
+        given = CallArguments.of(args, kwargs)
         values = given.values
         tensors = [v for v in values if isinstance(v, Tensor)]
         if not tensors:
@@ -186,13 +186,13 @@ class Recorder:
 
     def _look_outside(self, loss: Tensor, examples: int) -> None:
         """What the loss does with the model's output, as far as its graph shows."""
-        outside = look_outside(loss, self._span)
+        outside = find_outside(loss, self._span)
         refuse_parameters(outside.leaves, {id(p): n for n, p in self.clipper.parameters.items()})
-        factors = self._factors.setdefault(self._kind, Factors())
+        factors = self._factors.setdefault(self._kind, LossFactors())
         if self._leaves is not None or factors.wants(examples):
             factors.check(examples, outside.factors)
 
-    def _examine(self, given: Given, examples: int, key: Any) -> None:
+    def _examine(self, given: CallArguments, examples: int, key: Any) -> None:
         """Survey the model, and test on noise that its norms are those of autograd."""
 
         def loss(model: nn.Module, *inputs: Any) -> Tensor:
@@ -218,7 +218,7 @@ class Recorder:
 
         self.clipper.survey(forward, values, examples, key)
 
-    def _refuse_places(self, given: Given, examples: int, key: Any) -> None:
+    def _refuse_places(self, given: CallArguments, examples: int, key: Any) -> None:
         """What the model says of an example must be the same among fewer, and at another place."""
 
         def rows_of(places: Tensor) -> list[Tensor]:

@@ -66,7 +66,7 @@ class Features:
         return found
 
 
-def turned(images: Images) -> Images:
+def turned_classes(images: Images) -> Images:
     """Images turned over their diagonal, and mirrored ones: other letters by the same hands.
 
     They stand in for a public set of letters: neither these images nor these classes are those that
@@ -109,7 +109,7 @@ def pretrain(
     )
 
 
-def headless(model: nn.Module) -> nn.Module:
+def without_head(model: nn.Module) -> nn.Module:
     """The model without its last layer: what goes into that comes out."""
     (path,) = {name.rpartition(".")[0] for name in head_parameters(model)}
     model.set_submodule(path, nn.Identity())

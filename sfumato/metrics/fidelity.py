@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError
 from sfumato.files import sha256
-from sfumato.metrics.features import extract, headless
+from sfumato.metrics.features import extract, without_head
 from sfumato.metrics.quality import compare
 from sfumato.models.scatter import Scattering
 from sfumato.models.zoo import MODELS, build_model, wanted_size
@@ -114,7 +114,7 @@ def named_extractor(name: str, weights: Path | None, shape: tuple[int, int, int]
         raise ConfigError(
             f"--extractor {name}: {str(problem).replace('--weights', '--extractor-weights')}"
         ) from problem
-    network = headless(made).requires_grad_(False)
+    network = without_head(made).requires_grad_(False)
     return Extractor(network, f"last layer but one of {name}{_origin(made, weights, size)}", size)
 
 

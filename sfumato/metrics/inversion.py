@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sfumato.errors import ConfigError
 from sfumato.metrics.class_intervals import class_means, over_classes
-from sfumato.metrics.judges import Judged, JudgeOutput, Sets, attacked_only
+from sfumato.metrics.judges import Judged, JudgedSets, JudgeOutput, attacked_only
 from sfumato.metrics.quality import nearest_distances, precision_recall
 from sfumato.privacy.audit.lower import binomial_interval
 
@@ -35,7 +35,7 @@ FEW = 10
 
 
 def inversion_scores(
-    labels: Sets[Tensor],
+    labels: JudgedSets[Tensor],
     judged_by: Mapping[str, Judged],
     *,
     level: float = 0.95,
@@ -81,7 +81,7 @@ def inversion_scores(
 
 
 def member_gaps(
-    features: Sets[Tensor], labels: Sets[Tensor], *, seed: int = 0
+    features: JudgedSets[Tensor], labels: JudgedSets[Tensor], *, seed: int = 0
 ) -> Float[Tensor, " guesses"]:
     """How much closer each guess is to the nearest member than to the nearest held-out image.
 
@@ -121,7 +121,7 @@ def _share(*said: Tensor) -> Tensor:
     return torch.stack(said).double().mean(0)
 
 
-def _rates(hits: Mapping[str, Sets[Tensor]], labels: Sets[Tensor]) -> Values:
+def _rates(hits: Mapping[str, JudgedSets[Tensor]], labels: JudgedSets[Tensor]) -> Values:
     """The attack, the judge's floor, and the judge's own accuracy.
 
     A judge that is much better on members than on held-out images has met the target's data.
@@ -135,7 +135,7 @@ def _rates(hits: Mapping[str, Sets[Tensor]], labels: Sets[Tensor]) -> Values:
     return found
 
 
-def _distances(features: Sets[Tensor], labels: Sets[Tensor]) -> Values:
+def _distances(features: JudgedSets[Tensor], labels: JudgedSets[Tensor]) -> Values:
     """From guesses and, for scale, held-out images to the nearest member and to the mean member."""
     found: Values = {}
     for prefix, kind in (("", "guesses"), ("held_out_", "held_out")):
@@ -154,7 +154,7 @@ def _squared(of: Tensor, among: Tensor) -> Float[Tensor, " rows"]:
 
 
 def _precision_recall(
-    features: Sets[Tensor], labels: Sets[Tensor]
+    features: JudgedSets[Tensor], labels: JudgedSets[Tensor]
 ) -> tuple[Values, dict[str, str]]:
     """Of guesses among the members of their class, and why a class has none."""
     found, left_out = [], {}

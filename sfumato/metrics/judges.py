@@ -22,7 +22,7 @@ Judge = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Sets(Generic[T]):
+class JudgedSets(Generic[T]):
     """The four sets of images that an attack is judged by, or one thing about each: labels, say."""
 
     guesses: T
@@ -34,10 +34,10 @@ class Sets(Generic[T]):
     public: T
     """What the attack selected. The label is the class that the target took the image for."""
 
-    def each(self, function: Callable[..., U], *others: "Sets[Any]") -> "Sets[U]":
+    def each(self, function: Callable[..., U], *others: "JudgedSets[Any]") -> "JudgedSets[U]":
         """The same about every set: `function` of what this and `others` hold for it."""
         rows = zip(*(vars(sets).values() for sets in (self, *others)), strict=True)
-        return Sets(*(function(*row) for row in rows))
+        return JudgedSets(*(function(*row) for row in rows))
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class JudgeOutput:
     features: Float[Tensor, "n d"]
 
 
-Judged = Sets[JudgeOutput]
+Judged = JudgedSets[JudgeOutput]
 """All that one judge says."""
 
 
 @torch.no_grad()
-def judge_images(judge: Judge, pixels: Sets[Tensor], batch: int = 500) -> Judged:
+def judge_images(judge: Judge, pixels: JudgedSets[Tensor], batch: int = 500) -> Judged:
     """What a judge says of every set, whose pixels must be floats in [0, 1], the guesses' too."""
 
     def see(images: Shaped[Tensor, "n c h w"]) -> JudgeOutput:
@@ -70,8 +70,8 @@ def judge_images(judge: Judge, pixels: Sets[Tensor], batch: int = 500) -> Judged
 
 
 def attacked_only(
-    labels: Sets[Tensor], judged_by: Mapping[str, Judged]
-) -> tuple[Sets[Tensor], dict[str, Judged]]:
+    labels: JudgedSets[Tensor], judged_by: Mapping[str, Judged]
+) -> tuple[JudgedSets[Tensor], dict[str, Judged]]:
     """Without images of other classes, and on one device; or a sentence on what does not fit."""
     if not judged_by:
         raise ConfigError("nobody judges the guesses: give at least one judge, better three.")

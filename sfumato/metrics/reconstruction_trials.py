@@ -86,7 +86,7 @@ def usual_errors(images: Images, references: Float[Tensor, "r wanted c h w"]) ->
     return found
 
 
-def partners(count: int, per_permutation: int) -> Int[Tensor, " count"]:
+def shuffle_partners(count: int, per_permutation: int) -> Int[Tensor, " count"]:
     """For each head the next one of its permutation: they share no image."""
     numbers = torch.arange(count)
     first = numbers // per_permutation * per_permutation
@@ -212,7 +212,7 @@ def _own_images(trials: Trials, own: Images) -> dict[str, Tensor]:
     return {"nearest_own_image": nearest, "class_mean": mean}
 
 
-def pick(trials: Trials, shown: int = 10) -> Sequence[tuple[str, Tensor, Tensor]]:
+def pick_examples(trials: Trials, shown: int = 10) -> Sequence[tuple[str, Tensor, Tensor]]:
     """Pairs of truth and guess to look at: the best, the median and the worst of each class."""
     gaps = (trials.truths - trials.guesses[:, :, None]).flatten(3).square().mean(dim=3)
     errors, which = gaps.min(dim=2)

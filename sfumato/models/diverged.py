@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from sfumato.models.observe import evaluating
+from sfumato.models.observe import in_evaluation_mode
 
 
 def has_diverged(model: nn.Module, answer: Callable[[], Tensor]) -> bool:
@@ -16,5 +16,5 @@ def has_diverged(model: nn.Module, answer: Callable[[], Tensor]) -> bool:
     """
     if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
         return True
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), in_evaluation_mode(model):
         return not bool(answer().isfinite().any())

@@ -117,7 +117,7 @@ class Discriminator(nn.Module):
     one score without a class; "classes" a logit for each class, where real means a large sum.
 
     Weights are divided by an estimate of their largest singular value, which follows them when
-    `spectral.tighten` is called.
+    `spectral.update_spectral_norms` is called.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ def normalisation_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, and back to whatever mode each module was in."""
     training = [module for module in model.modules() if module.training]
     model.eval()

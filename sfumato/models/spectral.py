@@ -87,7 +87,7 @@ def normed(layer: nn.Linear | nn.Embedding | nn.Conv2d, gain: float = 1.0) -> nn
     return layer
 
 
-def tighten(model: nn.Module) -> None:
+def update_spectral_norms(model: nn.Module) -> None:
     """Let all estimates in the model follow their weights by one power iteration."""
     for module in model.modules():
         weights = getattr(module, "parametrizations", None)

@@ -205,7 +205,7 @@ def read_state(path: Path) -> Mapping[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        return unwrapped(torch.load(path, map_location="cpu", weights_only=True))
+        return unwrap_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as problem:
         # Not in torch's words: they say how to read a file that runs what it holds.
         raise ConfigError(
@@ -214,7 +214,7 @@ def read_state(path: Path) -> Mapping[str, Tensor]:
         ) from problem
 
 
-def unwrapped(state: Mapping[str, Any]) -> Mapping[str, Tensor]:
+def unwrap_state_dict(state: Mapping[str, Any]) -> Mapping[str, Tensor]:
     """A state dict without what training scripts put around it; a TypeError if it is none."""
     for name in WRAPPINGS:
         state = state[name] if isinstance(state.get(name), Mapping) else state

@@ -82,7 +82,9 @@ def poisson_sample(
     plan: Plan, size: int, secret: SessionKey, step: tuple[str | int, ...]
 ) -> Int[np.ndarray, " examples"]:
     """The examples of the step that `step` names, as ascending indices."""
-    chosen = toss(plan.rate, size, secret, ("batch", *step)) if plan.rate < 1 else np.arange(size)
+    chosen = (
+        flip_coins(plan.rate, size, secret, ("batch", *step)) if plan.rate < 1 else np.arange(size)
+    )
     if plan.max_batch is not None and len(chosen) > plan.max_batch:
         # Ties among 64-bit words are a chance of n^2/2^65: nothing beside delta.
         order = np.argsort(secret.words(("truncate", *step), len(chosen)))
@@ -90,7 +92,7 @@ def poisson_sample(
     return chosen.astype(np.int64)
 
 
-def toss(
+def flip_coins(
     rate: float, size: int, secret: SessionKey, purpose: tuple[str | int, ...]
 ) -> Int[np.ndarray, " heads"]:
     """The numbers of the coins, of `size`, that fall on their side of chance `rate`.

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.errors import ConfigError
-from sfumato.metrics.judges import Judged, Sets
+from sfumato.metrics.judges import Judged, JudgedSets
 from sfumato.reporting.figures import Panel, Point, save_image_rows, save_panels
 
 Estimate = Mapping[str, Any]
@@ -44,7 +44,7 @@ class SweepRow:
 
 
 def mean_log_probability(
-    labels: Sets[Tensor], judged_by: Mapping[str, Judged]
+    labels: JudgedSets[Tensor], judged_by: Mapping[str, Judged]
 ) -> Float[Tensor, " guesses"]:
     """How sure the judges are, on average, that each guess is of its class."""
     logs = [judged.guesses.logits.log_softmax(dim=1).cpu() for judged in judged_by.values()]
@@ -56,7 +56,7 @@ def contact_sheet(
     path: Path,
     members: Float[Tensor, "m c h w"],
     guesses: Float[Tensor, "n c h w"],
-    labels: Sets[Tensor],
+    labels: JudgedSets[Tensor],
     judged_by: Mapping[str, Judged],
     names: Sequence[str],
 ) -> Path:

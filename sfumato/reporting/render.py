@@ -28,8 +28,8 @@ PICTURE_LIMIT = 4_000_000
 """Bytes of one picture; a larger one is left out."""
 MADE_BY = f"sfumato {__version__}"
 FILTERS = {
-    "up": words.up,
-    "down": words.down,
+    "up": words.round_up,
+    "down": words.round_down,
     "interval": words.interval,
     "short": words.short,
     "proved": words.proved,
@@ -141,7 +141,7 @@ def _view(card: RunCard, cards: Sequence[RunCard]) -> dict[str, Any]:
     attacks, bounds, checks = of("attack"), of("bound"), of("check")
     return {
         "card": card,
-        "state": words.state(card),
+        "state": words.progress_words(card),
         "guarantee": words.guarantee_words(card),
         "proof": words.proof_words(card),
         "facts": words.facts(card, cards),
@@ -186,11 +186,10 @@ def curve_says(card: RunCard) -> str:
     """The curve in a sentence."""
     assert card.curve is not None
     assert card.guarantee is not None
-    says = (
-        f"Epsilon {words.up(card.guarantee.epsilon)} after {card.curve.done:,} uses of private data"
-    )
+    epsilon, planned = map(words.round_up, (card.guarantee.epsilon, card.guarantee.planned))
+    says = f"Epsilon {epsilon} after {card.curve.done:,} uses of private data"
     if card.curve.done < card.curve.steps[-1]:
-        says += f"; {words.up(card.guarantee.planned)} after all {card.curve.steps[-1]:,} (dashes)"
+        says += f"; {planned} after all {card.curve.steps[-1]:,} (dashes)"
     return f"{says}, at δ = {card.guarantee.delta:g}, by the PLD accountant."
 
 
@@ -198,8 +197,8 @@ def proof_bars(bounds: Sequence[Finding]) -> str:
     """Bars of the epsilon that each bound proves, with marks of what was guaranteed."""
     rows = [(bound.name, words.proved(bound), bound.guaranteed) for bound in bounds]
     told = [
-        f"{name}: at least {words.down(proved)}"
-        + ("" if guaranteed is None else f", guaranteed {words.up(guaranteed)}")
+        f"{name}: at least {words.round_down(proved)}"
+        + ("" if guaranteed is None else f", guaranteed {words.round_up(guaranteed)}")
         for name, proved, guaranteed in rows
     ]
     return chart.bars([row for row in rows if math.isfinite(row[1])], ". ".join(told))

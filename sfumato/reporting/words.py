@@ -91,11 +91,13 @@ def guarantee_words(card: RunCard) -> tuple[str, str]:
         return "none", "There is no ledger: this run guarantees nothing about private images."
     if math.isinf(guarantee.epsilon):
         return "ε = ∞", f"No guarantee: images of {guarantee.data} were used without noise."
-    now = f"ε ≤ {up(guarantee.epsilon)}"
+    now = f"ε ≤ {round_up(guarantee.epsilon)}"
     about = terms(guarantee)
     if not card.finished:
         more = (
-            "" if guarantee.planned == guarantee.epsilon else f"; {up(guarantee.planned)} planned"
+            ""
+            if guarantee.planned == guarantee.epsilon
+            else f"; {round_up(guarantee.planned)} planned"
         )
         return now, f"so far{more}, {about}"
     return now, about
@@ -107,7 +109,7 @@ def _attacked_words(subject: Subject) -> tuple[str, str]:
     if guarantee is None:
         return subject.instead[0], f"{subject.instead[1]} {nothing}"
     about = f"guaranteed by the target, {terms(guarantee)}"
-    return f"ε ≤ {up(guarantee.epsilon)}", f"{about}. {nothing}"
+    return f"ε ≤ {round_up(guarantee.epsilon)}", f"{about}. {nothing}"
 
 
 def audited_words(found: Findings) -> tuple[str, str]:
@@ -116,7 +118,7 @@ def audited_words(found: Findings) -> tuple[str, str]:
         return "none", f"{found.target} guarantees nothing: it was made without noise."
     by = "as claimed for" if found.guarantee.claimed else "by the ledger of"
     about = f"{by} {found.target}, {terms(found.guarantee)}"
-    return f"ε ≤ {up(found.guarantee.epsilon)}", about
+    return f"ε ≤ {round_up(found.guarantee.epsilon)}", about
 
 
 def proof_words(card: RunCard) -> tuple[str, str]:
@@ -142,8 +144,8 @@ def proof_of(found: Findings, otherwise: str = UNPROVED) -> tuple[str, str]:
     best, measured = best_of(own), [bound for bound in own if not bound.by_attack]
     at = "" if best.delta is None else f"at δ = {best.delta:.3g}, "
     words = f"{at}{confidence(best)}: {best.name}"
-    words += "".join(f"; {b.name}, measured: ε ≥ {down(proved(b))}" for b in measured)
-    return f"ε ≥ {down(proved(best))}", f"{words}. {verdict(own)}"
+    words += "".join(f"; {b.name}, measured: ε ≥ {round_down(proved(b))}" for b in measured)
+    return f"ε ≥ {round_down(proved(best))}", f"{words}. {verdict(own)}"
 
 
 def proved(bound: Finding) -> float:
@@ -207,7 +209,7 @@ def confidence(bound: Finding) -> str:
 def facts(card: RunCard, cards: Sequence[RunCard] = ()) -> list[tuple[str, str]]:
     """What was trained on what, how, and what a step costs beside that of other cards."""
     plan, rows = card.plan or {}, [("verb", f"sfumato {card.verb}")]
-    rows += [("data", data_of(card)), ("model", model_of(card)), ("state", state(card))]
+    rows += [("data", data_of(card)), ("model", model_of(card)), ("state", progress_words(card))]
     if plan:
         size, batch = plan.get("size"), plan["expected_batch"]
         noise = f"{plan['noise_multiplier']:.4g} times the norm bound ({plan['max_norm']:g})"
@@ -241,7 +243,7 @@ def _units(card: RunCard) -> str:
     return f"{thing}, {count:,} of them canaries" if count else thing
 
 
-def state(card: RunCard) -> str:
+def progress_words(card: RunCard) -> str:
     """How far the run is."""
     if card.finished:
         return "finished"
@@ -318,7 +320,7 @@ def interval(value: Limits | None) -> str:
     return f"{middle:.3f}" + ("" if low is None or high is None else f" ({low:.3f} to {high:.3f})")
 
 
-def up(epsilon: float) -> str:
+def round_up(epsilon: float) -> str:
     """A guarantee with two decimals, or two digits if it is small: rounded up, it is still kept."""
     if math.isinf(epsilon):
         return "∞"
@@ -326,7 +328,7 @@ def up(epsilon: float) -> str:
     return f"{math.ceil(epsilon * 10**places) / 10**places:.{places}f}"
 
 
-def down(epsilon: float) -> str:
+def round_down(epsilon: float) -> str:
     """A lower bound with two decimals, which is still proved."""
     return "∞" if math.isinf(epsilon) else f"{math.floor(epsilon * 100) / 100:.2f}"
 

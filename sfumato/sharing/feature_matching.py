@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from sfumato.models.observe import observed
 from sfumato.runs import Run
 from sfumato.settings.release import Matching
-from sfumato.sharing.moments import Gauge
+from sfumato.sharing.moments import MomentScale
 from sfumato.training.inputs import Inputs
 
 
 @dataclass(frozen=True)
-class Goal:
+class MatchingTarget:
     """What the teacher saw, as it was released: one row of mean moments, or one for each class."""
 
-    gauge: Gauge
+    gauge: MomentScale
     means: Float[Tensor, "groups d"]
 
     def distance(self, vectors: Float[Tensor, "n d"], group: int) -> Float[Tensor, ""]:
@@ -46,7 +46,7 @@ def match_features(
     model: nn.Module,
     inputs: Inputs,
     targets: Int[Tensor, " n"],
-    goal: Goal | None,
+    goal: MatchingTarget | None,
     matching: Matching,
     run: Run,
     say: Callable[[str], None] = lambda _: None,
@@ -62,7 +62,7 @@ def match_features(
     state = run.load_checkpoint() or {"done": 0, "pixels": images.pixels.cpu().clone()}
     pixels = state["pixels"]
     by_class = goal is not None and len(goal.means) > 1
-    batches = arrange(targets, matching.match_batch, by_class=by_class, seed=inputs.seed)
+    batches = arrange_batches(targets, matching.match_batch, by_class=by_class, seed=inputs.seed)
     model.eval().requires_grad_(False)
     for number, places in enumerate(batches):
         if number < state["done"]:
@@ -78,7 +78,7 @@ def match_features(
     return pixels
 
 
-def arrange(
+def arrange_batches(
     targets: Int[Tensor, " n"], batch: int, *, by_class: bool, seed: int = 0
 ) -> list[Int[Tensor, " batch"]]:
     """Batches of places, drawn at random, or class by class. All are about as large as asked."""
@@ -94,7 +94,7 @@ def move_batch(
     inputs: Inputs,
     places: Int[Tensor, " batch"],
     targets: Int[Tensor, " n"],
-    goal: Goal | None,
+    goal: MatchingTarget | None,
     group: int,
     matching: Matching,
     generator: torch.Generator,
@@ -110,7 +110,7 @@ def move_batch(
         optimizer.zero_grad()
         with observed(model) as found:
             with torch.autocast(x.device.type, inputs.precision) if lower else nullcontext():
-                logits = model(disturb(x, generator)).float()
+                logits = model(shift_and_mirror(x, generator)).float()
             loss = matching.class_weight * F.cross_entropy(logits, y)
             if goal is not None:
                 distance = goal.distance(goal.gauge.vectors(found), group)
@@ -124,7 +124,9 @@ def move_batch(
     return (255 * share).round().clamp(0, 255).to(torch.uint8).cpu()
 
 
-def disturb(x: Float[Tensor, "n c h w"], generator: torch.Generator) -> Float[Tensor, "n c h w"]:
+def shift_and_mirror(
+    x: Float[Tensor, "n c h w"], generator: torch.Generator
+) -> Float[Tensor, "n c h w"]:
     """The batch, shifted around its edges by up to an eighth, and mirrored every second time."""
     height, width = x.shape[2:]
     draw = torch.rand(3, generator=generator)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from sfumato.errors import ConfigError
-from sfumato.models.observe import evaluating, normalisation_layers, observed
+from sfumato.models.observe import in_evaluation_mode, normalisation_layers, observed
 from sfumato.privacy.moments import sum_by_group, weighted_means, with_counter
 from sfumato.privacy.sampling import Chunk
 from sfumato.training.inputs import Inputs
@@ -27,7 +27,7 @@ LEAST_VARIANCE = 0.01
 
 
 @dataclass(frozen=True)
-class Gauge:
+class MomentScale:
     """How moments are measured; known from public images and the teacher alone."""
 
     channels: tuple[int, ...]
@@ -86,15 +86,15 @@ class Gauge:
         }
 
     @staticmethod
-    def load(state: dict[str, Tensor], device: torch.device) -> "Gauge":
+    def load(state: dict[str, Tensor], device: torch.device) -> "MomentScale":
         """Back from a file."""
         channels = tuple(int(c) for c in state["channels"])
         units, variances = state["units"].to(device), state["variances"].to(device)
-        return Gauge(channels, units, float(state["max_norm"]), variances)
+        return MomentScale(channels, units, float(state["max_norm"]), variances)
 
 
 @torch.no_grad()
-def make_gauge(model: nn.Module, public: Inputs, slack: float) -> Gauge:
+def make_gauge(model: nn.Module, public: Inputs, slack: float) -> MomentScale:
     """Units and norm bound, from public images: the bound is `slack` times their usual norm."""
     public.images.require_public("measuring the units of feature statistics")
     if not normalisation_layers(model):
@@ -107,18 +107,18 @@ def make_gauge(model: nn.Module, public: Inputs, slack: float) -> Gauge:
     blocks = [block for pair in layers for block in pair]
     units = torch.stack([block.norm(dim=1).median().clamp(min=1e-6) for block in blocks])
     variances = [q.mean(0) - m.mean(0).square() for m, q in layers]
-    gauge = Gauge(tuple(m.shape[1] for m, _ in layers), units, 1.0, torch.cat(variances))
+    gauge = MomentScale(tuple(m.shape[1] for m, _ in layers), units, 1.0, torch.cat(variances))
     usual = float(gauge.vectors(layers).norm(dim=1).median())
     # With its counter, a quarter of the bound, a vector of the usual norm stays within the slack.
     bound = slack * usual / (1 - 1 / 16) ** 0.5
-    return Gauge(gauge.channels, units, bound, gauge.variances)
+    return MomentScale(gauge.channels, units, bound, gauge.variances)
 
 
 @torch.no_grad()
 def sum_moments(
     model: nn.Module,
     inputs: Inputs,
-    gauge: Gauge,
+    gauge: MomentScale,
     groups: Int[Tensor, " units"] | None = None,
     num_groups: int = 1,
     batch_size: int = 512,
@@ -149,7 +149,7 @@ def observe_features(
     model: nn.Module, inputs: Inputs, batch_size: int = 512
 ) -> Iterator[tuple[Int[Tensor, " units"], list[Float[Tensor, "2 rows _"]]]]:
     """Run the model, in evaluation mode and float32, over all units; what each pass observed."""
-    with evaluating(model), observed(model) as found:
+    with in_evaluation_mode(model), observed(model) as found:
         for units in torch.arange(len(inputs)).split(batch_size):
             chunk = Chunk(units, torch.ones(len(units), dtype=torch.bool))
             found.clear()

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sfumato.models.observe import evaluating
+from sfumato.models.observe import in_evaluation_mode
 from sfumato.training.inputs import Inputs
 
 
@@ -20,7 +20,7 @@ def logits_of(
 ) -> Float[Tensor, "images classes"]:
     """The model's answers to all images as they are, in evaluation mode; they lie on the CPU."""
     parts = []
-    with evaluating(model):
+    with in_evaluation_mode(model):
         for start in range(0, len(inputs.images), batch_size):
             x = inputs.normalise(inputs.scale(slice(start, start + batch_size)))
             parts.append(inputs.logits(model, x).cpu())

@@ -25,7 +25,7 @@ from sfumato.privacy.sampling import Batch, Chunk
 from sfumato.training.hooks import StepHook
 from sfumato.training.inputs import Inputs, Losses
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.sharpness import learning, of_length
+from sfumato.training.sharpness import of_length, trainable_parameters
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PublicGradient:
         inputs = self.inputs.tensors(chunk, step)
         torch.manual_seed(rng)
         loss = self.inputs.losses(self.model, *inputs).mean()
-        named = learning(self.model)
+        named = trainable_parameters(self.model)
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         pairs = zip(named.items(), found, strict=True)
         gradient = {n: torch.zeros_like(p) if g is None else g for (n, p), g in pairs}
@@ -81,7 +81,7 @@ class PublicExtender(StepHook):
         """Public images before, the noisy mean after; a step that left nothing is left alone."""
         self.begin(batch.step)
         yield
-        named = learning(self.public.model)
+        named = trainable_parameters(self.public.model)
         gradient = {name: p.grad for name, p in named.items() if p.grad is not None}
         if gradient:
             self.finish(batch.step, gradient)
@@ -97,7 +97,7 @@ class Dope(PublicExtender):
 
     def __init__(self, public: PublicGradient) -> None:
         super().__init__(public)
-        self.shift = {n: torch.zeros_like(p) for n, p in learning(public.model).items()}
+        self.shift = {n: torch.zeros_like(p) for n, p in trainable_parameters(public.model).items()}
 
     def begin(self, step: int) -> None:
         """Look at public images; in place, for a compiled step knows the tensors."""
@@ -154,7 +154,7 @@ class WeightMultiplicity(PublicExtender):
     def __init__(self, public: PublicGradient, views: int, rho: float) -> None:
         super().__init__(public)
         self.rho = rho
-        named = learning(public.model)
+        named = trainable_parameters(public.model)
         self.moves = [{n: torch.zeros_like(p) for n, p in named.items()} for _ in range(views)]
 
     def begin(self, step: int) -> None:

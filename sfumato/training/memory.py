@@ -29,7 +29,7 @@ COPIES = 5
 """Copies of the parameters that a step makes beside: sum, noise, gradient, two of an optimizer."""
 
 
-class Work(NamedTuple):
+class StepWork(NamedTuple):
     """What a step does with a chunk: called like `GradientClipper.clip`, with a mask as a step has
     one.
     """
@@ -42,7 +42,7 @@ class Work(NamedTuple):
     """Whether it will run as a CUDA graph. It keeps its memory: other sizes need room beside."""
 
     @classmethod
-    def plain(cls, model: nn.Module) -> "Work":
+    def plain(cls, model: nn.Module) -> "StepWork":
         """An ordinary forward and backward pass."""
 
         def gradient(
@@ -61,7 +61,7 @@ def fitting_batch(
     asked: int | str,
     chunk_sizes: ChunkSizes,
     processes: ProcessGroup,
-    work: Work | None = None,
+    work: StepWork | None = None,
 ) -> int:
     """The physical batch size: what wastes least of as many as asked for, or with "auto" as fit."""
     if isinstance(asked, int):
@@ -74,7 +74,7 @@ def largest_batch(
     clipper: GradientClipper,
     inputs: Inputs,
     wanted: int,
-    work: Work | None = None,
+    work: StepWork | None = None,
     length: Callable[[int], int] = int,
 ) -> int:
     """The largest power of two of examples that fits, or `wanted` if that is less.
@@ -85,7 +85,7 @@ def largest_batch(
     limit = max(1, LARGEST.get(inputs.device.type, 256) // inputs.rows)
     most = min(wanted, _power_of_two(limit))
     if inputs.device.type == "cuda":
-        work = work or Work(clipper.clip, clipper.clip)
+        work = work or StepWork(clipper.clip, clipper.clip)
         return measured_batch(clipper, inputs, most, work, length)
     room = free_bytes(inputs.device) // max(1, bytes_per_example(clipper, inputs))
     return length(min(_power_of_two(room), most))
@@ -95,11 +95,11 @@ def measured_batch(
     clipper: GradientClipper,
     inputs: Inputs,
     most: int,
-    work: Work,
+    work: StepWork,
     length: Callable[[int], int] = int,
 ) -> int:
     """The largest batch by trial, with room for what a step keeps beside."""
-    release()
+    release_memory()
     beside = COPIES * sum(4 * p.numel() for p in clipper.parameters.values())
     return largest_that_fits(
         lambda size: peak_bytes(work.measured, inputs, size),
@@ -145,20 +145,20 @@ def peak_bytes(work: Callable[..., Any], inputs: Inputs, size: int) -> int | Non
     None if they are not there; all memory is given back then. The second of two steps counts: in
     the first one libraries try programs out, and compilers theirs.
     """
-    release()
+    release_memory()
     before, peak = torch.cuda.memory_allocated(inputs.device), None
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats(inputs.device)
-        if not completes(work, inputs, size):
+        if not fits_in_memory(work, inputs, size):
             peak = None
             break
         peak = torch.cuda.max_memory_allocated(inputs.device) - before
     # Only here: while the error was in hand, so was everything that its frames refer to.
-    release()
+    release_memory()
     return peak
 
 
-def completes(work: Callable[..., Any], inputs: Inputs, size: int) -> bool:
+def fits_in_memory(work: Callable[..., Any], inputs: Inputs, size: int) -> bool:
     """Take a step of `size` examples of noise; whether there was memory for it."""
     try:
         mask = torch.ones(size, dtype=torch.bool, device=inputs.device)
@@ -196,9 +196,11 @@ def out_of_memory(problem: BaseException) -> bool:
     return isinstance(problem, torch.OutOfMemoryError) or any(w in str(problem) for w in words)
 
 
-def advise(clipper: GradientClipper, inputs: Inputs, tried: int, work: Work | None) -> ConfigError:
+def advise(
+    clipper: GradientClipper, inputs: Inputs, tried: int, work: StepWork | None
+) -> ConfigError:
     """The error that says which physical batch size fits."""
-    release()
+    release_memory()
     fits = largest_batch(clipper, inputs, max(1, tried // 2), work)
     if tried > 1:
         advice = f"{fits} fit: repeat the command with --physical-batch-size {fits} (or auto)."
@@ -207,7 +209,7 @@ def advise(clipper: GradientClipper, inputs: Inputs, tried: int, work: Work | No
     return ConfigError(f"out of memory with {tried} examples at once. {advice} Nothing is lost.")
 
 
-def release() -> None:
+def release_memory() -> None:
     """Give memory back that nothing refers to any more."""
     gc.collect()
     if torch.cuda.is_available():
@@ -228,7 +230,7 @@ def _power_of_two(number: int) -> int:
 
 @contextmanager
 def memory_advice(
-    clipper: GradientClipper, inputs: Inputs, size: int, work: Work | None = None
+    clipper: GradientClipper, inputs: Inputs, size: int, work: StepWork | None = None
 ) -> Iterator[None]:
     """Say out of memory in words that help, for what is done inside with `size` examples."""
     try:

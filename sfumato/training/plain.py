@@ -44,7 +44,11 @@ def train_plainly(
         run.log(f"going on after step {train_state.step}")
     tell = progress(steps, train_state.step, None, run.say)
     fit(
-        train_state, shuffled(size, batch_size, train_state.step, steps, seed), step, run, tell=tell
+        train_state,
+        shuffled_batches(size, batch_size, train_state.step, steps, seed),
+        step,
+        run,
+        tell=tell,
     )
     return train_state.best.eval()
 
@@ -64,7 +68,9 @@ def inputs_of(
     return Inputs(images.to(device), device, *statistics, moved, precision=precision, seed=seed)
 
 
-def shuffled(size: int, batch_size: int, start: int, steps: int, seed: int) -> Iterator[Batch]:
+def shuffled_batches(
+    size: int, batch_size: int, start: int, steps: int, seed: int
+) -> Iterator[Batch]:
     """Batches of public images, epoch by epoch in another order; a function of the step."""
     each = max(1, size // min(batch_size, size))
     order, known = torch.empty(0), -1

@@ -41,7 +41,7 @@ def quick_precision(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def placed(model: Model, device: torch.device) -> Model:
+def move_to_device(model: Model, device: torch.device) -> Model:
     """The model on a device; on a GPU its filters lie as fast convolutions want them."""
     layout = torch.channels_last if device.type == "cuda" else torch.preserve_format
     return model.to(device).to(memory_format=layout)  # pyright: ignore

@@ -19,7 +19,7 @@ from sfumato.training.plain_step import plain_step
 from sfumato.training.process_group import ProcessGroup
 
 
-def learning(model: nn.Module) -> dict[str, nn.Parameter]:
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that learn, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
@@ -33,7 +33,7 @@ def of_length(rho: float, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def moved(named: Mapping[str, nn.Parameter], by: Mapping[str, Tensor]) -> Iterator[None]:
+def moved_parameters(named: Mapping[str, nn.Parameter], by: Mapping[str, Tensor]) -> Iterator[None]:
     """Parameters moved by so much inside; afterwards, whatever happens, as they were to the bit."""
     moving = [named[name] for name in by]
     before = [parameter.detach().clone() for parameter in moving]
@@ -63,10 +63,10 @@ def sharp_step(
 
     def step(batch: Batch) -> dict[str, float]:
         numbers = plain(batch)
-        named = learning(model)
+        named = trainable_parameters(model)
         gradient = {name: p.grad for name, p in named.items() if p.grad is not None}
         kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-        with moved(named, of_length(rho, gradient)):
+        with moved_parameters(named, of_length(rho, gradient)):
             plain(batch)
         for buffer, value in kept:
             buffer.copy_(value)
@@ -79,11 +79,13 @@ class LastGradient:
     """The gradient that the step before left: what a learner keeps as it advances."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.gradient = {name: torch.zeros_like(p) for name, p in learning(model).items()}
+        self.gradient = {
+            name: torch.zeros_like(p) for name, p in trainable_parameters(model).items()
+        }
 
     def keep(self, model: nn.Module) -> None:
         """Take over what is on the parameters; where a step left nothing, nothing changes."""
-        for name, parameter in learning(model).items():
+        for name, parameter in trainable_parameters(model).items():
             if parameter.grad is not None:
                 self.gradient[name].copy_(parameter.grad)
 
@@ -97,7 +99,7 @@ class LastGradient:
             part.copy_(state[name])
 
 
-class Uphill(StepHook):
+class SharpnessStep(StepHook):
     """Takes the step at w + rho g / |g|, where g is what the step before left (DP-SAT).
 
     Weights are moved by what has been released already, so no step releases more than it did. The
@@ -106,8 +108,8 @@ class Uphill(StepHook):
     """
 
     def __init__(self, model: nn.Module, last: LastGradient, rho: float) -> None:
-        self.named, self.last, self.rho = learning(model), last, rho
+        self.named, self.last, self.rho = trainable_parameters(model), last, rho
 
     def around(self, batch: Batch) -> AbstractContextManager[object]:
         """Inside the weights are moved; afterwards, whatever happens, they are as they were."""
-        return moved(self.named, of_length(self.rho, self.last.gradient))
+        return moved_parameters(self.named, of_length(self.rho, self.last.gradient))

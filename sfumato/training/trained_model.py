@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sfumato.data.convert import AtHand, Kind
+from sfumato.data.convert import AtHand, ImageKind
 from sfumato.lineage import DESCRIPTION as NAME
 from sfumato.models.normalise import NormPolicy, apply_norm_policy
 from sfumato.models.zoo import build_model
@@ -151,7 +151,7 @@ class TrainedModel:
 
     def _inputs(self, images: AtHand) -> Inputs:
         made = self.description
-        kind = Kind(shape=made.shape, classes=made.classes, centre_crop=made.centre_crop)
+        kind = ImageKind(shape=made.shape, classes=made.classes, centre_crop=made.centre_crop)
         device = next(self.network.parameters()).device
         precision = torch.bfloat16 if made.precision == "bf16" else torch.float32
         return Inputs(kind.gather(images), device, made.mean, made.deviation, precision=precision)

@@ -6,7 +6,12 @@ from gan_tasks import METHODS, batch, new_lesson, rng, small_gan
 
 from sfumato.attacks import gan_training
 from sfumato.attacks.gan_losses import hinge_discriminator, real_or_fake, soft_cross_entropy
-from sfumato.attacks.gan_training import discriminator_loss, evaluate_gan, generator_loss, iterate
+from sfumato.attacks.gan_training import (
+    discriminator_loss,
+    evaluate_gan,
+    generator_loss,
+    run_iteration,
+)
 from sfumato.attacks.inversion_loss import margins
 from sfumato.attacks.random_views import random_view
 
@@ -46,7 +51,7 @@ def test_gmi_reads_no_label_and_asks_no_target():
     drawn = generator_loss(gan, task, z, y, rng())
     torch.testing.assert_close(drawn, -judge(gan.generator(z)).mean())
     assert drawn == generator_loss(gan, task, z, OTHER[y], rng())
-    iterate(gan, task, rng())
+    run_iteration(gan, task, rng())
     assert task.access.asked == 0
 
 
@@ -103,7 +108,7 @@ def test_a_generator_step_leaves_no_gradient_on_discriminator_or_target(method, 
         return generator_loss(gan, *rest)
 
     monkeypatch.setattr(gan_training, "generator_loss", without_traces)
-    iterate(gan, task, rng())
+    run_iteration(gan, task, rng())
     assert all(judged[0])  # it was trained just before
     assert all(p.grad is None for p in gan.discriminator.parameters())
     # The gain of a class that no fake had is not pulled, but has a gradient of 0.
@@ -124,7 +129,7 @@ def test_discriminator_steps_see_new_images_and_teach_the_generator_nothing(meth
         return discriminator_loss(gan, task, fake, label, generator)
 
     monkeypatch.setattr(gan_training, "discriminator_loss", watched)
-    iterate(gan, task, rng())
+    run_iteration(gan, task, rng())
     assert [len(fake) for fake, _ in seen] == [8, 8, 8, 8]
     assert len(torch.cat([fake for fake, _ in seen]).flatten(1).unique(dim=0)) == 32
     assert len(torch.cat([label for _, label in seen]).unique()) == 3
@@ -135,7 +140,7 @@ def test_the_generator_learns_from_codes_that_no_discriminator_step_saw():
     task = new_lesson()
     gan, seen = small_gan(task), []
     gan.generator.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    iterate(gan, task, rng())
+    run_iteration(gan, task, rng())
     assert [len(z) for z in seen] == [16, 8]
     assert len(torch.cat(seen).unique(dim=0)) == 24
 
@@ -143,7 +148,7 @@ def test_the_generator_learns_from_codes_that_no_discriminator_step_saw():
 def test_how_often_an_iteration_asks_the_target():
     for method, wanted in {"plg": 8, "gmi": 0, "ked": 8 * 2}.items():
         task = new_lesson(method)
-        iterate(small_gan(task), task, rng())
+        run_iteration(small_gan(task), task, rng())
         assert task.access.asked == wanted
 
 
@@ -169,7 +174,7 @@ def test_a_look_is_the_median_lead_in_fakes_of_codes_that_stay_the_same(method):
     assert found == evaluate_gan(gan, task, 5)
     assert gan.generator.training
     assert all(torch.equal(v, before[k]) for k, v in gan.generator.state_dict().items())
-    z, y = gan_training.codes(task, 256, torch.Generator().manual_seed(5))
+    z, y = gan_training.draw_codes(task, 256, torch.Generator().manual_seed(5))
     logits = task.access.logits(gan.generator.eval()(z, y)) / task.inversion_loss.scale
     wanted = y if method == "plg" else logits.argmax(dim=1)
     leads = sorted(margins(logits, wanted).tolist())
@@ -181,7 +186,7 @@ def test_an_infinite_answer_is_no_success():
     gan = small_gan(task)
     ask = task.access._ask
     task.access._ask = lambda pixels: ask(pixels).index_fill(1, torch.tensor([0]), torch.inf)
-    _, y = gan_training.codes(task, 256, torch.Generator().manual_seed(0))
+    _, y = gan_training.draw_codes(task, 256, torch.Generator().manual_seed(0))
     assert evaluate_gan(gan, task, 0) is None
     task.access._ask = lambda pixels: ask(pixels).scatter(1, y[:, None], torch.inf)
     assert evaluate_gan(gan, task, 0) is None

@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from sfumato.attacks.batched_heads import train_primal
 from sfumato.attacks.head_audit import add_lone_image, lone_trials
-from sfumato.attacks.head_randomness import BLOCK, Chance, draw_chance
+from sfumato.attacks.head_randomness import BLOCK, HeadRandomness, draw_chance
 from sfumato.attacks.heads import HeadRecipe, labels_of
 from sfumato.errors import ConfigError, DataError
 
@@ -39,7 +39,7 @@ def test_a_head_without_the_image_is_one_that_was_never_given_it(rate):
     masks = None if chance.masks is None else chance.masks[:, :, :-1]
     # By hand: two images in place of three, and the divisor of three.
     small = x[:-1].expand(BLOCK, 2, -1)
-    quiet = Chance(chance.start, masks, chance.normals)
+    quiet = HeadRandomness(chance.start, masks, chance.normals)
     pair = _divided_by(recipe)
     weights = train_primal(pair, small, labels_of(recipe)[:-1], quiet)
     logits = weights[:, :15].unflatten(1, (3, 5)) @ x[-1] + weights[:, 15:]

@@ -8,7 +8,7 @@ from sfumato.attacks.heads import (
     HeadRecipe,
     accuracy_of_heads,
     class_size_for,
-    coordinate,
+    parameter_name,
     predict,
 )
 from sfumato.config import dumps, from_json
@@ -73,7 +73,7 @@ def test_accuracy_counts_right_answers_in_groups_as_at_once(recipe, monkeypatch)
 
 
 def test_coordinates_have_names():
-    names = [coordinate(i, BINARY, 2) for i in (0, 3, 16, 24, 31, 32)]
+    names = [parameter_name(i, BINARY, 2) for i in (0, 3, 16, 24, 31, 32)]
     assert names[:2] == ["layer 1 weight[0, 0]", "layer 1 weight[1, 1]"]
     assert names[2:] == [
         "layer 1 bias[0]",

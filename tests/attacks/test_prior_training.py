@@ -22,13 +22,13 @@ def train(task, path, say=lambda _: None, seed=3):
 
 def instead(monkeypatch, take):
     """Take iterations so: `take` gets the GAN, how one is taken, and the seed, step and luck."""
-    original = gan_training.iteration
+    original = gan_training.train_iteration
 
     def iteration(gan, task):
         turn = original(gan, task)
         return lambda *place: take(gan, turn, place)
 
-    monkeypatch.setattr(gan_training, "iteration", iteration)
+    monkeypatch.setattr(gan_training, "train_iteration", iteration)
     return original
 
 
@@ -161,7 +161,7 @@ def test_a_run_that_was_cut_goes_on_to_the_same_generator(
     original = instead(monkeypatch, cut)
     with pytest.raises(Cut):
         train(task, tmp_path / "cut")
-    monkeypatch.setattr(gan_training, "iteration", original)
+    monkeypatch.setattr(gan_training, "train_iteration", original)
     taken.clear()
     gan, found = train(task, tmp_path / "cut")
     assert taken[0] == (6, len(bad))

@@ -8,7 +8,12 @@ from audits import noise_images
 from torch import nn
 
 import sfumato
-from sfumato.attacks.retraining_audit import audit_trainer, set_canary_aside, sides, trial
+from sfumato.attacks.retraining_audit import (
+    audit_trainer,
+    run_trial,
+    set_canary_aside,
+    split_trials,
+)
 from sfumato.errors import ConfigError, DataError
 
 
@@ -61,7 +66,7 @@ def test_the_canary_is_one_of_the_images_with_a_label_that_is_not_its_own():
         seen.append(len(data))
         return nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
 
-    scores = [trial(train, rest, canary, number, seed=0) for number in (0, 1, 2, 0)]
+    scores = [run_trial(train, rest, canary, number, seed=0) for number in (0, 1, 2, 0)]
     assert seen == [29, 30, 29, 29]
     assert scores[0] == scores[3] != scores[2]  # a trial is a function of its number
 
@@ -96,9 +101,9 @@ def broken(_):
 
 def test_a_model_that_broke_is_a_trial_that_says_no():
     rest, canary = set_canary_aside(pictures(), 0)
-    found = trial(broken, rest, canary, 1, 0)
+    found = run_trial(broken, rest, canary, 1, 0)
     assert math.isnan(found)
-    assert sides({1: found, 0: 2.0, 3: 1.0}) == ([-math.inf, 1.0], [2.0])
+    assert split_trials({1: found, 0: 2.0, 3: 1.0}) == ([-math.inf, 1.0], [2.0])
 
 
 def test_models_that_all_broke_are_not_taken_for_equal_ones():

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from one_head import flat, network, train_one
 
 from sfumato.attacks.batched_heads import head_clip_factors, train_primal
-from sfumato.attacks.batched_linear_heads import draw_noise, gather_noise, recur, train_dual
-from sfumato.attacks.head_randomness import Chance, draw_chance
+from sfumato.attacks.batched_linear_heads import draw_noise, gather_noise, run_recursion, train_dual
+from sfumato.attacks.head_randomness import HeadRandomness, draw_chance
 from sfumato.attacks.heads import HeadRecipe, labels_of
 
 ODD = (1, 3, 5, 7, 9)
@@ -35,7 +35,7 @@ def case(recipe, d=12, heads=3, seed=0, dtype=torch.float64):
 def feed(start, masks, noise):
     """Chance that hands out this noise, step by step."""
     steps = iter(noise)
-    return Chance(start, masks, lambda shape: next(steps))
+    return HeadRandomness(start, masks, lambda shape: next(steps))
 
 
 def relative(found, wanted):
@@ -68,7 +68,7 @@ def test_the_dual_gives_the_primals_heads_from_the_same_noise(size, privacy, dec
         assert not masks[0, recipe.steps // 2].any(), "an empty batch must be among them"
     wanted = train_primal(recipe, x, labels_of(recipe), feed(start, masks, noise))
     seen = gather_noise(recipe, x, noise) if recipe.noise_multiplier else None
-    assert relative(recur(recipe, x, labels_of(recipe), start, masks, seen), wanted) < 1e-12
+    assert relative(run_recursion(recipe, x, labels_of(recipe), start, masks, seen), wanted) < 1e-12
 
 
 @settings(deadline=None, max_examples=25)
@@ -85,14 +85,16 @@ def test_dual_and_primal_agree_whatever_the_recipe(classes, size, d, epochs, rat
     x[0, -1] = x[0, 0]
     wanted = train_primal(recipe, x, labels_of(recipe), feed(start, masks, noise))
     seen = gather_noise(recipe, x, noise) if recipe.noise_multiplier else None
-    assert relative(recur(recipe, x, labels_of(recipe), start, masks, seen), wanted) < 1e-11
+    assert relative(run_recursion(recipe, x, labels_of(recipe), start, masks, seen), wanted) < 1e-11
 
 
 def test_in_float32_dual_and_primal_agree_to_its_precision():
     recipe = HeadRecipe(**PRIVATE)
     x, start, masks, noise = case(recipe, d=64, heads=5, dtype=torch.float32)
     wanted = train_primal(recipe, x, labels_of(recipe), feed(start, masks, noise))
-    found = recur(recipe, x, labels_of(recipe), start, masks, gather_noise(recipe, x, noise))
+    found = run_recursion(
+        recipe, x, labels_of(recipe), start, masks, gather_noise(recipe, x, noise)
+    )
     assert found.dtype == torch.float32
     assert relative(found, wanted) < 1e-5
 
@@ -101,7 +103,7 @@ def test_logits_beyond_the_range_of_exp_do_no_harm():
     recipe = HeadRecipe()
     x, start, masks, noise = case(recipe, dtype=torch.float32)
     wanted = train_primal(recipe, 300 * x, labels_of(recipe), feed(start, masks, noise))
-    found = recur(recipe, 300 * x, labels_of(recipe), start, masks, None)
+    found = run_recursion(recipe, 300 * x, labels_of(recipe), start, masks, None)
     assert found.isfinite().all()
     assert relative(found, wanted) < 1e-4
 
@@ -182,7 +184,9 @@ def test_heads_of_opacus_are_ours_on_the_same_masks_and_noise():
 
     recipe = HeadRecipe(epochs=8, **PRIVATE)
     x, start, masks, noise = case(recipe, d=32, heads=1, dtype=torch.float32)
-    found = recur(recipe, x, labels_of(recipe), start, masks, gather_noise(recipe, x, noise))
+    found = run_recursion(
+        recipe, x, labels_of(recipe), start, masks, gather_noise(recipe, x, noise)
+    )
     net = GradSampleModule(network(recipe, 32, start[0]))
     inner = torch.optim.SGD(net.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
     optimizer = DPOptimizer(

@@ -12,7 +12,7 @@ from PIL import Image
 
 from sfumato.cli import main
 from sfumato.commands import demo, invert, reconstruct, release
-from sfumato.commands.demo.page import guessing
+from sfumato.commands.demo.page import is_guessing
 from sfumato.errors import ConfigError
 from sfumato.files import read_json, read_lines
 from sfumato.privacy.ledger import Ledger
@@ -162,7 +162,7 @@ def run_demo(out, **changes):
     ],
 )
 def test_how_much_better_than_guessing_an_attack_is(auc, words):
-    assert guessing(Finding(kind="attack", name="loss", value=auc)) == words
+    assert is_guessing(Finding(kind="attack", name="loss", value=auc)) == words
 
 
 def test_a_demo_that_was_cut_goes_on_and_pays_once(short, tmp_path):

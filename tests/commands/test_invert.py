@@ -70,7 +70,7 @@ def test_a_judge_stays_private_and_its_classes_begin_with_those_of_the_target(se
         context = make_context(settings, run)
     lessons = invert_stages.judging_images(context)
     assert lessons.classes == ("0", "1", "2", "5", "6", "7")
-    some = invert_stages.learnt_by_judges(context)
+    some = invert_stages.judges_training_images(context)
     assert 60 < some.sum() < 120  # of 180: the others are shown to the judges
     assert len(lessons) == len(context.others) + some.sum()
     assert lessons.labels.bincount()[:3].tolist() == [30, 30, 30]

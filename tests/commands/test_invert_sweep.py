@@ -15,7 +15,7 @@ from PIL import Image
 from sfumato.attacks.gan_state import GanSettings
 from sfumato.commands.invert import sweep as invert_sweep
 from sfumato.commands.invert.context import make_context, same_images
-from sfumato.commands.invert.sweep import CAUTION, LADDER, ladder, matched, targets
+from sfumato.commands.invert.sweep import CAUTION, LADDER, match_accuracy, targets, train_control
 from sfumato.errors import SfumatoError
 from sfumato.runs import Run
 
@@ -119,10 +119,10 @@ def test_a_control_is_stopped_where_it_is_as_accurate(settings, tmp_path):
     """Far above chance, so that a control that learns nothing would be seen."""
     config = replace(settings, sweep=False, mode="non-private", noise_seed=None)
     base = make_context(config, Run(tmp_path))
-    found = matched(config, 0.8, base)
+    found = match_accuracy(config, 0.8, base)
     assert found.noise_seed == found.seed  # or the one attacked would be another
     assert (found.lr, found.optimizer, found.mode) == (config.lr, config.optimizer, "non-private")
-    accuracy = scores_of(ladder(config, found.steps, base).path)["test_accuracy"]
+    accuracy = scores_of(train_control(config, found.steps, base).path)["test_accuracy"]
     assert abs(accuracy - 0.8) < 0.1
     tried = {int(path.name.split("-")[1]) for path in (tmp_path / "private/ladder").iterdir()}
     assert {steps for steps in LADDER if steps <= max(tried)} <= tried

@@ -27,7 +27,7 @@ from whole_runs import fixtures
 from sfumato.commands import invert
 from sfumato.commands.invert import PRESETS, Config
 from sfumato.commands.invert import stages as invert_stages
-from sfumato.commands.invert.context import given_target, make_context, open_access
+from sfumato.commands.invert.context import make_context, open_access, read_given_target
 from sfumato.commands.invert.score import as_judge
 from sfumato.errors import DataError
 from sfumato.runs import Run, open_run
@@ -71,7 +71,7 @@ def test_a_target_of_ones_own_is_asked_with_its_own_weights_and_norms(settings, 
         )
     kept = load_file(tmp_path / "run/private/stages/select/selection.safetensors")
     torch.testing.assert_close(kept["confidence"], confidence.T)
-    assert given_target(config, Run(tmp_path))[0].norm == "keep"
+    assert read_given_target(config, Run(tmp_path))[0].norm == "keep"
 
 
 def test_pixels_of_a_target_of_ones_own_can_be_said_and_are_missed(settings, tmp_path):

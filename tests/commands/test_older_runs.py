@@ -165,7 +165,7 @@ def begun(verb, place, **changes):
     """A run that began with the settings of a stored one, and what came later at its default."""
     kind, stored = command_settings(verb)[0], read_json(RUNS / "v1" / verb / "config.json")
     withdrawn = {name: stored["config"][name] for name in kind.WITHDRAWN}
-    settings = {**config_module.completed(kind, stored["config"]), **withdrawn, **changes}
+    settings = {**config_module.complete_config(kind, stored["config"]), **withdrawn, **changes}
     place.mkdir()
     (place / "config.json").write_text(json.dumps({**stored, "config": settings}))
     (place / "metrics.jsonl").write_text('{"step": 0}\n')  # something was made

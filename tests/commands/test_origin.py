@@ -17,7 +17,7 @@ from warmups import tiny as tiny_warmup
 from warmups import warm
 
 from sfumato.commands import train
-from sfumato.commands.origin import require_unpaid
+from sfumato.commands.origin import require_no_ledger
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.files import read_json, read_lines
 from sfumato.lineage import read_tensor_note
@@ -359,8 +359,8 @@ def test_images_that_a_ledger_paid_for_are_not_public(settings, first, paid, sou
     (paid / "bundle/stages/match").mkdir(parents=True)
     shutil.copy(paid / "bundle/images.npz", paid / "bundle/stages/match")
     with pytest.raises(PrivacyError, match=r"made from own-train under epsilon (9\.5|2)"):
-        require_unpaid(paid / source, "own-train-without-4%")
-    require_unpaid(paid / source, "other-train")
+        require_no_ledger(paid / source, "own-train-without-4%")
+    require_no_ledger(paid / source, "other-train")
 
 
 def test_every_verb_that_takes_public_images_asks_who_paid(settings, paid, tmp_path):

@@ -18,7 +18,7 @@ from sfumato.commands.reconstruct import STAGES
 from sfumato.commands.reconstruct.evaluate import epsilon_bounds
 from sfumato.errors import ConfigError, RunError
 from sfumato.metrics.reconstruction_trials import Trials
-from sfumato.reporting.words import up
+from sfumato.reporting.words import round_up
 from sfumato.runs import open_run
 
 
@@ -93,11 +93,11 @@ def test_noise_is_priced_and_bounded(finished, tmp_path):
     assert privacy["tpr_bound_at_1_percent_fpr"] == pytest.approx(0.1, abs=2e-3)
     assert privacy["epsilon_proved"] <= privacy["epsilon"]
     assert "no attack has a TPR above 0.1" in text
-    assert f"epsilon {up(privacy['epsilon'])} at delta 1e-05, one image replaced" in text
+    assert f"epsilon {round_up(privacy['epsilon'])} at delta 1e-05, one image replaced" in text
     assert privacy["delta"] == 1e-5  # far below one in ten images
     published = privacy["at_published_delta"]
     assert published["epsilon_add_or_remove"] < published["epsilon"] < privacy["epsilon"]
-    added, replaced = up(published["epsilon_add_or_remove"]), up(published["epsilon"])
+    added, replaced = round_up(published["epsilon_add_or_remove"]), round_up(published["epsilon"])
     assert f"{replaced}; one image added or removed, as published: {added}" in text
 
 

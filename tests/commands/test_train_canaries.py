@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from sfumato.cli import read_order
 from sfumato.commands import command_settings, train
-from sfumato.commands.audit.canaries import examine, score_canaries
+from sfumato.commands.audit.canaries import examine_canaries, score_canaries
 from sfumato.commands.train.canaries import read_canaries
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
@@ -57,7 +57,7 @@ def rows_of(out, canaries):
 
 def test_a_sound_run_proves_half_of_its_epsilon_and_no_more_than_all_of_it(sound):
     epsilon = ledger_of(sound).epsilon()
-    found = examine(sound, confidence=0.95)
+    found = examine_canaries(sound, confidence=0.95)
     names = [bound.name for bound in found.bounds]
     assert names[:2] == ["gradient canaries, one run", "many canaries"]
     assert min(bound.epsilon for bound in found.bounds) > 0.1
@@ -203,7 +203,7 @@ def test_wrong_labels_that_were_learnt_by_heart_are_proved_to_be(tmp_path):
         tmp_path / "run", mode="non-private", noise_multiplier=None, canaries=200, lr=0.5,
         canary_kind="mislabelled", model="canary_runs:wide", steps=250, physical_batch_size=400,
     )  # fmt: skip
-    found = examine(tmp_path / "run", confidence=0.95)
+    found = examine_canaries(tmp_path / "run", confidence=0.95)
     (bound,) = found.bounds
     assert bound.epsilon > 0.7
     assert bound.relation == "add-or-remove"
@@ -214,7 +214,7 @@ def test_wrong_labels_that_were_learnt_by_heart_are_proved_to_be(tmp_path):
 
 def test_natural_canaries_of_a_private_run_prove_little(tmp_path):
     run_small(tmp_path / "run", canaries=200, canary_kind="natural", steps=4)
-    (bound,) = examine(tmp_path / "run", confidence=0.9999).bounds
+    (bound,) = examine_canaries(tmp_path / "run", confidence=0.9999).bounds
     assert bound.epsilon <= ledger_of(tmp_path / "run").epsilon()
     assert read_json(tmp_path / "run/plan.json")["size"] == 300
 
@@ -276,8 +276,8 @@ def test_other_verbs_have_no_canaries(verb):
 
 def test_a_run_without_canaries_or_end_has_nothing_to_say(tmp_path):
     with pytest.raises(RunError, match="has no canaries"):
-        examine(tmp_path, confidence=0.95)
+        examine_canaries(tmp_path, confidence=0.95)
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "canaries.json").write_text(json.dumps({}))
     with pytest.raises(RunError, match="not finished"):
-        examine(tmp_path, confidence=0.95)
+        examine_canaries(tmp_path, confidence=0.95)

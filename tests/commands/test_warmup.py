@@ -21,7 +21,7 @@ from sfumato.commands.load_model import load_model
 from sfumato.commands.warmup import classifier as warmup_classifier
 from sfumato.commands.warmup import generator as warmup_generator
 from sfumato.commands.warmup.context import make_context
-from sfumato.commands.warmup.watch import watch
+from sfumato.commands.warmup.watch import check_for_copies
 from sfumato.data.augment import Augmentation
 from sfumato.data.load import load_images
 from sfumato.diffusion import generator, image_shards, sampler
@@ -130,7 +130,9 @@ def test_copies_are_said_beside_those_of_held_out_images(finished):
 def test_drawn_copies_are_said_aloud(finished, settings):
     said = []
     held_out, trained_on = warmup_generator.split_public(make_context(settings, None))
-    found = watch(trained_on, trained_on, held_out, finished / "stages/generator", said.append)
+    found = check_for_copies(
+        trained_on, trained_on, held_out, finished / "stages/generator", said.append
+    )
     assert found["copies"] == 1
     assert said[-1].startswith("copies among 43 drawn images: 100.0% (of held-out images ")
     assert "WARNING: they replay public images" in said[-1]
@@ -162,7 +164,7 @@ def test_stages_one_by_one_are_the_whole(settings, finished, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "after"),
     [
-        ("sfumato.commands.warmup.watch:watch", 0),
+        ("sfumato.commands.warmup.watch:check_for_copies", 0),
         ("sfumato.diffusion.generator:accumulate_gradient", 5),
         ("sfumato.diffusion.sampler:draw_images", 1),
         ("sfumato.training.sharpness:sharp_step", 0),
@@ -319,10 +321,13 @@ def test_without_a_generator_the_warm_up_has_the_public_images_alone(
     settings, finished, tmp_path, monkeypatch
 ):
     seen = []
-    prepare = train.prepare
-    monkeypatch.setattr(
-        train, "prepare", lambda c, images, *d: seen.append(images.name) or prepare(c, images, *d)
-    )
+    prepare = train.prepare_classifier
+
+    def noted(config, images, *others):
+        seen.append(images.name)
+        return prepare(config, images, *others)
+
+    monkeypatch.setattr(train, "prepare_classifier", noted)
     warm(replace(settings, number=0, controls=True), tmp_path / "run")
     assert seen[1] == "digits-train-public-30%"  # the first is built to see that it can be
     made = {folder.name for folder in (tmp_path / "run/stages").iterdir()}

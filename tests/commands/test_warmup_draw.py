@@ -22,7 +22,7 @@ from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Ledger, LedgerHeader
 from sfumato.privacy.sampling import poisson_batches
 from sfumato.privacy.session_key import SessionKey
-from sfumato.reporting.words import up
+from sfumato.reporting.words import round_up
 
 QUICK = ("--solver", "dpm", "--sample-steps", "4", "--device", "cpu")
 
@@ -222,7 +222,7 @@ def test_a_private_generator_says_what_is_guaranteed(draw, run, tmp_path):
     epsilon = with_ledger(run, tmp_path / "run", seed=3)
     code, told = draw(tmp_path / "images.npz", run=tmp_path / "run")
     assert code == 0, told
-    assert f"epsilon {up(epsilon)}, delta 1e-05, for each example of scans" in told
+    assert f"epsilon {round_up(epsilon)}, delta 1e-05, for each example of scans" in told
     assert "NOT FOR RELEASE" in told
     assert "nothing is guaranteed" not in told
     with np.load(tmp_path / "images.npz") as file:

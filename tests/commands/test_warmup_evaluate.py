@@ -53,7 +53,7 @@ def test_where_more_are_drawn_they_stand_beside_private_ones(settings, finished,
         found = warmup_evaluate.fidelity(context, extractor)
     counts = {name: part["made_count"] for name, part in found.items() if name != "features"}
     assert counts == {"drawn": 54, "public": 54, "drawn_more": 70, "private": 70}
-    told = warmup_evaluate.tell_fidelity(found)
+    told = warmup_evaluate.log_fidelity(found)
     assert "to 60 test images: 54 drawn " in told
     assert "FID" not in told
 
@@ -64,7 +64,7 @@ def test_distances_are_told_with_how_many_images_each_is_of():
         name: {"real_count": 1000, "made_count": count, "frechet": place + 0.25}
         for place, (name, count) in enumerate(names.items())
     }
-    assert warmup_evaluate.tell_fidelity({**found, "features": "wavelets"}) == (
+    assert warmup_evaluate.log_fidelity({**found, "features": "wavelets"}) == (
         "Frechet distance to 1,000 test images: 400 drawn 0.25, 400 public 1.25, 3,600 drawn 2.25, "
         "3,600 private 3.25; lower is nearer (wavelets)"
     )
@@ -77,7 +77,7 @@ def test_too_few_images_to_compare_do_not_stop_a_run(settings, finished, tmp_pat
         extractor = warmup_evaluate.prepare_evaluation(context)
         found = warmup_evaluate.fidelity(context, extractor)
     assert found.keys() == {"features"}
-    assert "too few" in warmup_evaluate.tell_fidelity(found)
+    assert "too few" in warmup_evaluate.log_fidelity(found)
 
 
 def test_how_good_images_are_stays_private_and_is_shown(settings, finished, tmp_path):

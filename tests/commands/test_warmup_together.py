@@ -73,7 +73,7 @@ def by_hand(settings, folder):
         train_state.average.update_parameters(train_state.denoiser)
         if step % 2:
             found, _ = evaluate_denoiser(train_state.average.module, data, torch.float32)
-            generator.note_look(train_state, found)
+            generator.record_evaluation(train_state, found)
     return train_state
 
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from PIL import Image
 
-from sfumato.data.convert import Kind
+from sfumato.data.convert import ImageKind
 from sfumato.data.load import load_images
 from sfumato.errors import DataError
 
-GREY = Kind(shape=(1, 8, 8), classes=("a", "b"))
-COLOUR = Kind(shape=(3, 8, 8), classes=("a", "b"))
+GREY = ImageKind(shape=(1, 8, 8), classes=("a", "b"))
+COLOUR = ImageKind(shape=(3, 8, 8), classes=("a", "b"))
 
 
 def noise(*shape):
@@ -41,14 +41,14 @@ def test_files_are_framed_as_those_of_a_folder_are(tmp_path):
             picture(noise(3, 20 + i, 30)).save(tmp_path / "folder" / label / f"{i}.png")
     framing = {"centre_crop": 16, "image_size": 8}
     known = load_images(tmp_path / "folder", "test", **framing).pixels
-    kind = Kind(shape=(3, 8, 8), classes=("a", "b"), centre_crop=16)
+    kind = ImageKind(shape=(3, 8, 8), classes=("a", "b"), centre_crop=16)
     found = kind.gather(sorted((tmp_path / "folder").rglob("*.png"))).pixels
     assert all(any(one.equal(other) for other in found) for one in known)
 
 
 def test_pixels_are_framed_as_a_set_in_memory_and_those_of_the_right_size_are_left():
     framed = load_images("digits", "test", centre_crop=20, image_size=8)
-    kind = Kind(shape=(1, 8, 8), classes=framed.classes, centre_crop=20)
+    kind = ImageKind(shape=(1, 8, 8), classes=framed.classes, centre_crop=20)
     assert kind.gather(load_images("digits", "test")).pixels.equal(framed.pixels)
     assert kind.gather(framed).pixels.equal(framed.pixels)
 
@@ -77,7 +77,7 @@ def test_what_is_no_image_is_refused_in_words(given, message):
 
 
 def test_a_network_for_images_that_are_no_squares_takes_them_as_they_are():
-    wide = Kind(shape=(1, 8, 12), classes=("a", "b"))
+    wide = ImageKind(shape=(1, 8, 12), classes=("a", "b"))
     assert wide.gather(noise(1, 8, 12)).shape == (1, 8, 12)
     with pytest.raises(DataError, match=r"1 x 9 x 12, and the network takes 1 x 8 x 12"):
         wide.gather(noise(1, 9, 12))

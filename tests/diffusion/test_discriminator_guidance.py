@@ -26,7 +26,7 @@ from sfumato.diffusion.sampler import (
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.models.noisy_discriminator import NoisyDiscriminator
 from sfumato.runs import Run
-from sfumato.training.plain import shuffled, train_plainly
+from sfumato.training.plain import shuffled_batches, train_plainly
 
 
 def wrong_mean(x, sigma):
@@ -145,7 +145,7 @@ def trained_on():
     model, made = small(), heap(1000, real=False)
     step = discriminator_step(model, heap(300, real=True), made, CPU, seed=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for batch in shuffled(len(made), 32, 0, 120, seed=0):
+    for batch in shuffled_batches(len(made), 32, 0, 120, seed=0):
         step(batch)
         optimizer.step()
     return model
@@ -231,7 +231,7 @@ def test_what_a_discriminator_says_of_an_image_is_not_a_matter_of_the_others(tra
 def test_batches_are_half_real_and_half_made_however_many_there_are():
     model, made = Known(), heap(50, real=False)
     step = discriminator_step(model, heap(4, real=True), made, CPU)
-    numbers = [step(batch) for batch in shuffled(50, 10, 0, 5, seed=0)]
+    numbers = [step(batch) for batch in shuffled_batches(50, 10, 0, 5, seed=0)]
     assert all(each["batch"] == 20 for each in numbers)
     labels = torch.cat([labels[10:] for _, _, labels in model.seen])
     assert labels.sum() == 25, "an epoch has each made image once, under its label"

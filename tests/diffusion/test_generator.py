@@ -16,7 +16,7 @@ from sfumato.diffusion.generator_data import (
     GeneratorData,
     copies_too_much,
     evaluate_denoiser,
-    worth,
+    score_of,
 )
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.runs import Run
@@ -166,7 +166,7 @@ def test_what_copies_is_worth_less_than_what_does_not():
         return {"held_out_loss": loss, "copies": copies, "held_out_copies": held_out}
 
     order = [seen(0.5, 0.9), seen(0.1, 0.2), seen(0.9, 0.1), seen(0.8, 0.5, 0.45), seen(0.7, 0.0)]
-    assert sorted(order, key=worth) == order
+    assert sorted(order, key=score_of) == order
     assert [copies_too_much(found) for found in order] == [True, True, False, False, False]
 
 

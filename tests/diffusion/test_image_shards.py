@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfumato.data.arrays import load_npz, read_npz_note, save_npz_pieces
-from sfumato.diffusion.image_shards import Pieces, image_seeds
+from sfumato.diffusion.image_shards import ImageShards, image_seeds
 from sfumato.training.process_group import ProcessGroup
 
 
@@ -23,7 +23,7 @@ def silent(_):
 
 
 def test_pieces_are_all_images_in_their_order(tmp_path):
-    pieces = Pieces(tmp_path, 11, 4)
+    pieces = ImageShards(tmp_path, 11, 4)
     told = []
     pieces.draw(numbered, ProcessGroup(), told.append)
     assert [len(piece) for piece in pieces] == [4, 4, 3]
@@ -36,7 +36,7 @@ def test_pieces_are_all_images_in_their_order(tmp_path):
 
 
 def test_a_piece_that_is_there_is_not_drawn_again(tmp_path):
-    pieces = Pieces(tmp_path, 11, 4)
+    pieces = ImageShards(tmp_path, 11, 4)
     pieces.draw(numbered, ProcessGroup(), silent)
     (tmp_path / "piece-0000004-0000008.npy").unlink()
     asked, told = [], []
@@ -48,12 +48,12 @@ def test_a_piece_that_is_there_is_not_drawn_again(tmp_path):
 def test_all_pieces_are_drawn_in_one_shape_and_other_sizes_do_not_mix(tmp_path):
     asked = []
     for size in (5, 4):
-        Pieces(tmp_path, 11, size).draw(
+        ImageShards(tmp_path, 11, size).draw(
             lambda *ends: asked.append(ends) or numbered(*ends), ProcessGroup(), silent
         )
     assert asked == [(0, 5), (5, 10), (6, 11), (0, 4), (4, 8), (7, 11)]
     for size in (5, 4):
-        pieces = Pieces(tmp_path, 11, size)
+        pieces = ImageShards(tmp_path, 11, size)
         assert torch.cat(list(pieces))[:, 0, 0, 0].tolist() == list(range(11))
     pieces.remove()
     assert not list(tmp_path.iterdir())
@@ -78,11 +78,11 @@ class Stand(ProcessGroup):
 def test_several_processes_make_the_files_of_one(tmp_path):
     for name in ("one", "three"):
         (tmp_path / name).mkdir()
-    Pieces(tmp_path / "one", 14, 4).draw(numbered, ProcessGroup(), silent)
+    ImageShards(tmp_path / "one", 14, 4).draw(numbered, ProcessGroup(), silent)
     handed = {}
     for rank in (1, 2, 0):
         place = None if rank else tmp_path / "three"
-        Pieces(place, 14, 4).draw(numbered, Stand(rank, 3, (0, 4, 8, 12), handed), silent)
+        ImageShards(place, 14, 4).draw(numbered, Stand(rank, 3, (0, 4, 8, 12), handed), silent)
     for path in (tmp_path / "one").iterdir():
         assert (tmp_path / "three" / path.name).read_bytes() == path.read_bytes()
     assert [len(drawn) for drawn in handed.values()] == [2, 2, 2]

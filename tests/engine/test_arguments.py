@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from loops import attached, dataset, losses, net, repeatable
 from torch import nn
 
-from sfumato.engine.arguments import Given
+from sfumato.engine.arguments import CallArguments
 from sfumato.errors import ConfigError, PrivacyError, UnsupportedLayer
 
 pytestmark = pytest.mark.filterwarnings("ignore:these batches do not come")
@@ -92,7 +92,7 @@ def test_a_batch_in_a_container_trains_as_it_does_by_itself(kind):
 @pytest.mark.parametrize("kind", HIDING)
 def test_what_may_hide_a_tensor_is_refused(kind):
     with pytest.raises(ConfigError, match="in which examples cannot be followed"):
-        Given.of([torch.zeros(2, 3), HIDING[kind](torch.zeros(2, 3))], {})
+        CallArguments.of([torch.zeros(2, 3), HIDING[kind](torch.zeros(2, 3))], {})
 
 
 def test_a_tensor_without_rows_of_examples_is_refused():

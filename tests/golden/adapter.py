@@ -32,7 +32,7 @@ from sfumato.privacy.accounting import mechanisms_of, price, shuffled_epsilon
 from sfumato.privacy.budget import Budget, Plan, make_plan, steps_within
 from sfumato.privacy.ledger import Ledger
 from sfumato.privacy.noise import to_philox_mean
-from sfumato.privacy.sampling import Chunk, poisson_sample, toss
+from sfumato.privacy.sampling import Chunk, flip_coins, poisson_sample
 from sfumato.privacy.secure import chacha20, normal_deviates, to_secure_mean
 from sfumato.privacy.session_key import SessionKey
 from sfumato.training.canaries import draw_canaries
@@ -116,7 +116,7 @@ def poisson(
 
 
 def coins(key: bytes, purpose: Purpose, rate: float, size: int) -> np.ndarray:
-    return toss(rate, size, SessionKey(key), purpose)
+    return flip_coins(rate, size, SessionKey(key), purpose)
 
 
 def philox(key: bytes, total: Tensor, deviation: float, divisor: float) -> Tensor:

@@ -9,7 +9,7 @@ from scenes import NAMES, answers, context
 
 from sfumato.metrics.class_intervals import over_classes
 from sfumato.metrics.inversion import inversion_scores, member_gaps
-from sfumato.metrics.judges import JudgeOutput, Sets
+from sfumato.metrics.judges import JudgedSets, JudgeOutput
 
 
 def scored(labels, judged, **settings):
@@ -20,7 +20,7 @@ def scored(labels, judged, **settings):
 def with_guesses(labels, judged, kind):
     """The same, but another set is handed in as guesses."""
     return tuple(
-        Sets(getattr(both, kind), both.members, both.held_out, both.public)
+        JudgedSets(getattr(both, kind), both.members, both.held_out, both.public)
         for both in (labels, judged)
     )
 
@@ -237,8 +237,8 @@ def test_a_class_with_too_few_images_is_left_out_of_precision_alone():
     labels, judged = context()
     keep = (labels.guesses != 3) | (torch.cumsum(labels.guesses == 3, 0) <= 2)
     guesses = JudgeOutput(judged.guesses.logits[keep], judged.guesses.features[keep])
-    labels = Sets(labels.guesses[keep], labels.members, labels.held_out, labels.public)
-    judged = Sets(guesses, judged.members, judged.held_out, judged.public)
+    labels = JudgedSets(labels.guesses[keep], labels.members, labels.held_out, labels.public)
+    judged = JudgedSets(guesses, judged.members, judged.held_out, judged.public)
     found = scored(labels, judged)["judges"]["one"]
     assert list(found["left_out"]) == ["3"]
     rows = found["by_class"]

@@ -7,9 +7,9 @@ from sfumato.data.images import Images
 from sfumato.errors import ConfigError
 from sfumato.metrics.reconstruction_trials import (
     Trials,
-    partners,
-    pick,
+    pick_examples,
     reconstruction_scores,
+    shuffle_partners,
     usual_errors,
 )
 
@@ -33,12 +33,12 @@ def trials(heads=200, leak=1.0, per=50):
     guesses = leak * truths[:, :, 0] + (1 - leak) * noise
     references = torch.rand(64, 2, 1, 4, 4, generator=generator) * 2 - 1
     usual = usual_errors(targets, references)
-    return Trials(guesses, truths, members, partners(heads, per), usual, 0.5), targets
+    return Trials(guesses, truths, members, shuffle_partners(heads, per), usual, 0.5), targets
 
 
 @pytest.mark.parametrize(("count", "per"), [(10, 5), (12, 5), (7, 9), (2, 3)])
 def test_partners_are_of_the_same_permutation(count, per):
-    for head, other in enumerate(partners(count, per).tolist()):
+    for head, other in enumerate(shuffle_partners(count, per).tolist()):
         assert other // per == head // per
         assert other != head
 
@@ -46,14 +46,14 @@ def test_partners_are_of_the_same_permutation(count, per):
 @pytest.mark.parametrize(("count", "per"), [(11, 5), (1, 3), (5, 1)])
 def test_a_head_without_another_is_refused(count, per):
     with pytest.raises(ConfigError, match="--trials"):
-        partners(count, per)
+        shuffle_partners(count, per)
 
 
 def test_one_picture_of_any_image_is_held_against_all_and_against_one():
     truths = torch.rand(30, 1, 4, 1, 4, 4) * 2 - 1
     guesses = truths[:, :, 3]  # always the last image of a head
     made = Trials(
-        guesses, truths, torch.arange(30)[:, None], partners(30, 30), torch.ones(30, 2), 0.5
+        guesses, truths, torch.arange(30)[:, None], shuffle_partners(30, 30), torch.ones(30, 2), 0.5
     )
     assert not made.errors(made.guesses).any()
     records = made.records()
@@ -98,7 +98,7 @@ def test_the_mean_of_a_class_has_no_power_at_all():
 
 def test_pictures_are_the_nearest_truth_and_its_guess():
     made, _ = trials(heads=20, leak=0.7)
-    blocks = pick(made)
+    blocks = pick_examples(made)
     assert [name for name, _, _ in blocks] == ["best", "median", "worst"]
     gaps = [float((truth - guess).square().mean()) for _, truth, guess in blocks]
     assert gaps == sorted(gaps)

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from sfumato.errors import ConfigError
 from sfumato.models.gan import ClassNorm, Discriminator, Generator, GeneratorBlock
-from sfumato.models.spectral import SpectralNorm, tighten
+from sfumato.models.spectral import SpectralNorm, update_spectral_norms
 
 SIZES = [8, 16, 28, 32, 64, 128]
 
@@ -180,7 +180,7 @@ def test_every_weight_has_spectral_norm_one_also_after_it_was_moved(head):
             original = layer.parametrizations.weight.original
             original.add_(3 * torch.randn_like(original))
     for _ in range(30):
-        tighten(judge)
+        update_spectral_norms(judge)
     for name, layer in layers.items():
         norm = torch.linalg.matrix_norm(layer.weight.flatten(1), 2)
         assert norm.item() == pytest.approx(1, abs=0.02), name

@@ -10,7 +10,7 @@ from scipy.stats import binomtest, chisquare
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger, LedgerHeader
-from sfumato.privacy.sampling import poisson_batches, poisson_sample, toss
+from sfumato.privacy.sampling import flip_coins, poisson_batches, poisson_sample
 from sfumato.privacy.session_key import SessionKey
 
 BOOK = Ledger(LedgerHeader(data="faces", delta=1e-5))
@@ -86,7 +86,9 @@ def test_every_example_joins_with_the_stated_chance():
 def test_coins_that_tie_in_their_first_byte_are_tossed_to_the_end(rate):
     # By chance it fails once in 10^4 seeds. Ties that all fell on one side would shift the rate to
     # a whole number of 256ths; those around it must be noticed, and so must a tenth of a 256th.
-    heads = sum(len(toss(rate, 10**6, SessionKey.from_seed(seed), ("a",))) for seed in range(2))
+    heads = sum(
+        len(flip_coins(rate, 10**6, SessionKey.from_seed(seed), ("a",))) for seed in range(2)
+    )
     assert binomtest(heads, 2 * 10**6, rate).pvalue > 1e-4
     for wrong in (math.floor(rate * 256) / 256, math.ceil(rate * 256) / 256, rate + 0.1 / 256):
         if wrong != rate:

@@ -34,7 +34,7 @@ def test_epsilon_is_derived_from_the_ledger_and_not_taken_from_the_summary(tmp_p
     )
     assert words.guarantee_words(card)[0] == "not known"
     card = read_card(make_run(tmp_path / "whole"))
-    assert words.guarantee_words(card)[0] == f"ε ≤ {words.up(card.guarantee.epsilon)}"
+    assert words.guarantee_words(card)[0] == f"ε ≤ {words.round_up(card.guarantee.epsilon)}"
     assert card.curve.epsilon[-1] == pytest.approx(card.guarantee.epsilon, rel=2e-3)
     assert list(card.curve.epsilon) == sorted(card.curve.epsilon)
 
@@ -74,7 +74,7 @@ def test_an_unfinished_run_shows_what_there_is_and_what_is_planned(tmp_path):
     assert card.guarantee.epsilon < card.guarantee.planned
     assert card.guarantee.planned == read_card(make_run(tmp_path / "whole")).guarantee.epsilon
     assert card.curve.done == 10
-    assert "step 10 of 30" in words.state(card)
+    assert "step 10 of 30" in words.progress_words(card)
     assert any("not finished" in limit for limit in caveats(card))
     assert (path / "ledger.jsonl").read_text().endswith('{"event": {"stage"'), "it mends nothing"
 
@@ -126,12 +126,12 @@ def test_a_page_about_people_speaks_of_people(tmp_path):
 
 @given(st.floats(min_value=0, max_value=1e6))
 def test_rounded_guarantees_are_kept_and_rounded_bounds_proved(epsilon):
-    assert float(words.down(epsilon)) <= epsilon <= float(words.up(epsilon))
+    assert float(words.round_down(epsilon)) <= epsilon <= float(words.round_up(epsilon))
 
 
 def test_a_small_guarantee_has_digits_enough():
     told = {0.000_099: "0.000099", 0.03: "0.030", 0.5: "0.50", 2.996: "3.00"}
-    assert {epsilon: words.up(epsilon) for epsilon in told} == told
+    assert {epsilon: words.round_up(epsilon) for epsilon in told} == told
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -74,7 +74,7 @@ def test_a_part_outside_the_run_is_not_read(tmp_path):
         assert found.with_parts(run, findings_of).found == ()
     said = []
     write(run / FINDINGS, [])
-    audit.copy({"target": "run"}, Run(tmp_path / "other", said.append), run)
+    audit.copy_to_target({"target": "run"}, Run(tmp_path / "other", said.append), run)
     assert "could not take a copy" in said[0]
     with pytest.raises(SfumatoError, match="damaged"):
         findings_of(run)

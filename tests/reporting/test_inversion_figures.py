@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sfumato.errors import ConfigError
-from sfumato.metrics.judges import JudgeOutput, Sets
+from sfumato.metrics.judges import JudgedSets, JudgeOutput
 from sfumato.reporting import figures, inversion_figures
 from sfumato.reporting.inversion_figures import (
     SweepRow,
@@ -41,12 +41,12 @@ def judged(rows):
     """A judge of one class in two, the log odds of which are given."""
     logits = torch.tensor(rows)[:, None] * torch.tensor([1.0, 0.0])
     seen = JudgeOutput(logits, logits)
-    return Sets(seen, seen, seen, seen)
+    return JudgedSets(seen, seen, seen, seen)
 
 
 def labels_of(guesses, members):
     empty = torch.zeros(0, dtype=torch.int64)
-    return Sets(torch.tensor(guesses), torch.tensor(members), empty, empty)
+    return JudgedSets(torch.tensor(guesses), torch.tensor(members), empty, empty)
 
 
 def handed(monkeypatch, name):
@@ -92,8 +92,9 @@ def test_a_sheet_of_many_classes_shows_the_first_and_one_guess_is_enough(tmp_pat
     labels = labels_of(list(range(count)), list(range(count)))
     seen = JudgeOutput(torch.eye(count), torch.eye(count))
     pictures = torch.rand(count, 3, 4, 4)
+    judged = {"a": JudgedSets(seen, seen, seen, seen)}
     contact_sheet(
-        tmp_path / "sheet.png", pictures, pictures, labels, {"a": Sets(seen, seen, seen, seen)},
+        tmp_path / "sheet.png", pictures, pictures, labels, judged,
         [f"number {i}" for i in range(count)],
     )  # fmt: skip
     rows, columns = found["arguments"]

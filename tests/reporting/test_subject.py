@@ -27,7 +27,7 @@ def test_the_page_of_an_attack_on_a_run_tells_of_that_run(tmp_path):
     told = {name: card.settings[name] for name in ("model", "lr", "batch_size", "seed")}
     assert told == {"model": "group-cnn-small", "lr": 0.125, "batch_size": 100, "seed": 7}
     number, about = words.guarantee_words(card)
-    assert number == f"ε ≤ {words.up(read_card(target).guarantee.epsilon)}"
+    assert number == f"ε ≤ {words.round_up(read_card(target).guarantee.epsilon)}"
     assert about == (
         "guaranteed by the target, at δ = 1e-05, for one image added or removed. The attack itself "
         "guarantees nothing."

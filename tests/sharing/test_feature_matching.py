@@ -14,13 +14,13 @@ from sfumato.privacy.moments import weighted_means
 from sfumato.runs import Run
 from sfumato.sharing import feature_matching as module
 from sfumato.sharing.feature_matching import (
-    Goal,
     Matching,
-    arrange,
+    MatchingTarget,
+    arrange_batches,
     deal_classes,
-    disturb,
     match_features,
     move_batch,
+    shift_and_mirror,
 )
 
 TARGETS = deal_classes(50, 3)
@@ -31,7 +31,7 @@ def goal_of(model, slack=3.0, groups=None):
     gauge, images = gauge_of(model, slack), replace(faces(), pixels=255 - faces().pixels)
     count = 1 if groups is None else 3
     table = sums_with(model, gauge, groups=groups, num_groups=count)(images)
-    return Goal(gauge, weighted_means(table / 24, gauge.weight, least=1 / 24).float())
+    return MatchingTarget(gauge, weighted_means(table / 24, gauge.weight, least=1 / 24).float())
 
 
 def moved(path, model, goal, matching, inputs=PUBLIC, targets=TARGETS, **options):
@@ -101,7 +101,7 @@ def test_a_step_goes_down_the_loss_written_out_by_hand():
     goal = goal_of(model, slack=1e3)
     matching = Matching(k=1, match_batch=30, statistics_weight=0.1, tv_weight=0.5, l2_weight=0.02)
     x = normalised(PUBLIC.images.pixels[places]).requires_grad_()
-    seen = disturb(x, torch.Generator().manual_seed(5))
+    seen = shift_and_mirror(x, torch.Generator().manual_seed(5))
     loss = by_hand(model, seen, TARGETS[places], goal, matching)
     rough = sum(
         (x[:, :, top:, left:] - x[:, :, : 12 - top, : 12 - left]).abs().mean()
@@ -138,10 +138,10 @@ def test_the_statistics_come_closer_and_the_teacher_agrees_more(tmp_path):
 def test_the_distance_is_none_where_the_batch_is_the_goal():
     model, gauge = teacher(), gauge_of(teacher())
     vectors = vectors_of(model, faces(), gauge).float()
-    goal = Goal(gauge, gauge.mean(vectors)[None])
+    goal = MatchingTarget(gauge, gauge.mean(vectors)[None])
     assert float(goal.distance(vectors, 0)) == pytest.approx(0.0, abs=1e-5)
     assert float(goal.distance(vectors[:12], 0)) > 0.01
-    two = Goal(gauge, torch.stack([gauge.mean(vectors), gauge.mean(vectors[:12])]))
+    two = MatchingTarget(gauge, torch.stack([gauge.mean(vectors), gauge.mean(vectors[:12])]))
     assert float(two.distance(vectors[:12], 1)) == pytest.approx(0.0, abs=1e-5)
     assert float(two.distance(vectors, 1)) > 0.01
 
@@ -168,7 +168,7 @@ def test_a_goal_for_each_class_is_met_by_images_of_that_class(tmp_path, monkeypa
 @given(st.integers(1, 200), st.integers(1, 50), st.integers(1, 7), st.booleans())
 def test_every_place_is_in_one_batch_of_about_the_size_asked_for(count, batch, classes, by_class):
     targets = deal_classes(count, classes)
-    parts = arrange(targets, batch, by_class=by_class, seed=3)
+    parts = arrange_batches(targets, batch, by_class=by_class, seed=3)
     assert torch.cat(parts).sort().values.tolist() == list(range(count))
     assert all(0 < len(part) <= 1.5 * batch + 1 for part in parts)
     if by_class:
@@ -227,7 +227,7 @@ def test_a_view_is_the_whole_batch_shifted_by_up_to_an_eighth_and_maybe_mirrored
     }
     generator, seen = torch.Generator().manual_seed(0), set()
     for _ in range(600):
-        view = disturb(x, generator)
+        view = shift_and_mirror(x, generator)
         seen |= {name for name, one in allowed.items() if torch.equal(one, view)}
     assert seen == set(allowed)
 

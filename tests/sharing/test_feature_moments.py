@@ -22,7 +22,13 @@ from sfumato.data.people import People
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.models.observe import normalisation_layers
 from sfumato.privacy.moments import weighted_means, with_counter
-from sfumato.sharing.moments import LEAST_VARIANCE, Gauge, make_gauge, observe_features, sum_moments
+from sfumato.sharing.moments import (
+    LEAST_VARIANCE,
+    MomentScale,
+    make_gauge,
+    observe_features,
+    sum_moments,
+)
 
 
 @pytest.mark.parametrize("first", [None, Explosive()])
@@ -198,7 +204,7 @@ def test_gradients_flow_through_vectors_and_not_through_their_weights():
 
 def test_a_gauge_comes_back_from_a_file_as_it_was():
     gauge = gauge_of(teacher())
-    again = Gauge.load(load(save(gauge.state())), torch.device("cpu"))
+    again = MomentScale.load(load(save(gauge.state())), torch.device("cpu"))
     assert again.channels == gauge.channels == (4, 6)
     assert again.max_norm == gauge.max_norm, "the noise is for the very bound of the sums"
     assert torch.equal(again.units, gauge.units)

@@ -17,7 +17,7 @@ from sfumato.runs import Run
 from sfumato.training.distil import cached, distil_step, distillation_loss
 from sfumato.training.evaluate import logits_of
 from sfumato.training.plain import inputs_of as plain_inputs_of
-from sfumato.training.plain import shuffled, train_plainly
+from sfumato.training.plain import shuffled_batches, train_plainly
 from sfumato.training.plain_step import plain_step
 
 
@@ -181,28 +181,28 @@ def places_of(batches):
 
 
 def test_an_epoch_takes_every_image_once_in_another_order_each_time():
-    epochs = [places_of(shuffled(12, 4, 3 * e, 3 * e + 3, seed=0)) for e in range(3)]
+    epochs = [places_of(shuffled_batches(12, 4, 3 * e, 3 * e + 3, seed=0)) for e in range(3)]
     orders = [[place for batch in epoch for place in batch] for epoch in epochs]
     assert all(sorted(order) == list(range(12)) for order in orders)
     assert len({tuple(order) for order in orders}) == 3
 
 
 def test_what_is_left_over_by_one_epoch_is_not_left_over_for_ever():
-    seen = places_of(shuffled(11, 4, 0, 40, seed=0))
+    seen = places_of(shuffled_batches(11, 4, 0, 40, seed=0))
     assert {len(batch) for batch in seen} == {4}
     assert {place for batch in seen for place in batch} == set(range(11))
 
 
 def test_batches_are_a_function_of_the_step():
-    whole = list(shuffled(10, 3, 0, 12, seed=1))
-    rest = list(shuffled(10, 3, 7, 12, seed=1))
+    whole = list(shuffled_batches(10, 3, 0, 12, seed=1))
+    rest = list(shuffled_batches(10, 3, 7, 12, seed=1))
     assert [batch.step for batch in rest] == [7, 8, 9, 10, 11]
     assert places_of(whole[7:]) == places_of(rest)
-    assert places_of(shuffled(10, 3, 7, 12, seed=2)) != places_of(rest)
+    assert places_of(shuffled_batches(10, 3, 7, 12, seed=2)) != places_of(rest)
 
 
 def test_fewer_images_than_a_batch_are_one_batch(tmp_path):
-    assert [len(b.indices) for b in shuffled(3, 64, 0, 2, seed=0)] == [3, 3]
+    assert [len(b.indices) for b in shuffled_batches(3, 64, 0, 2, seed=0)] == [3, 3]
     steps = []
 
     def step(batch):

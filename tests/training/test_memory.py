@@ -13,7 +13,13 @@ from sfumato.clipping.clip import GradientClipper
 from sfumato.training import memory
 from sfumato.training.chunks import ChunkSizes
 from sfumato.training.inputs import Inputs
-from sfumato.training.memory import Work, completes, fitting_batch, largest_that_fits, out_of_memory
+from sfumato.training.memory import (
+    StepWork,
+    fits_in_memory,
+    fitting_batch,
+    largest_that_fits,
+    out_of_memory,
+)
 from sfumato.training.process_group import ProcessGroup
 
 MB = 2**20
@@ -86,7 +92,7 @@ def test_a_failed_trial_keeps_nothing():
         large.cycle = [large]
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
-    assert not completes(work, inputs(), 4)
+    assert not fits_in_memory(work, inputs(), 4)
     gc.collect()
     assert kept[0]() is None
 
@@ -96,7 +102,7 @@ def test_other_errors_are_not_taken_for_want_of_memory():
         raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        completes(work, inputs(), 4)
+        fits_in_memory(work, inputs(), 4)
     assert out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
     assert out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
 
@@ -110,12 +116,12 @@ def test_on_a_gpu_what_is_tried_is_what_is_run(monkeypatch):
         return lambda losses, tensors, examples, mask: tried.append((name, len(tensors[0])))
 
     def peak_bytes(work, inputs, size):
-        assert completes(work, inputs, size)
+        assert fits_in_memory(work, inputs, size)
         return straight(size)
 
     monkeypatch.setattr(memory, "peak_bytes", peak_bytes)
     monkeypatch.setattr(memory, "free_bytes", lambda _: 1500 * MB)
-    work = Work(note("compiled"), note("eager"))
+    work = StepWork(note("compiled"), note("eager"))
     assert memory.measured_batch(GradientClipper(model), inputs(), 1000, work) == 128
     assert tried == [("eager", 4), ("eager", 16), ("compiled", 128)]
 
@@ -156,7 +162,7 @@ def test_plain_work_is_an_ordinary_gradient_of_what_counts():
     model, read = nn.Sequential(nn.Flatten(), nn.Linear(144, 3)), inputs()
     x, y = read.trial(4)
     mask = torch.tensor([True, True, False, True])
-    found = Work.plain(model).run(read.losses, (x, y), 4, mask)
+    found = StepWork.plain(model).run(read.losses, (x, y), 4, mask)
     wanted = torch.autograd.grad(read.losses(model, x[mask], y[mask]).sum(), model.parameters())
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other)

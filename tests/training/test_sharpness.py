@@ -20,7 +20,14 @@ from sfumato.training.hooks import with_hooks
 from sfumato.training.plain import train_plainly
 from sfumato.training.plain_step import plain_step
 from sfumato.training.private_step import PrivacyContext, private_step
-from sfumato.training.sharpness import LastGradient, Uphill, learning, moved, of_length, sharp_step
+from sfumato.training.sharpness import (
+    LastGradient,
+    SharpnessStep,
+    moved_parameters,
+    of_length,
+    sharp_step,
+    trainable_parameters,
+)
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -119,11 +126,11 @@ def test_statistics_that_layers_keep_are_counted_once():
 
 def test_weights_come_back_whatever_happens():
     model = net()
-    before, named = weights(model), learning(model)
+    before, named = weights(model), trainable_parameters(model)
     far = {name: 1e20 * torch.randn_like(p) for name, p in named.items()}
 
     def fail():
-        with moved(named, far):
+        with moved_parameters(named, far):
             assert not same(before, weights(model))
             raise KeyboardInterrupt
 
@@ -145,7 +152,7 @@ def test_a_private_step_goes_uphill_along_the_gradient_before():
         for _ in range(2)
     )
     last = LastGradient(model)
-    step = with_hooks(other, [Uphill(model, last, rho)])
+    step = with_hooks(other, [SharpnessStep(model, last, rho)])
     before = weights(model)
     step(batch_of([1, 2, 3], step=0))
     last.keep(model)

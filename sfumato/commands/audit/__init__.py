@@ -38,7 +38,7 @@ def run(config: AuditRun | AuditHeads | AuditTrainer, run: Run | None) -> dict[s
     keep_audit(run, record)
     draw_curves(found, run.private / "tradeoff.png")
     if isinstance(config, AuditRun) and config.run is not None:
-        copy(record, run, config.run)
+        copy_to_target(record, run, config.run)
     return run.finish(
         {
             "target": found.target,
@@ -52,7 +52,7 @@ def run(config: AuditRun | AuditHeads | AuditTrainer, run: Run | None) -> dict[s
     )
 
 
-def copy(record: Mapping[str, Any], run: Run, audited: Path) -> None:
+def copy_to_target(record: Mapping[str, Any], run: Run, audited: Path) -> None:
     """Leave what was found with the audited run too, for its report: the proof by the guarantee.
 
     An auditor may have no right to write there, or what is there may be damaged; the audit is done

@@ -10,11 +10,11 @@ from sfumato.attacks.retraining_audit import (
     bound_of_trials,
     check_runs,
     check_trials,
+    run_trial,
     set_canary_aside,
-    sides,
-    trial,
+    split_trials,
 )
-from sfumato.commands.audit.record import AuditRecord, describe_attack, guaranteed
+from sfumato.commands.audit.record import AuditRecord, describe_attack, guarantee_record
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError, DataError
 from sfumato.files import append_line, read_lines, sha256
@@ -36,7 +36,7 @@ def audit_calls(config: AuditTrainer, run: Run) -> AuditRecord:
     try:
         with files_beside_you():  # a trainer may import what it needs when it is called
             scores = _trials(
-                config, run, lambda number: trial(train, rest, canary, number, config.seed)
+                config, run, lambda number: run_trial(train, rest, canary, number, config.seed)
             )
         bound = bound_of_trials(scores, delta=config.delta, confidence=config.confidence)
     except DataError:  # the trainer has to be fixed: what it did until then is of no use
@@ -46,7 +46,9 @@ def audit_calls(config: AuditTrainer, run: Run) -> AuditRecord:
         target=f"{config.trainer} on {images.name}",
         bounds=[bound],
         guarantee=_guarantee(config),
-        attacks=[describe_attack("log-odds of the canary", *sides(scores), config.confidence)],
+        attacks=[
+            describe_attack("log-odds of the canary", *split_trials(scores), config.confidence)
+        ],
     )
 
 
@@ -81,7 +83,7 @@ def code_of(name: str) -> str:
 def _guarantee(config: AuditTrainer) -> dict[str, Any] | None:
     if config.epsilon is None:
         return None
-    return {**guaranteed(config.epsilon, config.delta), "claimed": True}  # there is no ledger
+    return {**guarantee_record(config.epsilon, config.delta), "claimed": True}  # there is no ledger
 
 
 def find_trainer(name: str) -> Trainer:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from safetensors.torch import load_file
 
-from sfumato.commands.audit.record import hold_together, share_error
+from sfumato.commands.audit.record import joint_confidence, share_error
 from sfumato.commands.train.canaries import read_canaries, tensor_hash
 from sfumato.config import read_finished
 from sfumato.errors import RunError
@@ -36,7 +36,7 @@ def has_canaries(path: Path) -> bool:
     return (path / "private" / "canaries.json").exists()
 
 
-def examine(path: Path, *, confidence: float) -> CanaryFindings:
+def examine_canaries(path: Path, *, confidence: float) -> CanaryFindings:
     """What the canaries of a finished run prove.
 
     Guarantee: if the run keeps its own, some bound lies above the ledger's epsilon with
@@ -91,7 +91,7 @@ def _bounds(
         if curved:
             found.append(curve_bound(*pair, plan, **each))
         found.append(noise_bound(read_seen(path, canaries), plan, **each))
-    return hold_together(found, confidence)
+    return joint_confidence(found, confidence)
 
 
 def _finished(path: Path) -> CanaryInclusion:

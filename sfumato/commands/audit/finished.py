@@ -13,8 +13,13 @@ import torch
 from torch import Tensor
 
 from sfumato.attacks.membership import lira_offline, lira_online, log_odds, loss_scores, rmia
-from sfumato.commands.audit.canaries import examine
-from sfumato.commands.audit.record import AuditRecord, allowed_curve, describe_attack, guaranteed
+from sfumato.commands.audit.canaries import examine_canaries
+from sfumato.commands.audit.record import (
+    AuditRecord,
+    allowed_curve,
+    describe_attack,
+    guarantee_record,
+)
 from sfumato.commands.audit.shadows import shadow_odds
 from sfumato.commands.audit.target import Target, open_target
 from sfumato.commands.load_model import load_model
@@ -32,7 +37,7 @@ def audit_run(config: AuditRun, run: Run) -> AuditRecord:
     )
     found.curve = curve_of(target.ledger)
     if target.settings.canaries:
-        heard = examine(target.folder, confidence=config.confidence)
+        heard = examine_canaries(target.folder, confidence=config.confidence)
         found.bounds, found.checks = heard.bounds, [asdict(check) for check in heard.checks]
         found.attacks = [
             describe_attack(name, *scores, config.confidence)
@@ -47,7 +52,7 @@ def audited_guarantee(ledger: Ledger) -> dict[str, Any] | None:
     guarantee = ledger.guarantee()
     if math.isinf(guarantee["epsilon"]):
         return None
-    return guaranteed(
+    return guarantee_record(
         **{name: guarantee[name] for name in ("epsilon", "delta", "relation", "unit")}
     )
 

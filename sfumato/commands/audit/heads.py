@@ -19,8 +19,8 @@ from sfumato.commands.audit.record import (
     AuditRecord,
     allowed_curve,
     describe_attack,
-    guaranteed,
-    hold_together,
+    guarantee_record,
+    joint_confidence,
     share_error,
 )
 from sfumato.data.load import load_images
@@ -85,7 +85,7 @@ def _scores(
 def _guarantee(config: AuditHeads, recipe: HeadRecipe) -> dict[str, Any] | None:
     if recipe.noise_multiplier < LEAST_NOISE or recipe.max_norm is None:
         return None
-    return guaranteed(price(recipe.mechanisms(), config.delta, "add-or-remove"), config.delta)
+    return guarantee_record(price(recipe.mechanisms(), config.delta, "add-or-remove"), config.delta)
 
 
 def _bounds(
@@ -126,4 +126,4 @@ def _bounds(
         thresholds="chosen on a tenth of the heads, counted on the others",
         assumes=f"{recipe.steps} steps of rate {recipe.rate:g} with Gaussian noise of any size",
     )
-    return hold_together([plain, gaussian], config.confidence)
+    return joint_confidence([plain, gaussian], config.confidence)

@@ -46,7 +46,7 @@ class AuditRecord:
         }
 
 
-def guaranteed(
+def guarantee_record(
     epsilon: float, delta: float, relation: str = "add-or-remove", unit: str = "example"
 ) -> dict[str, Any]:
     """What was guaranteed, as a record has it."""
@@ -58,7 +58,7 @@ def share_error(confidence: float, bounds: int) -> float:
     return 1 - (1 - confidence) / max(1, bounds)
 
 
-def hold_together(bounds: Sequence[Bound], confidence: float) -> list[Bound]:
+def joint_confidence(bounds: Sequence[Bound], confidence: float) -> list[Bound]:
     """Bounds that were made by `share_error`, with the confidence that they have together."""
     note = "" if len(bounds) == 1 else "; the error is shared among all bounds"
     return [replace(b, confidence=confidence, thresholds=b.thresholds + note) for b in bounds]

@@ -80,7 +80,9 @@ def _train(
     settings = replace(target.alone, batch_size=size)
     steps = number_of_steps(settings, half)
     made = [
-        train.prepare(replace(settings, seed=config.seed + 1 + k), target.pool, target.device)
+        train.prepare_classifier(
+            replace(settings, seed=config.seed + 1 + k), target.pool, target.device
+        )
         for k in numbers
     ]
     inputs = made[0][1]

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from sfumato.commands import train
-from sfumato.commands.stages import given_run
+from sfumato.commands.stages import read_given_run
 from sfumato.commands.train.canaries import read_canaries
 from sfumato.data.fingerprint import known_data
 from sfumato.data.images import Images
@@ -55,11 +55,11 @@ class Target:
 
 def open_target(config: AuditRun, run: Run) -> Target:
     """The run's settings, ledger and images; or what is wrong with them."""
-    folder = practise(config, run) if config.run is None else config.run
+    folder = train_practice_run(config, run) if config.run is None else config.run
     if not folder.is_dir():
         raise RunError(f"--run {folder}: there is no such folder. Give a run of sfumato train.")
     like = train.Config(mode="non-private", data_root=config.data_root, device=config.device)
-    settings, _, ledger = given_run(folder, like)
+    settings, _, ledger = read_given_run(folder, like)
     if ledger is None:
         raise RunError(f"{folder} has no ledger.jsonl: nobody knows what it guaranteed.")
     members, test = load_splits(settings.data, people=settings.people, **settings.loading)
@@ -83,7 +83,7 @@ def open_target(config: AuditRun, run: Run) -> Target:
     )
 
 
-def practise(config: AuditRun, run: Run) -> Path:
+def train_practice_run(config: AuditRun, run: Run) -> Path:
     """A small private run on the digits, to try an audit on."""
     settings = train.Config(
         epsilon=3.0,

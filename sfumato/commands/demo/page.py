@@ -47,11 +47,11 @@ def write_page(parts: Parts, run: Run) -> Path:
         write_report(folders, out, include_private=True)
     page = run.private / "demo.html"
     with atomic(page) as file:
-        file.write(tell(parts, run.private).encode())
+        file.write(render_story(parts, run.private).encode())
     return page
 
 
-def tell(parts: Parts, home: Path) -> str:
+def render_story(parts: Parts, home: Path) -> str:
     """The story of these runs, on a page that lies in `home`."""
     places = vars(parts)
     cards = {name: read_card(path, include_private=True) for name, path in places.items()}
@@ -64,7 +64,7 @@ def tell(parts: Parts, home: Path) -> str:
     return template("demo.html.jinja").render(
         **losses,
         cards=cards,
-        guessing=guessing,
+        is_guessing=is_guessing,
         guarantee=words.guarantee_words(cards["shared"]),
         proof=words.proof_words(cards["audited"]),
         best=words.best_of(bounds),
@@ -80,7 +80,7 @@ def tell(parts: Parts, home: Path) -> str:
     )
 
 
-def guessing(attack: Finding) -> str:
+def is_guessing(attack: Finding) -> str:
     """Whether an attack is better than none, by the interval of its AUC."""
     found, low, _ = attack.value or (0.5, 0.5, 0.5)
     if low is None or low <= 0.5:

@@ -15,7 +15,7 @@ from sfumato.commands.invert.attack import attack_target
 from sfumato.commands.invert.checks import check_context
 from sfumato.commands.invert.context import make_context
 from sfumato.commands.invert.sweep import sweep as run_sweep
-from sfumato.commands.stages import require_one_process, tell_stage
+from sfumato.commands.stages import describe_stage, require_one_process
 from sfumato.runs import Run
 from sfumato.settings.invert import PRESETS as PRESETS
 from sfumato.settings.invert import Invert
@@ -38,7 +38,7 @@ def run(config: Invert, run: Run | None) -> dict[str, Any]:
 
 def show(summary: Mapping[str, Any]) -> str:
     """What was found, and where the pictures are."""
-    return summary["text"] if "text" in summary else tell_stage(summary)
+    return summary["text"] if "text" in summary else describe_stage(summary)
 
 
 COMMAND = Command(

@@ -7,7 +7,7 @@ import torch
 
 from sfumato.commands import train
 from sfumato.commands.invert.context import Context, open_access
-from sfumato.commands.invert.score import accuracy_of, as_judge, given_judge
+from sfumato.commands.invert.score import accuracy_of, as_judge, read_given_judge
 from sfumato.commands.invert.stages import new_judge
 from sfumato.commands.train.privacy_setup import plan_for
 from sfumato.commands.train.train_state import count_units
@@ -28,7 +28,7 @@ def check_context(context: Context) -> None:
         model = new_judge(context, name)
         as_judge(model, inputs_of(model, context.others, context.device))
     for path in context.config.judge:
-        as_judge(*given_judge(context, path))
+        as_judge(*read_given_judge(context, path))
 
 
 def check_public(context: Context) -> None:
@@ -92,17 +92,17 @@ def check_target(context: Context) -> None:
     if context.config.target is not None:
         access = open_access(context)
         if not Path(context.config.target).is_dir():
-            say_strange(context, accuracy_of(access, context.unseen))
+            warn_low_accuracy(context, accuracy_of(access, context.unseen))
         return
     plan_for(context.target, count_units(context.target, context.members))
-    train.prepare(context.target, context.members, torch.device("cpu"))
+    train.prepare_classifier(context.target, context.members, torch.device("cpu"))
 
 
 USUAL_PIXELS = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))
 """What black and white are to most networks."""
 
 
-def say_strange(context: Context, accuracy: float) -> None:
+def warn_low_accuracy(context: Context, accuracy: float) -> None:
     """Warn of a network of the user's own that hardly knows its images: on the screen alone.
 
     Nobody else can tell that its pixels, its classes or their order are others than was said.

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from sfumato.attacks.access import Access, access_to
+from sfumato.attacks.access import TargetAccess, access_to
 from sfumato.commands import train
-from sfumato.commands.stages import given_run, require_heeded, say_ignored
+from sfumato.commands.stages import log_ignored_settings, read_given_run, refuse_ignored_settings
 from sfumato.data.images import Images
 from sfumato.data.load import load_images, load_splits
 from sfumato.errors import ConfigError
@@ -67,7 +67,7 @@ class Context:
 
 def make_context(config: Invert, run: Run) -> Context:
     """Load images, and part them."""
-    given = given_target(config, run) if config.target else None
+    given = read_given_target(config, run) if config.target else None
     settings, weights = given or to_train(config, run)
     source = settings if given else config.train
     train_images, test = load_splits(source.data, people=source.people, **source.loading)
@@ -78,9 +78,9 @@ def make_context(config: Invert, run: Run) -> Context:
         public = replace(public, classes=tuple(f"public {name}" for name in public.classes))
     if given:
         members = train_images
-        others, held_out = part(test, config.judge_share)
+        others, held_out = split_classes(test, config.judge_share)
     else:
-        others, members = part(train_images, config.judge_share)
+        others, members = split_classes(train_images, config.judge_share)
         held_out = test
     return Context(
         config,
@@ -128,7 +128,7 @@ def same_images(context: Context, config: Invert, run: Run) -> Context:
     return replace(context, config=config, run=run, target=settings, weights=weights)
 
 
-def part(images: Images, share: float) -> tuple[Images, Images]:
+def split_classes(images: Images, share: float) -> tuple[Images, Images]:
     """A share of every class, and the rest: of other people, unless a class is a person."""
     people = images.people
     alone = people is not None and all(
@@ -137,7 +137,7 @@ def part(images: Images, share: float) -> tuple[Images, Images]:
     return images.split(share, seed=0, by_person=not alone)
 
 
-def given_target(config: Invert, run: Run) -> tuple[train.Config, Path]:
+def read_given_target(config: Invert, run: Run) -> tuple[train.Config, Path]:
     """Settings and weights of a target that is there already."""
     assert config.target is not None
     if not Path(config.target).is_dir():
@@ -156,15 +156,15 @@ def given_target(config: Invert, run: Run) -> tuple[train.Config, Path]:
         return replace(settings, weights=None, norm=config.norm or "keep"), config.weights
     if config.target_pixels is not None:
         raise ConfigError(f"{config.target} knows its pixels: leave --target-pixels out.")
-    settings, weights, _ = given_run(Path(config.target), config.train)
-    require_heeded(Path(config.target), config, settings)
-    say_ignored(Path(config.target), config, settings, run)
+    settings, weights, _ = read_given_run(Path(config.target), config.train)
+    refuse_ignored_settings(Path(config.target), config, settings)
+    log_ignored_settings(Path(config.target), config, settings, run)
     return settings, weights
 
 
-def open_access(context: Context, precision: torch.dtype | None = None) -> Access:
+def open_access(context: Context, precision: torch.dtype | None = None) -> TargetAccess:
     """The target, as the attacker has it; in float32 if no other precision is asked for."""
-    train_state, inputs = train.prepare(context.target, context.members, context.device)
+    train_state, inputs = train.prepare_classifier(context.target, context.members, context.device)
     missing = load_weights(train_state.model, context.weights)
     if not head_parameters(train_state.model).isdisjoint(missing):
         raise ConfigError(

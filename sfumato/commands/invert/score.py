@@ -11,23 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfumato.attacks.access import Access
+from sfumato.attacks.access import TargetAccess
 from sfumato.commands import train
 from sfumato.commands.invert.context import Context, open_access
 from sfumato.commands.invert.stages import (
     guesses_of,
     judged_classes,
-    learnt_by_judges,
+    judges_training_images,
     new_judge,
     selection_of,
 )
-from sfumato.commands.stages import given_run
+from sfumato.commands.stages import read_given_run
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.data.overlap import overlap
 from sfumato.errors import ConfigError, DataError
 from sfumato.metrics.inversion import inversion_scores as count
-from sfumato.metrics.judges import Judge, Judged, Sets, judge_images
+from sfumato.metrics.judges import Judge, Judged, JudgedSets, judge_images
 from sfumato.models.zoo import head_parameters, load_weights, read_state
 from sfumato.reporting.inversion_figures import contact_sheet
 from sfumato.reporting.scores import keep_scores
@@ -42,7 +42,7 @@ EACH = 500
 def score(context: Context, stage: Run) -> None:
     """Let judges look at guesses, at members, at images nobody saw, and at the public ones."""
     pixels, labels = four_sets(context)
-    judged_by = judgements(context, pixels)
+    judged_by = judge_all(context, pixels)
     found = count(labels, judged_by)
     unseen = context.unseen
     found["target_test_accuracy"] = accuracy_of(open_access(context), unseen)
@@ -71,20 +71,20 @@ def score(context: Context, stage: Run) -> None:
     )
 
 
-def accuracy_of(access: Access, images: Images) -> float:
+def accuracy_of(access: TargetAccess, images: Images) -> float:
     """How often the target names images rightly."""
     answers = access.answers(images.pixels).argmax(dim=1).cpu()
     return float((answers == images.labels).float().mean())
 
 
-def four_sets(context: Context) -> tuple[Sets[Tensor], Sets[Tensor]]:
+def four_sets(context: Context) -> tuple[JudgedSets[Tensor], JudgedSets[Tensor]]:
     """Pixels between 0 and 1, and labels, of guesses, members, held-out and public images."""
     guesses, chosen = guesses_of(context), selection_of(context)
     members, held_out = (
         sample_per_class(some, EACH) for some in (context.members, context.held_out)
     )
     # Images that judges were trained on would make the floor too low.
-    strange = ~learnt_by_judges(context)
+    strange = ~judges_training_images(context)
     left = [places[strange[places]] for places in chosen.places]
     each = [
         (some if len(some) else places)[:EACH]
@@ -95,7 +95,7 @@ def four_sets(context: Context) -> tuple[Sets[Tensor], Sets[Tensor]]:
     def real(pixels: Tensor) -> Tensor:
         return (pixels.float() / 255).to(context.device)
 
-    pixels = Sets(
+    pixels = JudgedSets(
         guesses.images.clamp(0, 1).to(context.device),
         real(members.pixels),
         real(held_out.pixels),
@@ -103,7 +103,7 @@ def four_sets(context: Context) -> tuple[Sets[Tensor], Sets[Tensor]]:
     )
     counts = torch.tensor([len(places) for places in each])
     pseudo = torch.arange(len(each)).repeat_interleave(counts)
-    return pixels, Sets(guesses.labels, members.labels, held_out.labels, pseudo)
+    return pixels, JudgedSets(guesses.labels, members.labels, held_out.labels, pseudo)
 
 
 def sample_per_class(images: Images, each: int) -> Images:
@@ -115,7 +115,7 @@ def sample_per_class(images: Images, each: int) -> Images:
     return images.select(torch.cat(places))
 
 
-def judgements(context: Context, pixels: Sets[Tensor]) -> dict[str, Judged]:
+def judge_all(context: Context, pixels: JudgedSets[Tensor]) -> dict[str, Judged]:
     """What every judge says of every set."""
     found: dict[str, Judged] = {}
     for name in context.config.judges:
@@ -125,17 +125,17 @@ def judgements(context: Context, pixels: Sets[Tensor]) -> dict[str, Judged]:
             as_judge(model, inputs_of(model, context.others, context.device)), pixels
         )
     for path in context.config.judge:
-        found[str(path)] = judge_images(as_judge(*given_judge(context, path)), pixels)
+        found[str(path)] = judge_images(as_judge(*read_given_judge(context, path)), pixels)
     return found
 
 
-def given_judge(context: Context, path: Path) -> tuple[nn.Module, Inputs]:
+def read_given_judge(context: Context, path: Path) -> tuple[nn.Module, Inputs]:
     """A judge that is there already, or the reason why it must not judge.
 
     One trained on the same images as the target would know more of it than the class, and one whose
     classes have another order would name others than it means.
     """
-    settings, weights, _ = given_run(path, context.config.train)
+    settings, weights, _ = read_given_run(path, context.config.train)
     judge_images = load_images(settings.data, "train", people=settings.people, **settings.loading)
     if judge_images.shape[0] != context.members.shape[0]:
         raise ConfigError(
@@ -165,7 +165,7 @@ def given_judge(context: Context, path: Path) -> tuple[nn.Module, Inputs]:
             f'judge {path} shares weights with the target ("{twins[0]}", {len(twins)} tensors in '
             "all), so what convinces one convinces the other. Take another judge."
         )
-    train_state, inputs = train.prepare(settings, judge_images, context.device)
+    train_state, inputs = train.prepare_classifier(settings, judge_images, context.device)
     missing = load_weights(train_state.model, weights)
     if missing:
         raise ConfigError(f'{weights} has no "{missing[0]}": the run {path} is not whole.')

@@ -11,7 +11,7 @@ from torch import nn
 from sfumato.attacks.gan_state import GanTask, new_gan
 from sfumato.attacks.gan_training import train_gan
 from sfumato.attacks.inversion_loss import InversionLoss
-from sfumato.attacks.latent_search import Draw, Extra, Guesses, search_codes
+from sfumato.attacks.latent_search import Draw, Extra, InvertedImages, search_codes
 from sfumato.attacks.top_n_selection import Selection
 from sfumato.attacks.top_n_selection import select_top_n as choose
 from sfumato.commands import train
@@ -66,12 +66,12 @@ def judging_images(context: Context) -> Images:
     """What judges learn: private images of their own and half of the public ones, all classes."""
     classes = judged_classes(context)
     places = torch.tensor([classes.index(name) for name in context.public.classes])
-    some = context.public.select(learnt_by_judges(context).nonzero().flatten())
+    some = context.public.select(judges_training_images(context).nonzero().flatten())
     public = replace(some, labels=places[some.labels], classes=classes)
     return replace(context.others, classes=classes).joined(public, "judges'")
 
 
-def learnt_by_judges(context: Context) -> torch.Tensor:
+def judges_training_images(context: Context) -> torch.Tensor:
     """Which public images judges learn: half of them, so that the others can be shown to them."""
     return torch.rand(len(context.public), generator=torch.Generator().manual_seed(0)) < 0.5
 
@@ -106,7 +106,7 @@ def selection_of(context: Context) -> Selection:
     return Selection(kept["places"], kept["confidence"], scale)
 
 
-def wish_of(context: Context) -> InversionLoss:
+def make_inversion_loss(context: Context) -> InversionLoss:
     """The inversion loss, in the target's unit."""
     scale = selection_of(context).scale if context.config.own_unit else 1.0
     return InversionLoss(context.config.loss, scale)
@@ -127,7 +127,7 @@ def prior(context: Context, stage: Run) -> None:
         pixels.to(context.device),
         labels.to(context.device),
         access,
-        wish_of(context),
+        make_inversion_loss(context),
         config.views,
         config.method,
         config.gan,
@@ -147,7 +147,7 @@ def latent(context: Context, stage: Run) -> None:
         drawing.draw,
         drawing.begin,
         access,
-        wish_of(context),
+        make_inversion_loss(context),
         config.views,
         config.search,
         extra=drawing.extra,
@@ -201,7 +201,7 @@ def of_pixels(context: Context) -> Drawing:
     return Drawing(lambda codes, _: codes.sigmoid(), begin, extra)
 
 
-def guesses_of(context: Context) -> Guesses:
+def guesses_of(context: Context) -> InvertedImages:
     """What the stage latent found."""
     kept = load_file(context.stage("latent").path / "guesses.safetensors")
-    return Guesses(kept["images"], kept["labels"], kept["margins"])
+    return InvertedImages(kept["images"], kept["labels"], kept["margins"])

@@ -40,7 +40,7 @@ def sweep(config: Invert, run: Run) -> dict[str, Any]:
         rows.append(attack_one(name, kind, settings, base))
         if math.isfinite(rows[-1].epsilon):
             plain = replace(config, sweep=False, mode="non-private", seed=settings.seed)
-            stopped = matched(plain, rows[-1].test_accuracy, base)
+            stopped = match_accuracy(plain, rows[-1].test_accuracy, base)
             twin = rows[-1].epsilon
             rows.append(attack_one(f"{name}-control", kind, stopped, base, twin=twin))
     table = sweep_table(rows)
@@ -125,12 +125,12 @@ def attack_one(
     )
 
 
-def matched(config: Invert, wanted: float, base: Context) -> Invert:
+def match_accuracy(config: Invert, wanted: float, base: Context) -> Invert:
     """These settings without privacy, stopped early: about as accurate as `wanted`."""
     tried: dict[int, float] = {}
 
     def reached(steps: int) -> bool:
-        scores = read_json(ladder(config, steps, base).private / "scores.json")
+        scores = read_json(train_control(config, steps, base).private / "scores.json")
         tried[steps] = scores["test_accuracy"]
         return tried[steps] >= wanted
 
@@ -140,22 +140,22 @@ def matched(config: Invert, wanted: float, base: Context) -> Invert:
         middle = (few + enough) // 2
         few, enough = (few, middle) if reached(middle) else (middle, enough)
     best = min(tried, key=lambda steps: abs(tried[steps] - wanted))
-    return plainly(config, best)
+    return without_privacy(config, best)
 
 
-def plainly(config: Invert, steps: int) -> Invert:
+def without_privacy(config: Invert, steps: int) -> Invert:
     """The settings for this many steps, with batches that repeat."""
     return replace(
         config, steps=steps, epochs=None, noise_seed=config.seed, unit="example", people=None
     )
 
 
-def ladder(config: Invert, steps: int, base: Context) -> Run:
+def train_control(config: Invert, steps: int, base: Context) -> Run:
     """A target of this many steps, trained once."""
     place = Run(base.run.private / "ladder" / f"{config.seed}-{steps}", base.run.say)
     place.path.mkdir(parents=True, exist_ok=True)
     if not place.finished:
-        context = same_images(base, plainly(config, steps), place)
+        context = same_images(base, without_privacy(config, steps), place)
         context.members.save_npz(place.private / "members.npz", context.held_out)
         train.run(context.target, place)
     return place

@@ -15,7 +15,7 @@ from sfumato.commands.reconstruct.context import Context, make_context
 from sfumato.commands.reconstruct.decoder import new_decoder
 from sfumato.commands.reconstruct.stages import attack_weights
 from sfumato.commands.reconstruct.study import attack_brought_head, study, tensors_in
-from sfumato.commands.stages import require_one_process, tell_stage
+from sfumato.commands.stages import describe_stage, require_one_process
 from sfumato.runs import Run
 from sfumato.settings.reconstruct import PRESETS as PRESETS
 from sfumato.settings.reconstruct import STAGES as STAGES
@@ -51,7 +51,7 @@ def show(summary: Mapping[str, Any]) -> str:
     if "text" in summary:
         return summary["text"]
     if "stage" in summary:
-        return tell_stage(summary)
+        return describe_stage(summary)
     return f"{summary['run']} is finished."
 
 

@@ -11,12 +11,12 @@ from sfumato.attacks.shadow_heads import ShadowHeads
 from sfumato.commands.reconstruct.context import Context
 from sfumato.data.memory_guard import require_memory
 from sfumato.errors import ConfigError
-from sfumato.metrics.features import AT_ONCE, extract, headless, pretrain
+from sfumato.metrics.features import AT_ONCE, extract, pretrain, without_head
 from sfumato.models.zoo import build_model, load_weights, pixel_statistics
 from sfumato.runs import Run
 
 
-def base(context: Context, stage: Run) -> None:
+def base_network(context: Context, stage: Run) -> None:
     """A public network that heads learn well on: given, or trained and tried."""
     config, best = context.config, 0.0
     shot = replace(context.recipe, class_size=1, noise_multiplier=0.0, max_norm=None, rate=1.0)
@@ -36,7 +36,7 @@ def base(context: Context, stage: Run) -> None:
             )
             attempt.finish({"steps": "all"})
         state = {name: value.clone() for name, value in model.state_dict().items()}
-        model = headless(model.to(context.device))
+        model = without_head(model.to(context.device))
         found = extract(
             model,
             context.own.select(range(0, len(context.own), max(1, len(context.own) // 2000))),
@@ -87,7 +87,7 @@ def features(context: Context, stage: Run) -> None:
     config = context.config
     model = build_base(context)
     load_weights(model, context.public.stage("base").path / "model.safetensors")
-    model = headless(model.to(context.device))
+    model = without_head(model.to(context.device))
     options: dict[str, Any] = {"size": config.feature_size, "norm": config.feature_norm}
     own = extract(model, context.own, context.device, **options)
     own.save(stage.path)

@@ -11,7 +11,7 @@ from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.data.overlap import overlap
 from sfumato.errors import ConfigError, DataError
-from sfumato.metrics.features import Features, turned
+from sfumato.metrics.features import Features, turned_classes
 from sfumato.privacy.audit.tradeoff import noise_for_tpr
 from sfumato.runs import Run
 from sfumato.settings.reconstruct import Reconstruct
@@ -60,21 +60,21 @@ def make_context(config: Reconstruct, run: Run) -> Context:
     """Load images, and part what is public from what is not."""
     own = load_images(config.data, "train", private=False, **config.source.loading)
     targets = load_images(config.data, "test", private=True, **config.source.loading)
-    targets = never_had(targets, own, run)
+    targets = remove_known_images(targets, own, run)
     made = config.pretrained or config.weights is not None
     if made:
         base = own
     elif config.base_data is not None:
         base = load_images(config.base_data, "train", private=False, **config.source.loading)
         if base.shape == targets.shape:
-            targets = never_had(targets, base, run)
+            targets = remove_known_images(targets, base, run)
     else:
         part, own = own.split(config.base_share, seed=config.seed)
-        base = turned(part)
+        base = turned_classes(part)
     return Context(config, run, run, pick_device(config.device), base, own, targets)
 
 
-def never_had(targets: Images, known: Images, run: Run) -> Images:
+def remove_known_images(targets: Images, known: Images, run: Run) -> Images:
     """The images under attack without those that the attacker has, pixel for pixel.
 
     Well-known sets have a few images in both splits: these are left out. Many are a mistake.

@@ -16,9 +16,9 @@ from sfumato.commands.reconstruct.decoder import task_of, trained_decoder
 from sfumato.commands.reconstruct.heads import statistics_of
 from sfumato.metrics.reconstruction_trials import (
     Trials,
-    partners,
-    pick,
+    pick_examples,
     reconstruction_scores,
+    shuffle_partners,
     usual_errors,
 )
 from sfumato.privacy.accounting import price
@@ -27,7 +27,7 @@ from sfumato.privacy.audit.tradeoff import largest_tpr
 from sfumato.privacy.releases import LEAST_NOISE
 from sfumato.reporting.figures import save_gallery, save_roc
 from sfumato.reporting.scores import keep_scores
-from sfumato.reporting.words import up
+from sfumato.reporting.words import round_up
 from sfumato.runs import Run
 
 DELTA = 1e-5
@@ -62,7 +62,7 @@ def evaluate(context: Context, stage: Run) -> None:
         title=title,
         bound=bound and ("no attack can exceed (replace one)", bound),
     )
-    blocks = pick(trials)
+    blocks = pick_examples(trials)
     shown = len(blocks[0][1])
     names = context.own.classes[:shown] if context.config.conditional else [""] * shown
     save_gallery(folder / "gallery.png", blocks, names)
@@ -78,7 +78,7 @@ def attack_heads(context: Context) -> Trials:
         statistics_of(context),
     )
     decoder, task = trained_decoder(context, shadow_heads), task_of(context, context.targets)
-    partner = partners(config.trials, shadow_heads.per_permutation)
+    partner = shuffle_partners(config.trials, shadow_heads.per_permutation)
     heads = shadow_heads.heads(0, config.trials)
     guesses = reconstruct(decoder, statistics.standardise(heads), task).cpu()
     own = shadow_heads_of(context).heads(0, REFERENCES)
@@ -203,11 +203,14 @@ def tell(context: Context, scores: dict[str, Any]) -> str:
     guaranteed = "none: epsilon is infinite"
     if "epsilon" in privacy:
         published = privacy["at_published_delta"]
-        replaced, added = up(published["epsilon"]), up(published["epsilon_add_or_remove"])
+        replaced, added = (
+            round_up(published["epsilon"]),
+            round_up(published["epsilon_add_or_remove"]),
+        )
         guaranteed = (
-            f"epsilon {up(privacy['epsilon'])} at delta {privacy['delta']:.2g}, one image replaced "
-            f"(at the published delta, {published['delta']:.2g}: {replaced}; one image added or "
-            f"removed, as published: {added}); at 1 % FPR no attack has a TPR above "
+            f"epsilon {round_up(privacy['epsilon'])} at delta {privacy['delta']:.2g}, one image "
+            f"replaced (at the published delta, {published['delta']:.2g}: {replaced}; one image "
+            f"added or removed, as published: {added}); at 1 % FPR no attack has a TPR above "
             f"{at_most(privacy['tpr_bound_at_1_percent_fpr'])}"
         )
     lines.insert(1, f"  guarantee {guaranteed}")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sfumato.commands.reconstruct.base import base, features
+from sfumato.commands.reconstruct.base import base_network, features
 from sfumato.commands.reconstruct.context import Context
 from sfumato.commands.reconstruct.decoder import train
 from sfumato.commands.reconstruct.evaluate import evaluate
@@ -17,7 +17,7 @@ SHARED = ("base", "features")
 def attack_weights(context: Context, asked: str) -> dict[str, Any]:
     """Run the stages up to this one."""
     stages = (
-        Stage(name="base", run=base),
+        Stage(name="base", run=base_network),
         Stage(name="features", run=features),
         Stage(name="shadow", run=shadow),
         Stage(name="stats", run=stats),

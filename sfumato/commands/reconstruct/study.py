@@ -22,7 +22,7 @@ from sfumato.files import atomic, read_json
 from sfumato.models.zoo import read_state
 from sfumato.reporting.figures import save_image_rows, save_study
 from sfumato.reporting.scores import keep_findings
-from sfumato.reporting.words import down, up
+from sfumato.reporting.words import round_down, round_up
 
 
 def study(context: Context) -> dict[str, Any]:
@@ -90,11 +90,11 @@ def table_of(name: str, rows: dict[str, dict[str, Any]]) -> str:
         cells = (
             value,
             f"{scores['accuracy_of_heads']:.3f}",
-            up(privacy.get("epsilon", float("inf"))),
+            round_up(privacy.get("epsilon", float("inf"))),
             f"{scores['auc']:.3f}",
             f"{scores['tpr_at_1_percent_fpr']:.3f} ({low:.3f} to {high:.3f})",
             at_most(privacy.get("tpr_bound_at_1_percent_fpr", 1.0)),
-            down(privacy["epsilon_proved"]),
+            round_down(privacy["epsilon_proved"]),
         )
         lines.append(" | ".join(cells))
     return "".join(f"| {line} |\n" for line in lines)

@@ -11,12 +11,12 @@ from typing import Any
 from sfumato.commands import Command, as_label
 from sfumato.commands.release.context import Context, make_context, release_guarantee
 from sfumato.commands.release.evaluate import evaluate as evaluate_student
-from sfumato.commands.release.stages import match_images, moments, teach
+from sfumato.commands.release.stages import match_images, moments, train_teacher
 from sfumato.commands.release.student import new_student, student
-from sfumato.commands.stages import require_one_process, tell_stage
+from sfumato.commands.stages import describe_stage, require_one_process
 from sfumato.errors import DataError, SfumatoError
 from sfumato.reporting.render import summary_text
-from sfumato.reporting.words import up
+from sfumato.reporting.words import round_up
 from sfumato.runs import Run
 from sfumato.settings.release import PRESETS as PRESETS
 from sfumato.settings.release import ReleaseSettings, Verify
@@ -64,7 +64,7 @@ def check_early(context: Context) -> None:
 def stages_of_release() -> list[Stage[Context]]:
     """The stages in their order."""
     return [
-        Stage(name="teacher", run=teach, checks=(check_early,)),
+        Stage(name="teacher", run=train_teacher, checks=(check_early,)),
         Stage(name="moments", run=moments),
         Stage(name="match", run=match_images),
         Stage(name="student", run=student),
@@ -78,7 +78,7 @@ def show(summary: Mapping[str, Any]) -> str:
     if "verdict" in summary:
         return summary["verdict"]
     if "stage" in summary:
-        return tell_stage(summary)
+        return describe_stage(summary)
     run = summary["run"]
     return summary_text(
         summary,
@@ -102,8 +102,8 @@ def check(config: Verify, *_: object) -> dict[str, Any]:
     assert verdict.card is not None
     card = verdict.card
     lines = [
-        f"{config.verify} is sound: {card.images} images, epsilon {up(card.epsilon)} at delta "
-        f"{card.delta:.2g}, as its ledger says.",
+        f"{config.verify} is sound: {card.images} images, epsilon {round_up(card.epsilon)} at "
+        f"delta {card.delta:.2g}, as its ledger says.",
         *(f"  {remark}" for remark in verdict.remarks),
     ]
     return {

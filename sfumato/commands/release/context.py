@@ -8,9 +8,14 @@ import torch
 from torch import nn
 
 from sfumato.commands import train
-from sfumato.commands.origin import note_start, require_covered, require_strange, require_unpaid
+from sfumato.commands.origin import (
+    note_start,
+    require_covered,
+    require_no_ledger,
+    require_other_data,
+)
 from sfumato.commands.release.budget import NoiseShares, share_budget
-from sfumato.commands.stages import given_run, require_heeded, say_ignored
+from sfumato.commands.stages import log_ignored_settings, read_given_run, refuse_ignored_settings
 from sfumato.commands.train.privacy_setup import draw_secret, header_of
 from sfumato.commands.train.train_state import group_by_person
 from sfumato.data.fingerprint import require_same_data
@@ -87,7 +92,9 @@ class Context:
 
 def make_context(config: ReleaseSettings, run: Run) -> Context:
     """Load images, and refuse at once what cannot be released from."""
-    settings, book = given_teacher(config, run) if config.teacher else (config.train.alone, None)
+    settings, book = (
+        read_given_teacher(config, run) if config.teacher else (config.train.alone, None)
+    )
     if book is not None:  # one guarantee: the one that the teacher was trained under
         config = replace(
             config,
@@ -102,11 +109,11 @@ def make_context(config: ReleaseSettings, run: Run) -> Context:
     # What is said here goes before what a given teacher was told.
     own = {name: value for name, value in config.train.loading.items() if value}
     if book is None:
-        require_strange(config.train, private)
+        require_other_data(config.train, private)
     require_same_data(private, run)
     taught = config.teacher and config.teacher / "model.safetensors"
     note_start(taught or config.weights, run)
-    require_unpaid(config.public, private.name)
+    require_no_ledger(config.public, private.name)
     public = load_images(config.public, "train", private=False, **{**settings.loading, **own})
     public = replace(public, people=None)
     if config.public_images is not None and config.public_images < len(public):
@@ -124,14 +131,14 @@ def make_context(config: ReleaseSettings, run: Run) -> Context:
     return context
 
 
-def given_teacher(config: ReleaseSettings, run: Run) -> tuple[train.Config, Ledger]:
+def read_given_teacher(config: ReleaseSettings, run: Run) -> tuple[train.Config, Ledger]:
     """Settings and ledger of a finished run of `sfumato train`."""
     assert config.teacher is not None
-    settings, _, ledger = given_run(config.teacher, config.train)
-    require_heeded(config.teacher, config, settings)
+    settings, _, ledger = read_given_run(config.teacher, config.train)
+    refuse_ignored_settings(config.teacher, config, settings)
     # Public images are framed as is said here, and the guarantee for all has its own delta.
     used = {*config.train.loading, "delta", "secure"}
-    say_ignored(config.teacher, config, settings, run, used)
+    log_ignored_settings(config.teacher, config, settings, run, used)
     if ledger is None:
         raise PrivacyError(
             f"{config.teacher} has no ledger.jsonl, so nobody knows what its model gives away. A "
@@ -147,7 +154,7 @@ def given_teacher(config: ReleaseSettings, run: Run) -> tuple[train.Config, Ledg
 
 def teacher_of(context: Context) -> tuple[nn.Module, Inputs]:
     """The teacher, and how it reads private images."""
-    train_state, inputs = train.prepare(context.teacher, context.private, context.device)
+    train_state, inputs = train.prepare_classifier(context.teacher, context.private, context.device)
     folder = context.config.teacher or context.run.stage("teacher").path
     load_weights(train_state.model, folder / "model.safetensors")
     return train_state.model.eval(), replace(inputs, views=1)
@@ -155,7 +162,7 @@ def teacher_of(context: Context) -> tuple[nn.Module, Inputs]:
 
 def len_of_moments(context: Context) -> int:
     """How many numbers the teacher's statistics have, counted on noise."""
-    train_state, inputs = train.prepare(
+    train_state, inputs = train.prepare_classifier(
         context.teacher, context.private.select([0]), torch.device("cpu")
     )
     with observed(train_state.model.eval()) as found, torch.no_grad():

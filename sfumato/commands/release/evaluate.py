@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.commands.release.context import Context, teacher_of
-from sfumato.commands.release.stages import pixel_rows, released
+from sfumato.commands.release.stages import pixel_rows, released_images
 from sfumato.commands.release.student import distil, new_student, trained_student
 from sfumato.data.images import Images
-from sfumato.metrics.features import headless
+from sfumato.metrics.features import without_head
 from sfumato.metrics.fidelity import Extractor, compare_sets, thin_images
 from sfumato.metrics.leakage import roc
 from sfumato.metrics.quality import nearest_distances
@@ -39,7 +39,7 @@ def evaluate(context: Context, stage: Run) -> None:
             model, replace(inputs, images=context.test.to(context.device))
         ),
         "test_images": len(context.test),
-        "agreement_with_dealt_classes": agreement(logits, len(context.private.classes)),
+        "agreement_with_dealt_classes": count_agreements(logits, len(context.private.classes)),
     }
     if context.config.controls:
         scores["controls"] = control_students(context, model)
@@ -57,7 +57,7 @@ def evaluate(context: Context, stage: Run) -> None:
     stage.finish({"bundle": str(context.run.path / "bundle"), "student": context.student})
 
 
-def agreement(logits: Tensor, classes: int) -> float:
+def count_agreements(logits: Tensor, classes: int) -> float:
     """How many images the teacher sees as the class they were moved towards."""
     return float((logits.argmax(dim=1) == deal_classes(len(logits), classes)).float().mean())
 
@@ -70,7 +70,7 @@ def control_students(context: Context, teacher: nn.Module) -> dict[str, float]:
     their labels, without privacy.
     """
     _, inputs = teacher_of(context)
-    untouched, logits = released(context, teacher, inputs, context.public.pixels)
+    untouched, logits = released_images(context, teacher, inputs, context.public.pixels)
     same = context.public.classes == context.private.classes
     dealt = deal_classes(len(untouched), len(untouched.classes))
     labelled = replace(untouched, labels=context.public.labels if same else dealt)
@@ -101,7 +101,9 @@ def compare_images(context: Context, images: Images, teacher: nn.Module) -> dict
 
     For scale, public and test images stand beside them.
     """
-    extractor = Extractor(headless(teacher), f"last layer of the teacher, {context.teacher.model}")
+    extractor = Extractor(
+        without_head(teacher), f"last layer of the teacher, {context.teacher.model}"
+    )
     sets = {"released": images, "public": context.public, "test": context.test}
     return compare_sets(extractor, context.private, sets, context.device)
 

@@ -24,14 +24,14 @@ from sfumato.privacy.noise import privatize
 from sfumato.runs import Run
 from sfumato.sharing.bundle import write_bundle
 from sfumato.sharing.card import BundleCard
-from sfumato.sharing.feature_matching import Goal, deal_classes
+from sfumato.sharing.feature_matching import MatchingTarget, deal_classes
 from sfumato.sharing.feature_matching import match_features as move_all
-from sfumato.sharing.moments import Gauge, make_gauge, sum_moments
+from sfumato.sharing.moments import MomentScale, make_gauge, sum_moments
 from sfumato.training.evaluate import logits_of
 from sfumato.training.inputs import Inputs
 
 
-def teach(context: Context, stage: Run) -> None:
+def train_teacher(context: Context, stage: Run) -> None:
     """The teacher: trained here, as `sfumato train` would, or one that is there already."""
     if context.book is None:
         settings = teacher_settings(context.config, context.shares.teacher)
@@ -74,13 +74,13 @@ def moments(context: Context, stage: Run) -> None:
     stage.finish({"numbers": means.numel(), "noise_multiplier": noise, "epsilon": ledger.epsilon()})
 
 
-def goal_of(context: Context) -> Goal | None:
+def goal_of(context: Context) -> MatchingTarget | None:
     """What was released of the statistics."""
     path = context.run.stage("moments").path / "moments.safetensors"
     if not path.exists():
         return None
     kept = load_file(path)
-    return Goal(Gauge.load(kept, context.device), kept["means"].to(context.device))
+    return MatchingTarget(MomentScale.load(kept, context.device), kept["means"].to(context.device))
 
 
 def match_images(context: Context, stage: Run) -> None:
@@ -91,14 +91,14 @@ def match_images(context: Context, stage: Run) -> None:
     targets = deal_classes(len(context.public), len(context.private.classes))
     settings = context.config.matching
     pixels = move_all(model, public, targets, goal_of(context), settings, stage, context.run.log)
-    images, logits = released(context, model, inputs, pixels)
+    images, logits = released_images(context, model, inputs, pixels)
     images.save_npz(stage.path / "images.npz")
     stage.save_tensors("soft_labels.safetensors", {"logits": logits})
     card = pack_bundle(context)
     stage.finish({"images": len(images), "epsilon": card.epsilon, "delta": card.delta})
 
 
-def released(
+def released_images(
     context: Context, model: nn.Module, inputs: Inputs, pixels: Tensor
 ) -> tuple[Images, Tensor]:
     """The moved images, with the teacher's answers to just these pixels."""

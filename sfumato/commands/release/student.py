@@ -14,7 +14,7 @@ from sfumato.training.distil import Answers, cached, distil_step
 from sfumato.training.inputs import Inputs
 from sfumato.training.plain import inputs_of, train_plainly
 from sfumato.training.plain_step import plain_step
-from sfumato.training.setup import placed
+from sfumato.training.setup import move_to_device
 from sfumato.training.trained_model import Description
 
 FEW_STEPS = 300
@@ -39,7 +39,7 @@ def new_student(context: Context, images: Images) -> tuple[nn.Module, Inputs]:
     seed = context.config.seed
     torch.manual_seed(seed)
     model = build_model(context.student, classes=len(images.classes), shape=images.shape)
-    model = placed(model, context.device)
+    model = move_to_device(model, context.device)
     return model, inputs_of(model, images, context.device, seed=seed, precision=context.precision)
 
 

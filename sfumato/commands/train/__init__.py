@@ -12,23 +12,23 @@ from typing import Any
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.method_choice import explain_layout
 from sfumato.commands import Command, as_label
-from sfumato.commands.origin import book_of_weights, note_start, require_covered, tell_origin
+from sfumato.commands.origin import book_of_weights, log_origin, note_start, require_covered
 from sfumato.commands.train.canaries import (
     find_canaries,
     note_losses_at_end,
     note_losses_at_start,
-    observe,
+    observe_canaries,
 )
 from sfumato.commands.train.privacy_setup import (
     guarantee_summary,
+    log_resume,
     open_ledger,
     plan_for,
     steps_left_out,
-    tell_going_on,
 )
 from sfumato.commands.train.step import load_public, make_step
 from sfumato.commands.train.train_state import count_units, describe_classifier
-from sfumato.commands.train.train_state import prepare as prepare
+from sfumato.commands.train.train_state import prepare_classifier as prepare_classifier
 from sfumato.data.fingerprint import require_same_data
 from sfumato.data.images import Images
 from sfumato.data.load import load_splits
@@ -45,7 +45,7 @@ from sfumato.training.evaluate import accuracy
 from sfumato.training.fit import TrainState, fit
 from sfumato.training.hooks import with_hooks
 from sfumato.training.inputs import Inputs
-from sfumato.training.memory import Work, fitting_batch, memory_advice
+from sfumato.training.memory import StepWork, fitting_batch, memory_advice
 from sfumato.training.private_step import PrivacyContext
 from sfumato.training.process_group import ProcessGroup, join_processes, leave_processes
 from sfumato.training.progress import price_list, progress
@@ -69,11 +69,13 @@ def run(config: Train, run: Run | None) -> dict[str, Any]:
         require_covered(config)
         train, test = load_splits(config.data, people=config.people, **config.loading)
         if run is not None:
-            tell_origin(config, train, run.log)
+            log_origin(config, train, run.log)
             note_start(config.weights, run)
         public = load_public(config, train, test)
         if config.explain:
-            return {"explanation": explain_layers(config, *prepare(config, train, device))}
+            return {
+                "explanation": explain_layers(config, *prepare_classifier(config, train, device))
+            }
         return run_on(config, train, test, run, processes, public=public)
     finally:
         leave_processes()
@@ -102,7 +104,7 @@ def run_on(
     say = run.log if run else lambda _: None
     # Weights may have to be fetched: what no plan can keep is said before.
     planned = plan_for(config, count_units(config, train), before)
-    train_state, inputs = prepare(config, train, pick_device(config.device), say)
+    train_state, inputs = prepare_classifier(config, train, pick_device(config.device), say)
     paid = open_ledger(config, inputs, run, processes, planned, declared, before)
     train_model(config, train_state, inputs, paid, run, processes, public=public, canaries=canaries)
     processes.any(False)  # all leave at once: who is left behind while the leader scores would fail
@@ -149,7 +151,7 @@ def train_model(
     on_noise = partial(inputs.losses, train_state.model, *inputs.trial())
     train_state.load(processes.agree(run and run.load_checkpoint()))
     if run is not None:
-        tell_going_on(paid, train_state.step, run)
+        log_resume(paid, train_state.step, run)
     if canaries is not None:
         note_losses_at_start(canaries, train_state, inputs, run)
     step, clipper, inputs, work = make_step(
@@ -163,7 +165,7 @@ def train_model(
     )
     if canaries is not None and canaries.kind == "gradient":
         step = with_hooks(
-            step, [CanaryHook(clipper.model, plan, canaries, observe(canaries, plan, run))]
+            step, [CanaryHook(clipper.model, plan, canaries, observe_canaries(canaries, plan, run))]
         )
     chunk_sizes = ChunkSizes.of(
         plan, processes=processes.size, device=inputs.device, compiled=config.compile
@@ -198,7 +200,7 @@ def batch_in_memory(
     chunk_sizes: ChunkSizes,
     inputs: Inputs,
     clipper: GradientClipper,
-    work: Work,
+    work: StepWork,
     run: Run | None,
     processes: ProcessGroup,
 ) -> int:

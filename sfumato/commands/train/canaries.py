@@ -64,7 +64,7 @@ def read_canaries(path: Path) -> CanaryInclusion:
     return from_json(CanaryInclusion, read_json(path / "private" / "canaries.json"))
 
 
-def observe(canaries: CanaryInclusion, plan: Plan, run: Run | None) -> Observations | None:
+def observe_canaries(canaries: CanaryInclusion, plan: Plan, run: Run | None) -> Observations | None:
     """Where a run keeps what its steps show of gradient canaries."""
     if run is None:
         return None
@@ -77,7 +77,7 @@ def note_losses_at_start(
     """Write down, before the first step, what the last will be compared with."""
     if run is not None and train_state.step == 0:
         found = {
-            "buffers": hashes(train_state.model),
+            "buffers": hash_buffers(train_state.model),
             "losses": losses(canaries, train_state, inputs),
         }
         run.write_json("private/canary_start.json", found)
@@ -90,7 +90,7 @@ def note_losses_at_end(
     run.write_json("private/canary_end.json", {"losses": losses(canaries, train_state, inputs)})
 
 
-def hashes(model: nn.Module) -> dict[str, str]:
+def hash_buffers(model: nn.Module) -> dict[str, str]:
     """A hash of each buffer that is saved with the model."""
     saved, buffers = model.state_dict(), dict(model.named_buffers())
     return {name: tensor_hash(saved[name]) for name in saved if name in buffers}

@@ -127,7 +127,7 @@ def steps_left_out(run: Run) -> int:
     return sum(LEFT_OUT in line for line in read_lines(run.path / "private" / "metrics.jsonl"))
 
 
-def tell_going_on(paid: PrivacyContext, step: int, run: Run) -> None:
+def log_resume(paid: PrivacyContext, step: int, run: Run) -> None:
     """Say where a run goes on that was cut, and which steps it may have paid for and lost."""
     ledger = paid.ledger
     ours = {release.step for release in ledger.releases if release.ledger == ledger.header.id}

@@ -10,7 +10,7 @@ import torch
 from sfumato.clipping.admit import admit
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
-from sfumato.commands.origin import require_unpaid
+from sfumato.commands.origin import require_no_ledger
 from sfumato.data.classes import require_same_classes
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
@@ -31,20 +31,20 @@ from sfumato.training.features import with_features
 from sfumato.training.fit import TrainState
 from sfumato.training.hooks import Step, with_hooks
 from sfumato.training.inputs import Inputs
-from sfumato.training.memory import Work, memory_advice
+from sfumato.training.memory import StepWork, memory_advice
 from sfumato.training.plain_step import plain_step
 from sfumato.training.private_step import PrivacyContext, private_step
 from sfumato.training.process_group import ProcessGroup
-from sfumato.training.sharpness import Uphill, sharp_step
+from sfumato.training.sharpness import SharpnessStep, sharp_step
 
 
-class Made(NamedTuple):
+class StepSetup(NamedTuple):
     """A step, and what it is made of."""
 
     step: Step
     clipper: GradientClipper
     inputs: Inputs
-    work: Work
+    work: StepWork
     """What it does with each chunk, by which memory is measured."""
 
 
@@ -52,7 +52,7 @@ def load_public(config: Training, private: Images, test: Images) -> Images | Non
     """The public images of the settings: like the others, and none of them."""
     if config.extender_images is None:
         return None
-    require_unpaid(config.extender_images, private.name)
+    require_no_ledger(config.extender_images, private.name)
     public = load_images(config.extender_images, "train", private=False, **config.loading)
     for images in (private, test):  # test images among the public ones would flatter every score
         require_alike(images, public)
@@ -69,7 +69,7 @@ def make_step(
     processes: ProcessGroup,
     public: Images | None,
     say: Callable[[str], None],
-) -> Made:
+) -> StepSetup:
     """The step of the settings, for a model that has been tested on noise where that matters."""
     clipping = Clipping(
         max_norm=config.max_grad_norm, style=config.clip, per_layer=config.per_layer
@@ -80,7 +80,7 @@ def make_step(
         once = replace(paid.plan, steps=1)
         paid.ledger.charge(once.release("train", 0, data=inputs.images.name))
         step = step_without_privacy(config, train_state, inputs, processes)
-        return Made(step, clipper, inputs, Work.plain(train_state.model))
+        return StepSetup(step, clipper, inputs, StepWork.plain(train_state.model))
     extender = new_extender(config, train_state, inputs, paid.plan, processes, public)
     with memory_advice(clipper, inputs, 3):
         try_on_noise(clipper, inputs, say)
@@ -99,8 +99,8 @@ def make_step(
     if extender is not None:
         step = with_hooks(step, [extender])
     if train_state.last is not None:
-        step = with_hooks(step, [Uphill(model, train_state.last, config.sharpness)])
-    return Made(step, clipper, inputs, Work(clip, clipper.clip, captures(clipper, inputs)))
+        step = with_hooks(step, [SharpnessStep(model, train_state.last, config.sharpness)])
+    return StepSetup(step, clipper, inputs, StepWork(clip, clipper.clip, captures(clipper, inputs)))
 
 
 def admit_canaries(

@@ -18,14 +18,14 @@ from sfumato.privacy.budget import count_steps
 from sfumato.settings.train import Training
 from sfumato.training.fit import TrainState
 from sfumato.training.inputs import Inputs
-from sfumato.training.setup import choose_parameters, make_optimizer, make_schedule, placed
+from sfumato.training.setup import choose_parameters, make_optimizer, make_schedule, move_to_device
 from sfumato.training.sharpness import LastGradient
 from sfumato.training.trained_model import Description
 
 Kind = TypeVar("Kind")
 
 
-def prepare(
+def prepare_classifier(
     config: Training,
     images: Images,
     device: torch.device,
@@ -109,7 +109,7 @@ def make_inputs(
 
 def make_train_state(config: Training, model: nn.Module, inputs: Inputs) -> TrainState:
     """The model where it reads, with all that changes as it learns."""
-    model = placed(model, inputs.device)
+    model = move_to_device(model, inputs.device)
     optimizer = make_optimizer(
         model,
         config.optimizer,

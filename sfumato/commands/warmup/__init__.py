@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.commands import Command, as_label
-from sfumato.commands.stages import tell_stage
+from sfumato.commands.stages import describe_stage
 from sfumato.commands.warmup import brought as warmup_brought
 from sfumato.commands.warmup import private as warmup_private
 from sfumato.commands.warmup.checks import (
@@ -21,7 +21,7 @@ from sfumato.commands.warmup.checks import (
     check_plan,
     check_public_share,
 )
-from sfumato.commands.warmup.classifier import privately, warm_up
+from sfumato.commands.warmup.classifier import train_privately, warm_up
 from sfumato.commands.warmup.context import Context, make_context
 from sfumato.commands.warmup.draw import draw_to_file, show_drawn
 from sfumato.commands.warmup.evaluate import evaluate as evaluate_classifier
@@ -106,7 +106,7 @@ def stages_of_warmup(config: Warmup) -> list[Stage[Context]]:
             all_ranks=True,
         ),
         Stage(name="warmup", run=warm_up, checks=(build_classifier,)),
-        Stage(name="train", run=privately, checks=(check_plan, build_classifier)),
+        Stage(name="train", run=train_privately, checks=(check_plan, build_classifier)),
         Stage(
             name="evaluate",
             run=warmup_private.evaluate_drawn_images if private else evaluate_classifier,
@@ -122,7 +122,7 @@ def show(summary: Mapping[str, Any]) -> str:
     if "file" in summary:
         return show_drawn(summary)
     if "stage" in summary:
-        return tell_stage(summary)
+        return describe_stage(summary)
     trained = "train" if summary["public_images"] else "generator"
     where = Path(summary["run"]) / "stages" / trained
     lines = {"model": f"{where}/model.safetensors"}

@@ -4,7 +4,7 @@ Both are taken at their owner's word: nobody can see in an image whether it may 
 generator of it was trained on. That no private image is among them, pixel for pixel, is looked up.
 """
 
-from sfumato.commands.origin import require_unpaid
+from sfumato.commands.origin import require_no_ledger
 from sfumato.commands.warmup.context import Context
 from sfumato.data.arrays import load_samples
 from sfumato.data.images import Images
@@ -17,7 +17,7 @@ UNKNOWN = "nothing is guaranteed about what these images were made from"
 def read_samples(context: Context) -> Images:
     """The images of --samples, or why they cannot take the place of drawn ones."""
     assert context.config.samples is not None
-    require_unpaid(context.config.samples, context.private.name)
+    require_no_ledger(context.config.samples, context.private.name)
     samples = load_samples(context.config.samples, context.private)
     for images in (context.private, context.test):
         require_alike(images, samples)

@@ -40,4 +40,6 @@ def build_generator(context: Context) -> None:
 
 def build_classifier(context: Context) -> None:
     """The same for the classifier."""
-    train.prepare(context.config.training, context.private.select([0]), torch.device("cpu"))
+    train.prepare_classifier(
+        context.config.training, context.private.select([0]), torch.device("cpu")
+    )

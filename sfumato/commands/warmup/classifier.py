@@ -36,7 +36,7 @@ def warm_model(context: Context, images: Images, stage: Run, *, epochs: float) -
     config = context.config
     # All of it learns: what a later stage leaves frozen must have been good for something.
     settings = replace(one_by_one(from_weights(context, None)), train_only="all", freeze=())
-    train_state, inputs = train.prepare(
+    train_state, inputs = train.prepare_classifier(
         settings, images.require_public("a warm-up"), context.device
     )
     moves = Augmentation(
@@ -65,7 +65,7 @@ def warm_model(context: Context, images: Images, stage: Run, *, epochs: float) -
     stage.finish({"images": len(images)})
 
 
-def privately(context: Context, stage: Run) -> None:
+def train_privately(context: Context, stage: Run) -> None:
     """DP-SGD on the private rest, from the warm start."""
     warm = context.run.stage("warmup").path / "model.safetensors"
     public = drawn_images(context) if context.config.extender != "none" else None

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from sfumato.commands.origin import (
+    log_origin,
     note_start,
     require_covered,
-    require_strange,
-    require_unpaid,
-    tell_origin,
+    require_no_ledger,
+    require_other_data,
 )
 from sfumato.commands.train.train_state import group_by_person
 from sfumato.data.classes import require_same_classes
@@ -61,18 +61,18 @@ def make_context(config: Warmup, run: Run | None, processes: ProcessGroup | None
     """Load images, declare a share of them public, and refuse at once what cannot work."""
     require_covered(config.train)
     images, test = load_splits(config.data, people=config.people, **config.train.loading)
-    require_strange(config.train, images)
+    require_other_data(config.train, images)
     if run is not None:
-        tell_origin(config.train, images, run.log)
+        log_origin(config.train, images, run.log)
         note_start(config.weights, run)
-    public, private = shares(config, images, test)
+    public, private = split_images(config, images, test)
     if run is not None:
         require_same_split(run, public)
     device, processes = pick_device(config.device), processes or ProcessGroup()
     return Context(config, run, device, public, private, test, processes)
 
 
-def shares(config: Warmup, images: Images, test: Images) -> tuple[Images, Images]:
+def split_images(config: Warmup, images: Images, test: Images) -> tuple[Images, Images]:
     """What is public, and what is private: of the images a share and the rest, or all."""
     if config.private:
         return replace(images.select([]), name="no image", private=False), images
@@ -85,7 +85,7 @@ def shares(config: Warmup, images: Images, test: Images) -> tuple[Images, Images
 def own_public(config: Warmup, private: Images, test: Images) -> Images:
     """The images of --public-images, or why they cannot stand beside the private ones."""
     assert config.public_images is not None
-    require_unpaid(config.public_images, private.name)
+    require_no_ledger(config.public_images, private.name)
     public = load_images(config.public_images, "train", private=False, **config.train.loading)
     require_same_classes(public.classes, public.name, private.classes, private.name)
     missing = set(private.labels.tolist()) - set(public.labels.tolist())

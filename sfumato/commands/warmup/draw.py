@@ -19,13 +19,13 @@ from sfumato.commands.warmup.watch import watch_file
 from sfumato.config import differences, dumps
 from sfumato.data.arrays import read_npz_note, save_npz_pieces
 from sfumato.data.images import Images
-from sfumato.diffusion.image_shards import Pieces, image_seeds, piece_size
+from sfumato.diffusion.image_shards import ImageShards, image_seeds, piece_size
 from sfumato.diffusion.sampler import draw_images
-from sfumato.diffusion.stored_generator import Stored, read_stored
+from sfumato.diffusion.stored_generator import StoredGenerator, read_stored
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import atomic, lock, read_json, sha256
 from sfumato.integrity import require_whole
-from sfumato.reporting.words import up
+from sfumato.reporting.words import round_up
 from sfumato.settings.warmup import Draw, Warmup
 from sfumato.training.process_group import ProcessGroup, join_processes, leave_processes
 from sfumato.training.setup import pick_device, quick_precision
@@ -74,7 +74,7 @@ def require_file(out: Path | None) -> Path:
     return out
 
 
-def open_generator(folder: Path, config: Draw) -> tuple[Stored, dict[str, Any]]:
+def open_generator(folder: Path, config: Draw) -> tuple[StoredGenerator, dict[str, Any]]:
     """The generator of a run of `sfumato warmup`, and what will be said of images from it."""
     record = folder / "config.json"
     if not record.exists():
@@ -98,7 +98,7 @@ def open_generator(folder: Path, config: Draw) -> tuple[Stored, dict[str, Any]]:
     if config.guide_weight:
         weights["guide"] = sha256(bend / "model.safetensors")
     made = {**{name: getattr(config, name) for name in HEEDED}, **weights}
-    counts = {"run": str(folder), "drawn": config.number, "tests": tests(config)}
+    counts = {"run": str(folder), "drawn": config.number, "tests": images_to_test(config)}
     return stored, {**counts, **generator_guarantee(place, stored.blueprint.ledger), "made": made}
 
 
@@ -143,7 +143,7 @@ def require_same_settings(place: Path, before: Any, after: Any) -> None:
 
 
 def draw_file(
-    stored: Stored,
+    stored: StoredGenerator,
     config: Draw,
     out: Path,
     summary: Mapping[str, Any],
@@ -153,12 +153,15 @@ def draw_file(
 ) -> None:
     """Draw in pieces beside the file, then write it from them."""
     parts = pieces_folder(out)
-    held = processes.ask(partial(begin, parts, out, summary["made"]))
+    held = processes.ask(partial(claim_pieces_folder, parts, out, summary["made"]))
     try:
-        draw, classes = drawing(stored, config, device), stored.blueprint.classes
+        draw, classes = describe_drawing(stored, config, device), stored.blueprint.classes
         splits, size = {}, piece_size(device)
-        for split, count, apart in (("train", config.number, 0), ("test", tests(config), APART)):
-            pieces = Pieces(parts / split if processes.leads else None, count, size)
+        for split, count, apart in (
+            ("train", config.number, 0),
+            ("test", images_to_test(config), APART),
+        ):
+            pieces = ImageShards(parts / split if processes.leads else None, count, size)
             pieces.draw(partial(draw, apart=apart), processes, say)
             splits[split] = (torch.arange(count) % len(classes), pieces)
         if processes.leads:
@@ -177,12 +180,12 @@ def pieces_folder(out: Path) -> Path:
     return out.with_name(f"{out.name}.parts")
 
 
-def tests(config: Draw) -> int:
+def images_to_test(config: Draw) -> int:
     """How many images are drawn to test on."""
     return math.ceil(config.number / TEST)
 
 
-def begin(parts: Path, out: Path, made: Mapping[str, Any]) -> int:
+def claim_pieces_folder(parts: Path, out: Path, made: Mapping[str, Any]) -> int:
     """A folder for pieces that no other process has: new, or the one that was left; its lock."""
     for split in ("train", "test"):
         (parts / split).mkdir(parents=True, exist_ok=True)
@@ -199,8 +202,8 @@ def begin(parts: Path, out: Path, made: Mapping[str, Any]) -> int:
     return held
 
 
-def drawing(
-    stored: Stored,
+def describe_drawing(
+    stored: StoredGenerator,
     config: Warmup | Draw,
     device: torch.device,
     public: Images | None = None,
@@ -251,7 +254,7 @@ def show_drawn(summary: Mapping[str, Any]) -> str:
     guarantee = NOTHING
     if "epsilon" in summary:
         guarantee = (
-            f"epsilon {up(summary['epsilon'])}, delta {summary['delta']:.2g}, for each "
+            f"epsilon {round_up(summary['epsilon'])}, delta {summary['delta']:.2g}, for each "
             f"{summary['unit']} of {summary['data']}"
         )
     lines = [

@@ -50,7 +50,7 @@ def evaluate(context: Context, stage: Run) -> None:
     scores = {**accuracies, "test_images": len(context.test)}
     if context.config.number:
         scores["fidelity"] = fidelity(context, extractor)
-        context.run.say(f"images (private): {tell_fidelity(scores['fidelity'])}")
+        context.run.say(f"images (private): {log_fidelity(scores['fidelity'])}")
     keep_scores(context.run, "warmup", scores)
     stage.finish({"controls": sorted(accuracies.keys() - {"warmup", "dp"})})
 
@@ -71,7 +71,7 @@ def control_runs(context: Context, stage: Run) -> dict[str, float]:
     if not place.finished:
         drawn, public = len(drawn_images(context)), len(context.public)
         shown = warm * (drawn + context.config.warm_repeats * public)
-        say_control(stage, "public-alone")
+        log_control(stage, "public-alone")
         warm_model(context, context.public, place, epochs=shown / len(context.public))
     return {
         "warmup_on_public_images_alone": score_weights(context, alone),
@@ -84,13 +84,13 @@ def privately_from(weights: Path | None, context: Context, stage: Run, name: str
     """Test accuracy after the private stage, from these weights; no drawn image is looked at."""
     place = own_place(stage, name)
     if not place.finished:
-        say_control(stage, name)
+        log_control(stage, name)
     settings = replace(from_weights(context, weights), extender="none", extender_images=None)
     train.run_on(settings, context.private, context.test, place)
     return read_json(place.private / "scores.json")["test_accuracy"]
 
 
-def say_control(stage: Run, name: str) -> None:
+def log_control(stage: Run, name: str) -> None:
     """Which control comes now: what it says of itself sounds like the run's own words."""
     stage.say(f"control {name}: {CONTROLS[name]}")
 
@@ -106,7 +106,7 @@ def score_weights(context: Context, weights: Path | None = None) -> float:
     """Test accuracy of the classifier with these weights, or those after the warm-up."""
     weights = weights or context.run.stage("warmup").path / "model.safetensors"
     settings = one_by_one(from_weights(context, weights))
-    train_state, inputs = train.prepare(settings, context.test, context.device)
+    train_state, inputs = train.prepare_classifier(settings, context.test, context.device)
     return accuracy(train_state.model, replace(inputs, precision=context.precision))
 
 
@@ -132,7 +132,7 @@ def equally_many(name: str, some: Images, other: str, others: Images) -> dict[st
     return {name: thin_images(some, count), other: thin_images(others, count)}
 
 
-def tell_fidelity(found: dict[str, Any]) -> str:
+def log_fidelity(found: dict[str, Any]) -> str:
     """The distances, in a line: drawn images stand before as many real ones."""
     sets = {name: part for name, part in found.items() if name != "features"}
     if not sets:

@@ -7,8 +7,8 @@ import torch
 
 from sfumato.commands.warmup.classifier import drawn_images
 from sfumato.commands.warmup.context import Context
-from sfumato.commands.warmup.draw import NOTHING, drawing, generator_guarantee
-from sfumato.commands.warmup.watch import watch
+from sfumato.commands.warmup.draw import NOTHING, describe_drawing, generator_guarantee
+from sfumato.commands.warmup.watch import check_for_copies
 from sfumato.config import dumps
 from sfumato.data.arrays import save_npz_pieces
 from sfumato.data.images import Images
@@ -17,9 +17,9 @@ from sfumato.diffusion.denoise import Denoiser
 from sfumato.diffusion.discriminator_guidance import discriminator_step
 from sfumato.diffusion.generator import new_train_state, train_generator
 from sfumato.diffusion.generator_data import SHOWN, GeneratorData
-from sfumato.diffusion.image_shards import Draw, Pieces, piece_size
+from sfumato.diffusion.image_shards import Draw, ImageShards, piece_size
 from sfumato.diffusion.sampler import draw_images
-from sfumato.diffusion.stored_generator import Blueprint, Stored, read_stored
+from sfumato.diffusion.stored_generator import Blueprint, StoredGenerator, read_stored
 from sfumato.reporting.figures import save_image_rows
 from sfumato.runs import Run
 from sfumato.training.plain import train_plainly
@@ -99,7 +99,7 @@ def show_samples(context: Context, stage: Run | None, seen: int, samples: torch.
     save_image_rows(folder / f"{seen:09d}.png", drawn, classes)
 
 
-def trained(context: Context) -> Stored:
+def trained(context: Context) -> StoredGenerator:
     """The generator that the stage left, and the guide."""
     places = (context.run.path / "stages" / name for name in ("generator", "guide"))
     return read_stored(*places, known=context.config.denoiser)
@@ -112,7 +112,7 @@ def guide(context: Context, stage: Run) -> None:
         stage.finish({"guide": "none"})
         return
     _, real = split_public(context)
-    pieces = Pieces(stage.path, len(real), piece_size(context.device))
+    pieces = ImageShards(stage.path, len(real), piece_size(context.device))
     pieces.draw(drawing_like(context, real), ProcessGroup(), stage.say)
     drawn = pieces.first(len(real))
     made = replace(real, pixels=drawn, name="drawn for the guide", people=None)
@@ -157,7 +157,7 @@ def drawing_like(context: Context, real: Images) -> Draw:
 def draw_samples(context: Context, stage: Run | None) -> None:
     """Draw images of every class, in pieces; each is a function of its own number."""
     stored = context.processes.ask(lambda: trained(context))
-    pieces = Pieces(stage and stage.path, context.config.number, piece_size(context.device))
+    pieces = ImageShards(stage and stage.path, context.config.number, piece_size(context.device))
     if not context.processes.agree(stage is not None and (stage.path / "images.npz").exists()):
         draw_stage(context, stage, stored, pieces)
     if stage is None:
@@ -172,16 +172,20 @@ def draw_samples(context: Context, stage: Run | None) -> None:
     if len(context.public):
         held_out, trained_on = split_public(context)
         place = context.run.path / "stages" / "generator"
-        copies = watch(drawn, trained_on, held_out, place, stage.log)
+        copies = check_for_copies(drawn, trained_on, held_out, place, stage.log)
     stage.finish({"drawn": len(drawn), **copies, **guarantee_about(context, stored)})
 
 
-def draw_stage(context: Context, stage: Run | None, stored: Stored, pieces: Pieces) -> None:
+def draw_stage(
+    context: Context, stage: Run | None, stored: StoredGenerator, pieces: ImageShards
+) -> None:
     """Draw all pieces, and for the leader write the file from them."""
     config, images = context.config, context.private
     say = stage.say if stage else lambda _: None
     pieces.draw(
-        drawing(stored, config, context.device, context.public, config.vary), context.processes, say
+        describe_drawing(stored, config, context.device, context.public, config.vary),
+        context.processes,
+        say,
     )
     if stage is None:
         return
@@ -195,6 +199,6 @@ def draw_stage(context: Context, stage: Run | None, stored: Stored, pieces: Piec
     )
 
 
-def guarantee_about(context: Context, stored: Stored) -> dict[str, Any]:
+def guarantee_about(context: Context, stored: StoredGenerator) -> dict[str, Any]:
     """What is guaranteed about drawn images."""
     return generator_guarantee(context.run.path / "stages" / "generator", stored.blueprint.ledger)

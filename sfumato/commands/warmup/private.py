@@ -16,9 +16,9 @@ from sfumato.commands.train.train_state import make_inputs, make_train_state
 from sfumato.commands.warmup.context import Context
 from sfumato.commands.warmup.evaluate import (
     fidelity,
+    log_fidelity,
     prepare_evaluation,
     score_weights,
-    tell_fidelity,
 )
 from sfumato.commands.warmup.generator import blueprint_of, make_denoiser, show_samples
 from sfumato.data.fingerprint import require_same_data
@@ -43,19 +43,23 @@ def private_generator(context: Context, stage: Run | None) -> None:
 
     def look(done: int) -> None:
         if not done % every and done < plan.steps:
-            show_learnt(context, stage, math.ceil(done * plan.expected_batch), train_state.best)
+            save_progress_picture(
+                context, stage, math.ceil(done * plan.expected_batch), train_state.best
+            )
 
     train.train_model(settings, train_state, inputs, paid, stage, processes, look=look)
     if stage is None:
         return
-    show_learnt(context, stage, math.ceil(plan.steps * plan.expected_batch), train_state.best)
+    save_progress_picture(
+        context, stage, math.ceil(plan.steps * plan.expected_batch), train_state.best
+    )
     state, guarantee = train_state.best.state_dict(), guarantee_summary(paid)
     stage.save_tensors("model.safetensors", state, paid.ledger.guarantee())
     blueprint_of(context).keep(stage)
     stage.finish({**guarantee, "model": "a generator", "run": str(stage.path)})
 
 
-def show_learnt(context: Context, stage: Run | None, seen: int, made: nn.Module) -> None:
+def save_progress_picture(context: Context, stage: Run | None, seen: int, made: nn.Module) -> None:
     """A picture of what the generator draws after about this many images.
 
     Its weights are paid for by then, and nothing else is looked at.
@@ -80,5 +84,5 @@ def evaluate_drawn_images(context: Context, stage: Run) -> None:
     scores = {"drawn": reached, "test_images": len(context.test), "fidelity": found}
     keep_scores(context.run, "warmup", scores)
     context.run.say(f"test accuracy after drawn images alone (private): {reached:.3f}")
-    context.run.say(f"images (private): {tell_fidelity(found)}")
+    context.run.say(f"images (private): {log_fidelity(found)}")
     stage.finish({"controls": []})

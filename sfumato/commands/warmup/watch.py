@@ -11,14 +11,14 @@ from pathlib import Path
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.diffusion.copies import MARGIN, copy_rates
-from sfumato.diffusion.stored_generator import Stored
+from sfumato.diffusion.stored_generator import StoredGenerator
 from sfumato.files import read_json
 
 COUNTED = 2000
 """Drawn images among which copies are counted, at most."""
 
 
-def watch(
+def check_for_copies(
     drawn: Images,
     trained_on: Images,
     held_out: Images,
@@ -39,7 +39,7 @@ def watch(
     return rates
 
 
-def watch_file(file: Path, run: Path, stored: Stored, say: Callable[[str], None]) -> None:
+def watch_file(file: Path, run: Path, stored: StoredGenerator, say: Callable[[str], None]) -> None:
     """The same for images drawn from a run into a file, if the run has its public images still.
 
     What a private generator draws, its ledger covers.
@@ -51,4 +51,4 @@ def watch_file(file: Path, run: Path, stored: Stored, say: Callable[[str], None]
     settings = read_json(run / "config.json")["config"]
     held_out, trained_on = public.split(stored.blueprint.diffusion.gen_held_out, settings["seed"])
     drawn = load_images(str(file), "train", private=False)
-    watch(drawn, trained_on, held_out, run / "stages" / "generator", say)
+    check_for_copies(drawn, trained_on, held_out, run / "stages" / "generator", say)
