@@ -138,7 +138,7 @@ CUTS = {
     "in the target": (TrainState, "advance", learning("Adam")),
     "in the judge": (TrainState, "advance", learning("AdamW")),
     "in the selection": (Run, "save_tensors", named("selection.safetensors")),
-    "in the prior": (gan_training, "iterate", lambda gan, *_: gan.step == 3),
+    "in the prior": (gan_training, "run_iteration", lambda gan, *_: gan.step == 3),
     "before the prior's end": (Run, "save_tensors", named("model.safetensors")),
     "in the search": (Run, "save_tensors", named("guesses.safetensors")),
     "in the score": (Run, "write_json", named("private/scores.json")),
@@ -181,7 +181,7 @@ def test_a_generator_that_had_lost_patience_does_not_go_on_after_a_cut(
     assert steps < 40
     attack(replace(config, stage="select"), tmp_path / "cut")
     cut(monkeypatch, config, tmp_path / "cut", Run, "save_tensors", named("model.safetensors"))
-    replace_everywhere(monkeypatch, gan_training, "iterate", None)
+    replace_everywhere(monkeypatch, gan_training, "run_iteration", None)
     attack(replace(config, stage="latent"), tmp_path / "cut")
     assert all(same(tmp_path / "cut", tmp_path / "whole", SEEN_BY_ATTACKERS).values())
 
