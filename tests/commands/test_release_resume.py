@@ -91,7 +91,7 @@ CUTS = {
     "when they are paid": (Run, "save_tensors", file("moments.safetensors"), False),
     "when they are saved": (Run, "finish", stage("moments"), False),
     "when the stage has ended": (Run, "finish", stage("moments"), True),
-    "in the matching": (feature_matching, "move", lambda *a: a[7].initial_seed() == 1, False),
+    "in the matching": (feature_matching, "move_batch", lambda *a: a[7].initial_seed() == 1, False),
     "before the count is paid": (noise, "privatize", lambda *_: True, False),
     "when it is paid": (Run, "write_json", file("near_copies.json"), False),
     "when it is saved": (Run, "write_json", file("near_copies.json"), True),
