@@ -210,7 +210,7 @@ def test_stages_one_by_one_are_the_whole(settings, undisturbed, tmp_path):
 
 
 def test_a_stage_that_is_done_is_not_done_again(settings, undisturbed, monkeypatch):
-    for name in ("near_copies", "released"):
+    for name in ("near_copies", "released_images"):
         monkeypatch.delattr(release_stages, name)
     before = digest(undisturbed / "bundle" / "card.json")
     assert make(replace(settings, stage="match"), undisturbed)["images"] == 60
