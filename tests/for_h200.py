@@ -2,10 +2,12 @@
 
 The interpreter runs kernels as Python, and takes much that the compiler refuses. Here the compiler
 has them, for the sizes that ops choose; nothing is launched. One line a kernel: its name, types of
-what it reads, and the shared memory of a program.
+what it reads, and the shared memory of a program. The package is imported as in tests, with checks
+of types at run time: a kernel that they are put around does not compile.
 """
 
 import torch
+from jaxtyping import install_import_hook
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -105,7 +107,8 @@ def noise():
 if __name__ == "__main__":
     JITFunction.run = compile_only
     driver.set_active(Elsewhere())
-    noise()
-    for narrow in (torch.bfloat16, torch.float32):
-        matrices_and_norms(narrow)
-        convolutions(narrow)
+    with install_import_hook("sfumato", "shapes.check"):
+        noise()
+        for narrow in (torch.bfloat16, torch.float32):
+            matrices_and_norms(narrow)
+            convolutions(narrow)

@@ -11,6 +11,7 @@ fixed order. Inputs may be rounded, everything computed is float32.
 # (A Triton kernel is called with a grid in brackets, which type checkers take for a mistake.)
 
 from math import prod
+from typing import no_type_check
 
 import torch
 import triton
@@ -27,6 +28,7 @@ Sides = tuple[int, int]
 
 
 @triton.jit
+@no_type_check
 def _moments(
     x, mean, squares, positions, chunk, channels, R: tl.constexpr, W: tl.constexpr
 ):  # fmt: skip
@@ -61,6 +63,7 @@ def _moments(
 
 
 @triton.jit
+@no_type_check
 def _of_groups(
     part_mean, part_squares, mean, scale, positions, chunk, chunks, channels, groups, numbers, eps,
     K: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
@@ -98,6 +101,7 @@ def _of_groups(
 
 
 @triton.jit
+@no_type_check
 def _apply(
     x, mean, scale, weight, bias, out, positions, chunk, channels, groups,
     R: tl.constexpr, W: tl.constexpr,

@@ -8,6 +8,8 @@ of the input. The sums of a row are those scale and shift want, so they cost not
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false
 # (A Triton kernel is called with a grid in brackets, which type checkers take for a mistake.)
 
+from typing import no_type_check
+
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +20,7 @@ from sfumato.clipping.kernels.layer_norm import dense, warps
 
 
 @triton.jit
+@no_type_check
 def _sums(
     g, x, mean, scale, by_weight, by_bias, positions, chunk, channels, size, stat_row,
     R: tl.constexpr, W: tl.constexpr,
@@ -45,6 +48,7 @@ def _sums(
 
 
 @triton.jit
+@no_type_check
 def _of_rows(
     part_weight, part_bias, weight, by_weight, by_bias, along, chunks, channels, groups, numbers,
     K: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
@@ -76,6 +80,7 @@ def _of_rows(
 
 
 @triton.jit
+@no_type_check
 def _apply_backward(
     g, x, mean, scale, weight, along, grad_x, positions, chunk, channels, groups,
     R: tl.constexpr, W: tl.constexpr,

@@ -11,6 +11,7 @@ is float32.
 # (A Triton kernel is called with a grid in brackets, which type checkers take for a mistake.)
 
 from math import prod
+from typing import no_type_check
 
 import torch
 import triton
@@ -22,6 +23,7 @@ PROGRAMS = 1024
 
 
 @triton.jit
+@no_type_check
 def _forward(
     x, weight, bias, out, mean, scale, rows, width, eps, R: tl.constexpr, W: tl.constexpr
 ):  # fmt: skip
@@ -46,6 +48,7 @@ def _forward(
 
 
 @triton.jit
+@no_type_check
 def _backward(
     g, x, mean, scale, weight, grad_x, by_weight, by_bias, positions, chunk, width,
     R: tl.constexpr, W: tl.constexpr,
