@@ -1,18 +1,17 @@
 """Clipping as a training loop does it: captured on a GPU, and careful where it must be."""
 
-import warnings
+import subprocess
+import sys
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
 from people import portraits
 from torch import nn
-from unchecked import unchecked
 
 from sfumato.clipping.clip import GradientClipper
-from sfumato.clipping.compiled import Compiled
 from sfumato.clipping.factors import Clipping
-from sfumato.models.wrn import StandardisedConv2d
 from sfumato.training import captured_clip
 from sfumato.training.captured_clip import captured, nobody
 from sfumato.training.cuda_graph import WARM, Captured
@@ -136,24 +135,11 @@ def test_dropout_in_a_capture_follows_the_seed_of_torch(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:TensorFloat32")
 def test_what_is_compiled_is_captured_too():
-    """Weights that are standardised come before the batch: their graphs must not be kept."""
-    _, _, inputs = context("cuda")
-    layers = [StandardisedConv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.Linear(800, 3)]
-    clipper = GradientClipper(nn.Sequential(*layers).to("cuda"), clipping=Clipping(max_norm=1e-2))
-    clip, mask = (
-        captured(clipper, Compiled(clipper), inputs),
-        torch.ones(4, dtype=torch.bool).cuda(),
-    )
-    with warnings.catch_warnings(record=True) as heard:
-        for turn in range(WARM + 3):
-            x, y = inputs.trial(4)
-            tensors = (x * (1 + turn), y)
-            with unchecked():  # checks of types are no code that a compiler reads
-                found = clip(inputs.losses, tensors, 4, mask)
-            same(found, clipper.clip(inputs.losses, tensors, 4, mask))
-    assert not [one for one in heard if "cannot be captured" in str(one.message)]
+    # In a process of its own: the run-time type checks of the tests would be traced along.
+    script = Path(__file__).with_name("captured_compiled.py")
+    done = subprocess.run([sys.executable, str(script), "cuda"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_without_care_such_an_example_shows():
