@@ -460,7 +460,10 @@ def cifar10_eps2_public() -> Warmup:
 
 
 def fashion_eps2() -> Warmup:
-    """Fashion-MNIST at epsilon 2 with 2,400 public images: 86.2 after a short warm-up."""
+    """Fashion-MNIST at epsilon 2, 2,400 public images: 86.8 -> 88.6.
+
+    With a generator of 0.6 million images, lr 1 and 4 views (one seed, results/warmup.md).
+    """
     return Warmup(
         data="fashion_mnist",
         model="wrn-16-4",
