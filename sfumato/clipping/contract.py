@@ -148,16 +148,11 @@ def _unfold(
     if any(padding):
         x = F.pad(x, [side for p in reversed(padding) for side in (p, p)])
     rows, channels = x.shape[:2]
-    x = x.contiguous()
-    steps = x.stride()[2:]
-    windows = x.as_strided(
-        (rows, channels, *kernel, *sizes),
-        (
-            *x.stride()[:2],
-            *(step * d for step, d in zip(steps, dilation, strict=True)),
-            *(step * s for step, s in zip(steps, stride, strict=True)),
-        ),
-    )
+    # Not as_strided: inside a compiled graph its strides are not those of the compiler's tensor.
+    for axis, size in enumerate(kernel, start=2):
+        span, step = dilation[axis - 2] * (size - 1) + 1, stride[axis - 2]
+        x = x.unfold(axis, span, step).narrow(axis, 0, sizes[axis - 2])[..., :: dilation[axis - 2]]
+    windows = x.permute(0, 1, *range(2 + len(kernel), x.ndim), *range(2, 2 + len(kernel)))
     inputs = channels // geometry.groups * prod(kernel)
     return windows.reshape(rows, geometry.groups, inputs, prod(sizes))
 

@@ -113,12 +113,10 @@ def x_rows(x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry) -> Ro
     x = x.permute(0, 2, 3, 1)
     if prod(kernel) == 1:
         return x.flatten(1, 2)
-    x = x.contiguous()
-    image, line, column, one = x.stride()
-    windows = x.as_strided(
-        (len(x), *sizes, *kernel, x.shape[3]),
-        (image, line * kernel[0], column * kernel[1], line, column, one),
-    )
+    (lines, columns), (height, width) = sizes, kernel
+    # Not as_strided: inside a compiled graph its strides are not those of the compiler's tensor.
+    x = x[:, : lines * height, : columns * width].unflatten(1, (lines, height))
+    windows = x.unflatten(3, (columns, width)).transpose(2, 3)
     return windows.reshape(len(x), sizes.numel(), -1)
 
 

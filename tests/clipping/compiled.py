@@ -20,6 +20,12 @@ def small_net():
     return nn.Sequential(*layers, nn.Linear(12, 5))
 
 
+def conv():
+    """The compiler chooses how its maps lie in memory."""
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(8, 5))
+
+
 def vit():
     name = "vit_tiny_patch16_224"
     return timm.create_model(name, img_size=16, patch_size=8, depth=2, num_classes=5)
@@ -46,16 +52,19 @@ class Computed(nn.Module):
         return self.last(x.flatten(1)) * table[self.index].float().sum(dim=0)
 
 
+NETS = {"small_net": small_net, "conv": conv, "vit": vit, "beit": beit, "computed": Computed}
+
+
 def loss_of(model, x, y):
     return F.cross_entropy(model(x), y, reduction="none")
 
 
 def main():
     torch.manual_seed(0)
-    model = {"small_net": small_net, "vit": vit, "beit": beit, "computed": Computed}[sys.argv[1]]()
+    model = NETS[sys.argv[1]]()
     clipper = GradientClipper(model, clipping=Clipping(max_norm=0.3))
     x, y = torch.randn(6, 3, 16, 16), torch.arange(6) % 5
-    clip = Compiled(clipper, backend="aot_eager")
+    clip = Compiled(clipper, backend=sys.argv[2])
     clip(loss_of, (x, y), 6)
     with torch.no_grad():  # what was compiled, and what came before it, follow the parameters
         for parameter in model.parameters():

@@ -236,13 +236,21 @@ def test_collinear_tokens_in_bf16_do_not_lose_their_norm():
 
 
 @pytest.mark.parametrize(
-    "net",
-    ["small_net", "beit", *(pytest.param(n, marks=pytest.mark.full) for n in ("vit", "computed"))],
+    ("net", "backend"),
+    [
+        ("small_net", "aot_eager"),
+        ("beit", "aot_eager"),
+        ("conv", "inductor"),
+        pytest.param("vit", "aot_eager", marks=pytest.mark.full),
+        pytest.param("computed", "aot_eager", marks=pytest.mark.full),
+        pytest.param("small_net", "inductor", marks=pytest.mark.full),
+        pytest.param("vit", "inductor", marks=pytest.mark.full),
+    ],
 )
-def test_the_forward_pass_compiles_in_one_graph(net):
+def test_the_forward_pass_compiles_in_one_graph(net, backend):
     # In a process of its own: the run-time type checks of the tests would be traced along.
-    script = Path(__file__).with_name("compiled.py")
-    done = subprocess.run([sys.executable, str(script), net], capture_output=True, text=True)
+    script = [sys.executable, str(Path(__file__).with_name("compiled.py")), net, backend]
+    done = subprocess.run(script, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
