@@ -21,6 +21,51 @@ from sfumato.runs import Run, open_run
 from sfumato.settings import demo as demo_settings
 
 
+def run_demo(out, **changes):
+    config = demo.Config(**changes)
+    with open_run(config, verb="demo", out=out) as run:
+        return demo.run(config, run)
+
+
+def less(patch, name, **changes):
+    """A chapter of the demo with smaller settings."""
+    usual = getattr(demo.Config, name)
+    patch.setattr(demo.Config, name, lambda *given: replace(usual(*given), **changes))
+
+
+@pytest.fixture(scope="module", name="short")
+def a_short_demo_that_was_cut(tmp_path_factory):
+    """The same chapters, hardly trained; cut, and then gone on with."""
+    heads = replace(
+        reconstruct.PRESETS["digits-private"](), steps=2, stats_heads=64, trials=64, width=8
+    )
+    asked = invert.PRESETS["digits-cpu"]()
+    asked = replace(
+        asked, epochs=0.2, judge_epochs=1, gan=replace(asked.gan, iterations=2, look_every=1),
+        search=replace(asked.search, z_steps=1),
+    )  # fmt: skip
+    matching = replace(release.PRESETS["digits-cpu"]().matching, k=2)
+    out = tmp_path_factory.mktemp("demo") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_settings, "STEPS", 2)
+        patch.setattr(demo_settings, "CANARIES", 200)
+        patch.setitem(reconstruct.PRESETS, "digits-private", lambda: heads)
+        patch.setitem(invert.PRESETS, "digits-cpu", lambda: asked)
+        less(patch, "few_plain", steps=2)
+        less(patch, "sharing", public_images=200, student_epochs=0.1, matching=matching)
+        with cut_in("sfumato.commands.audit.finished:audit_run", 2):
+            run_demo(out)
+        made = out / "stages/train/done.json"
+        before = made.stat().st_mtime_ns
+        paid = read_lines(out / "stages/train/ledger.jsonl")
+        summary = run_demo(out, open_page=False)
+    assert made.stat().st_mtime_ns == before, "what was finished is not made again"
+    assert read_lines(out / "stages/train/ledger.jsonl") == paid, "and not paid for again"
+    assert Path(summary["page"]).is_file()
+    assert Run(out).summary == summary
+    return out
+
+
 @pytest.fixture(scope="module", name="whole")
 def a_whole_demo(tmp_path_factory):
     """`make demo`, as it is."""
@@ -35,11 +80,14 @@ def scores(place):
     return read_json(place / "private" / "scores.json")
 
 
-def test_the_private_network_is_nearly_as_good_as_the_plain_one(whole):
+@pytest.mark.full
+def test_private_networks_are_nearly_as_good_as_the_plain_one(whole):
     private, plain = scores(whole / "stages/train"), scores(whole / "private/plain")
     assert 0.93 < private["test_accuracy"] < plain["test_accuracy"] + 0.02
+    assert scores(whole / "stages/release")["test_accuracy"] > 0.9
 
 
+@pytest.mark.full
 def test_members_of_few_digits_are_told_without_privacy_and_not_with_it(whole):
     plain, private = (
         next(
@@ -55,21 +103,7 @@ def test_members_of_few_digits_are_told_without_privacy_and_not_with_it(whole):
     assert private[1] < 0.58
 
 
-def test_all_that_may_be_shared_costs_what_was_guaranteed(whole):
-    summary = read_json(whole / "done.json")
-    assert 2.95 < summary["epsilon"] <= 3
-    assert summary["not_for_release"] == []
-    assert str(whole) not in summaries(whole)
-    ledger = Ledger.from_records(read_lines(whole / "stages/release/ledger.jsonl"))
-    assert ledger.epsilon() == summary["epsilon"]
-    assert {release.stage for release in ledger.releases} == {"train", "moments", "card"}
-    assert {path.name for path in (whole / "stages").iterdir()} == {"train", "release"}
-    assert scores(whole / "stages/release")["test_accuracy"] > 0.9
-    with pytest.raises(SystemExit) as stopped:
-        main(["release", "verify", str(whole / "stages/release/bundle")])
-    assert stopped.value.code == 0
-
-
+@pytest.mark.full
 def test_digits_are_stolen_without_noise_and_not_with_it(whole):
     plain, private = (
         [float(cell.split()[0].replace("∞", "inf")) for cell in line.strip("| \n").split(" | ")[1:]]
@@ -80,6 +114,7 @@ def test_digits_are_stolen_without_noise_and_not_with_it(whole):
     assert private[3] < private[4] + 0.02  # TPR at 1 % FPR, and what no attack can exceed
 
 
+@pytest.mark.full
 def test_a_class_is_read_out_of_a_network(whole):
     """By the preset `digits-cpu` of sfumato invert, whole."""
     found = scores(whole / "private/inverted")
@@ -92,6 +127,7 @@ def test_a_class_is_read_out_of_a_network(whole):
     assert (whole / "private/inverted/private/guesses.png").stat().st_size > 10_000
 
 
+@pytest.mark.full
 def test_what_is_proved_is_more_than_half_of_what_is_guaranteed_and_not_more(whole):
     found = read_json(whole / "private/audited/private/audit.json")
     guaranteed = found["promise"]["epsilon"]
@@ -102,9 +138,23 @@ def test_what_is_proved_is_more_than_half_of_what_is_guaranteed_and_not_more(who
     assert plain["promise"] is None
 
 
-def test_the_page_has_this_runs_numbers_and_needs_nothing_else(whole):
-    page = (whole / "private/demo.html").read_text()
-    accuracy = scores(whole / "stages/train")["test_accuracy"]
+def test_all_that_may_be_shared_costs_what_was_guaranteed(short):
+    summary = read_json(short / "done.json")
+    assert 2.95 < summary["epsilon"] <= 3
+    assert summary["not_for_release"] == []
+    assert str(short) not in summaries(short)
+    ledger = Ledger.from_records(read_lines(short / "stages/release/ledger.jsonl"))
+    assert ledger.epsilon() == summary["epsilon"]
+    assert {release.stage for release in ledger.releases} == {"train", "moments", "card"}
+    assert {path.name for path in (short / "stages").iterdir()} == {"train", "release"}
+    with pytest.raises(SystemExit) as stopped:
+        main(["release", "verify", str(short / "stages/release/bundle")])
+    assert stopped.value.code == 0
+
+
+def test_the_page_has_this_runs_numbers_and_needs_nothing_else(short):
+    page = (short / "private/demo.html").read_text()
+    accuracy = scores(short / "stages/train")["test_accuracy"]
     assert f"{accuracy:.3f}" in page
     assert "Private. Do not share this page." in page
     told = re.sub(r"<[^>]*>", " ", page)
@@ -117,39 +167,14 @@ def test_the_page_has_this_runs_numbers_and_needs_nothing_else(whole):
     links = re.findall(r'<a href="([^"#]+)"', page)
     assert len(links) == 6
     for link in links:
-        assert (whole / "private" / unquote(link)).is_file(), link
-    with Image.open(whole / "stages/release/pictures.png") as picture:
+        assert (short / "private" / unquote(link)).is_file(), link
+    with Image.open(short / "stages/release/pictures.png") as picture:
         assert picture.width > 400
 
 
-def test_nothing_open_lies_about_what_is_private(whole):
-    for path in whole.rglob("report.html"):
-        assert "private" in path.relative_to(whole).parts
-
-
-@pytest.fixture(name="short")
-def shorter_chapters(monkeypatch):
-    """The same chapters, hardly trained."""
-    monkeypatch.setattr(demo_settings, "STEPS", 2)
-    monkeypatch.setattr(demo_settings, "CANARIES", 200)
-    tiny = replace(
-        reconstruct.PRESETS["digits-private"](), steps=2, stats_heads=64, trials=64, width=8
-    )
-    monkeypatch.setitem(reconstruct.PRESETS, "digits-private", lambda: tiny)
-    asked = invert.PRESETS["digits-cpu"]()
-    asked = replace(
-        asked, epochs=0.2, judge_epochs=1, gan=replace(asked.gan, iterations=2, look_every=1),
-        search=replace(asked.search, z_steps=1),
-    )  # fmt: skip
-    monkeypatch.setitem(invert.PRESETS, "digits-cpu", lambda: asked)
-    shared = replace(release.PRESETS["digits-cpu"](), student_epochs=0.1, public_images=500)
-    monkeypatch.setitem(release.PRESETS, "digits-cpu", lambda: shared)
-
-
-def run_demo(out, **changes):
-    config = demo.Config(**changes)
-    with open_run(config, verb="demo", out=out) as run:
-        return demo.run(config, run)
+def test_nothing_open_lies_about_what_is_private(short):
+    for path in short.rglob("report.html"):
+        assert "private" in path.relative_to(short).parts
 
 
 @pytest.mark.parametrize(
@@ -163,19 +188,6 @@ def run_demo(out, **changes):
 )
 def test_how_much_better_than_guessing_an_attack_is(auc, words):
     assert is_guessing(Finding(kind="attack", name="loss", value=auc)) == words
-
-
-def test_a_demo_that_was_cut_goes_on_and_pays_once(short, tmp_path):
-    with cut_in("sfumato.commands.audit.finished:audit_run", 2):
-        run_demo(tmp_path / "run")
-    made = tmp_path / "run/stages/train/done.json"
-    before = made.stat().st_mtime_ns
-    paid = read_lines(tmp_path / "run/stages/train/ledger.jsonl")
-    summary = run_demo(tmp_path / "run", open_page=False)
-    assert made.stat().st_mtime_ns == before
-    assert read_lines(tmp_path / "run/stages/train/ledger.jsonl") == paid
-    assert Path(summary["page"]).is_file()
-    assert Run(tmp_path / "run").summary == summary
 
 
 @pytest.mark.parametrize(("screen", "opened"), [("", 0), (":0", 1)])
