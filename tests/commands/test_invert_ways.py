@@ -163,8 +163,8 @@ def test_faces_of_two_sources_are_framed_each_in_its_way(tmp_path):
     config = replace(
         PRESETS["faces-vgg16"](), data=str(tmp_path / "private_faces"), device="cpu",
         public=str(tmp_path / "public_faces"), centre_crop=48, public_centre_crop=40,
-        image_size=32, batch_size=4, epochs=None, steps=1, judges=("scnn",), judge_epochs=0.2,
-        n=4, gan=GAN, search=SEARCH, noise_seed=1,
+        model="vgg-tiny", image_size=32, batch_size=4, epochs=None, steps=1,
+        judges=("scnn",), judge_epochs=0.2, n=4, gan=GAN, search=SEARCH, noise_seed=1,
     )  # fmt: skip
     attack(config, tmp_path / "run")
     assert load_file(tmp_path / "run/private/stages/latent/guesses.safetensors")[

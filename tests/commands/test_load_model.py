@@ -95,7 +95,9 @@ def test_predictions_are_by_name_and_those_of_the_network(run, digits, tmp_path)
         {"mode": "non-private", "epsilon": None},
         {"model": "group-cnn-small", "steps": 3, "augmult": 2, "crop": 1},
         {"model": "resnet10t", "image_size": 32, "steps": 2},
-        {"model": "torchvision:resnet18", "steps": 1, "image_size": 32},
+        pytest.param(
+            {"model": "torchvision:resnet18", "steps": 1, "image_size": 32}, marks=pytest.mark.full
+        ),
     ],
     ids=lambda options: "-".join(map(str, options.values())) or "plain",
 )
