@@ -35,6 +35,13 @@ def weights(out):
     return load_file(out / "model.safetensors")
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A run of those settings."""
+    out = tmp_path_factory.mktemp("runs") / "small"
+    return out, run_train(out)
+
+
 def test_a_run_leaves_a_model_a_ledger_and_private_scores(tmp_path):
     summary = run_train(tmp_path / "run", replace(SMALL, noise_seed=None))
     assert 2.9 < summary["epsilon"] <= 3
@@ -67,10 +74,9 @@ def test_what_a_step_costs_is_on_disk_before_there_is_noise(tmp_path, monkeypatc
     assert lines == [2, 3, 4]
 
 
-def test_the_test_accuracy_is_on_the_screen_at_the_end_and_there_alone(tmp_path):
-    with open_run(SMALL, verb="train", out=tmp_path / "run") as run:
-        summary = train.run(SMALL, run)
-        (accuracy,) = findings_of(run.path).of("accuracy")
+def test_the_test_accuracy_is_on_the_screen_at_the_end_and_there_alone(small):
+    out, summary = small
+    (accuracy,) = findings_of(out).of("accuracy")
     told = f"{accuracy.value[0]:.3f}"
     lines = train.show(summary).splitlines()
     (place,) = [
@@ -79,9 +85,9 @@ def test_the_test_accuracy_is_on_the_screen_at_the_end_and_there_alone(tmp_path)
         if "do not share that folder, nor these numbers:" in line
     ]
     assert lines[place + 1].split()[0] == told
-    for file in (tmp_path / "run").glob("*.*"):
+    for file in out.glob("*.*"):
         assert told.encode() not in file.read_bytes()
-    assert "test_accuracy" not in json.loads((tmp_path / "run/done.json").read_text())
+    assert "test_accuracy" not in json.loads((out / "done.json").read_text())
 
 
 def test_some_classes_and_the_middle_of_images_are_trained_on(tmp_path):
@@ -92,11 +98,12 @@ def test_some_classes_and_the_middle_of_images_are_trained_on(tmp_path):
     assert 10 not in shapes
 
 
-@pytest.mark.parametrize("mode", ["ghost", "non-ghost"])
-def test_all_private_modes_train_the_same_model(tmp_path, mode):
-    run_train(tmp_path / "mixed")
-    run_train(tmp_path / "other", replace(SMALL, mode=mode))
-    for name, value in weights(tmp_path / "mixed").items():
+@pytest.mark.parametrize(
+    "changes", [{"mode": "ghost"}, {"mode": "non-ghost"}, {"physical_batch_size": 37}]
+)
+def test_modes_and_physical_batches_train_the_same_model(tmp_path, small, changes):
+    run_train(tmp_path / "other", replace(SMALL, **changes))
+    for name, value in weights(small[0]).items():
         torch.testing.assert_close(weights(tmp_path / "other")[name], value, rtol=1e-4, atol=1e-4)
 
 
@@ -105,13 +112,6 @@ def test_reduced_precision_trains_almost_the_same_model(tmp_path):
     run_train(tmp_path / "bf16", replace(SMALL, steps=2, precision="bf16"))
     for name, value in weights(tmp_path / "full").items():
         torch.testing.assert_close(weights(tmp_path / "bf16")[name], value, rtol=0, atol=2e-2)
-
-
-def test_the_physical_batch_changes_nothing(tmp_path):
-    run_train(tmp_path / "one")
-    run_train(tmp_path / "two", replace(SMALL, physical_batch_size=37))
-    for name, value in weights(tmp_path / "one").items():
-        torch.testing.assert_close(weights(tmp_path / "two")[name], value, rtol=1e-4, atol=1e-4)
 
 
 def test_plain_training_guarantees_nothing_and_says_so(tmp_path):
@@ -137,11 +137,12 @@ def test_any_timm_model_trains_and_explains_itself(tmp_path):
 
 
 def test_an_interrupted_run_goes_on_to_the_same_model(tmp_path):
+    config = replace(SMALL, steps=60, image_size=8, model="group-cnn-small")
     words = ["--epsilon", "3", "--steps", "60", "--noise-seed", "1", "--batch-size", "400"]
-    small = ["--image-size", "8", "--model", "group-cnn-small"]
-    command = [sys.executable, "-m", "sfumato", "train", *words, *small, "--out"]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
-    child = subprocess.Popen([*command, str(tmp_path / "cut")], stderr=subprocess.PIPE, text=True)
+    words += ["--image-size", "8", "--model", "group-cnn-small", "--lr", "0.5"]
+    command = [sys.executable, "-m", "sfumato", "train", *words, "--out", str(tmp_path / "cut")]
+    run_train(tmp_path / "whole", config)
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "cut" / "private" / "metrics.jsonl"
     while not (metrics.exists() and len(read_lines(metrics)) > 5) and child.poll() is None:
         time.sleep(0.02)
@@ -151,7 +152,7 @@ def test_an_interrupted_run_goes_on_to_the_same_model(tmp_path):
     assert "repeat the command" in heard
     assert (tmp_path / "cut" / "private" / "checkpoint.safetensors").exists()
     assert not list((tmp_path / "cut").glob("*checkpoint*"))
-    subprocess.run([*command, str(tmp_path / "cut")], check=True, capture_output=True)
+    run_train(tmp_path / "cut", config)
     for name, value in weights(tmp_path / "whole").items():
         assert torch.equal(weights(tmp_path / "cut")[name], value)
     assert len(read_lines(tmp_path / "cut" / "ledger.jsonl")) == 61
