@@ -34,7 +34,7 @@ def undisturbed(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_run_killed_many_times_ends_like_an_undisturbed_one(tmp_path, undisturbed, seed):
     out = tmp_path / "killed"
     assert train(out, kills=25, seed=seed) >= 5

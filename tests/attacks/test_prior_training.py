@@ -3,6 +3,7 @@
 import pytest
 import torch
 from gan_tasks import METHODS, new_lesson, same, small_gan, weights
+from samples import sampled
 
 from sfumato.attacks import gan_training
 from sfumato.attacks.gan_training import train_gan
@@ -141,13 +142,9 @@ def test_falls_apart_from_each_other_are_forgiven(tmp_path, monkeypatch):
     assert taken[-1] == (8, 5)
 
 
-@pytest.mark.parametrize("fallen", [False, True])
-@pytest.mark.parametrize(
-    ("method", "ema"), [("plg", 0.0), ("plg", 0.9), ("gmi", 0.0), ("ked", 0.0)]
-)
-def test_a_run_that_was_cut_goes_on_to_the_same_generator(
-    method, ema, fallen, tmp_path, monkeypatch
-):
+@sampled(way=[("plg", 0.0), ("plg", 0.9), ("gmi", 0.0), ("ked", 0.0)], fallen=[False, True])
+def test_a_run_that_was_cut_goes_on_to_the_same_generator(way, fallen, tmp_path, monkeypatch):
+    method, ema = way
     task = new_lesson(method, gan_ema=ema, iterations=12)
     bad = [(1, 0)] if fallen else []
     taken = poison(monkeypatch, *bad)

@@ -135,6 +135,7 @@ print(peaks[1] - peaks[0], peaks[2] - peaks[0])
 """
 
 
+@pytest.mark.full
 def test_training_takes_about_the_memory_it_is_given():
     said = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True)
     dual, primal = (int(word) / 2**28 for word in said.stdout.split())

@@ -32,7 +32,9 @@ def go(photos, out, **options):
     return sfumato.load_model(out, trust_code=True)
 
 
-@pytest.mark.parametrize(("name", "size"), [("googlenet", 32), ("inception_v3", 75)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("googlenet", 32), pytest.param("inception_v3", 75, marks=pytest.mark.full)]
+)
 def test_a_network_of_torchvision_with_auxiliary_heads_takes_a_private_step(
     name, size, photos, tmp_path
 ):
