@@ -7,6 +7,7 @@ import several
 import torch
 from safetensors.torch import load_file
 
+from sfumato.cli import main
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.training.process_group import ProcessGroup
@@ -17,21 +18,23 @@ FLAGS = [
 ]  # fmt: skip
 
 
-def command(processes, *flags):
-    return several.command(processes, *FLAGS, *flags)
+def by_two(*flags):
+    return several.command(2, *FLAGS, *flags)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     out = tmp_path_factory.mktemp("world") / "two"
     flags = ("--noise-seed", "1", "--out", str(out), "--json")
-    done = command(2, *flags)
+    done = by_two(*flags)
     assert done.returncode == 0, done.stderr[-9000:]
     return out, done.stdout, flags
 
 
 def test_two_processes_train_the_model_of_one(two, tmp_path):
-    assert command(1, "--noise-seed", "1", "--out", str(tmp_path / "one")).returncode == 0
+    with pytest.raises(SystemExit) as stopped:
+        main([*FLAGS, "--noise-seed", "1", "--out", str(tmp_path / "one")])
+    assert stopped.value.code == 0
     wanted, found = (load_file(out / "model.safetensors") for out in (tmp_path / "one", two[0]))
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
@@ -49,15 +52,16 @@ def test_one_process_speaks_and_pays_for_all(two):
     assert ledger.epsilon() == summary["epsilon"] <= 3
 
 
+@pytest.mark.full
 def test_a_finished_run_of_several_processes_is_reported_again(two):
     _, printed, flags = two
-    again = command(2, *flags)
+    again = by_two(*flags)
     assert again.returncode == 0, again.stderr[-9000:]
     assert json.loads(again.stdout)["epsilon"] == json.loads(printed)["epsilon"]
 
 
 def test_two_processes_draw_one_secret(tmp_path):
-    done = command(2, "--out", str(tmp_path / "run"), "--json")
+    done = by_two("--out", str(tmp_path / "run"), "--json")
     assert done.returncode == 0, done.stderr[-9000:]
     assert json.loads(done.stdout)["not_for_release"] == []
 
