@@ -8,13 +8,16 @@ BIN := .venv/bin
 demo: .venv/demo-is-installed
 	$(BIN)/sfumato demo --preset digits-cpu
 
-# Two workers, one thread each: on two cores, four threads only wait for each other.
+# Two workers, one thread each: on two cores, four threads only wait for each other. A file goes to
+# one of them, so that what its tests share is made once.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not gpu and not sweep and not full"
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS) -m "not slow and not gpu and not sweep and not full"
 
 # Everything but what needs a GPU: whole matrices of cases, and hours of models at full depth.
 test-all: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS) -m "not gpu"
 
 check: .venv/dev-is-installed
 	$(BIN)/ruff check .
