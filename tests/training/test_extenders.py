@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from extensions import KINDS, NETS, PRIVATE, batch_of, book, gradients, net, public
 from oracle import norm_of, norms_of
+from samples import sampled
 from teachers import PUBLIC, faces, inputs_of
 from torch.func import functional_call
 
@@ -69,9 +70,7 @@ def test_norms_and_sums_are_those_of_gradients_less_the_public_one(name):
 NEAR = {"itself": 0.0, "a last bit away": 1e-7, "a little away": 1e-5, "far away": 1e-1}
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("near", NEAR)
+@sampled(near=list(NEAR), style=STYLES, precision=[torch.float32, torch.bfloat16])
 def test_a_gradient_near_the_public_one_does_not_escape_the_bound(near, style, precision):
     # |g|^2 - 2 <g, p> + |p|^2 is lost in rounding here: it may come out zero, or below.
     model = net()
@@ -97,8 +96,7 @@ def test_a_gradient_near_the_public_one_does_not_escape_the_bound(near, style, p
             assert norm_of(moved) <= bound * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", NETS)
+@sampled(kind=list(KINDS), name=list(NETS))
 def test_no_example_moves_the_sum_by_more_than_the_bound(kind, name):
     model = net(name)
     extender = KINDS[kind](model, 3)
