@@ -3,7 +3,7 @@
 import pytest
 import torch
 from oracle import norm_of
-from samples import sampled
+from samples import few, sampled
 from torch import nn
 
 pytest.importorskip("triton", reason="Triton is for Linux")
@@ -173,7 +173,7 @@ def test_the_positions_of_small_images_follow_each_other(case, dtype, monkeypatc
     assert_near(found, wanted.to(DEVICE), 1e-3 if LOOSE and dtype == torch.float32 else 1e-6)
 
 
-@pytest.mark.parametrize(("case", "dtype"), [(c, d) for c, d in TYPED if c in GHOSTLY])
+@few(("case", "dtype"), [(c, d) for c, d in TYPED if c in GHOSTLY])
 def test_ghost_norms_of_a_convolution(case, dtype, monkeypatch):
     # Small tiles, so that there are several even of few positions.
     monkeypatch.setattr(pixels, "SIDE", 32)

@@ -46,16 +46,9 @@ def test_a_whole_attack_leaves_pictures_and_scores_in_private(finished):
     assert targets.exists()  # what comes from secret images stays in private
 
 
-def test_stages_one_by_one_are_the_whole(finished, tmp_path):
-    for stage in STAGES:
-        found = attack(replace(TINY, stage=stage), tmp_path / "run")
-        assert found["stage"] == stage
-    for name in ("stages/train/model.safetensors", "stages/base/model.safetensors"):
-        one, other = load_file(finished / name), load_file(tmp_path / "run" / name)
-        assert all(torch.equal(one[key], other[key]) for key in one)
-
-
-def test_a_run_that_was_cut_goes_on_to_the_same_network(finished, tmp_path, monkeypatch):
+def test_a_run_that_was_cut_goes_on_stage_by_stage_to_the_same_networks(
+    finished, tmp_path, monkeypatch
+):
     from sfumato.training import fit
 
     advance, count = fit.TrainState.advance, []
@@ -70,10 +63,11 @@ def test_a_run_that_was_cut_goes_on_to_the_same_network(finished, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         attack(TINY, tmp_path / "run")
     monkeypatch.setattr(fit.TrainState, "advance", advance)
-    attack(TINY, tmp_path / "run")
-    name = "stages/train/model.safetensors"
-    one, other = load_file(finished / name), load_file(tmp_path / "run" / name)
-    assert all(torch.equal(one[key], other[key]) for key in one)
+    for stage in STAGES:
+        assert attack(replace(TINY, stage=stage), tmp_path / "run")["stage"] == stage
+    for name in ("stages/train/model.safetensors", "stages/base/model.safetensors"):
+        one, other = load_file(finished / name), load_file(tmp_path / "run" / name)
+        assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_noise_is_priced_and_bounded(finished, tmp_path):

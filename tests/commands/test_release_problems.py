@@ -110,9 +110,8 @@ def test_too_few_images_to_compare_are_refused(settings, tmp_path):
     assert (tmp_path / "run" / "pictures.png").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_what_cannot_be_done_is_named_before_anything_is_spent(settings, tmp_path):
+    for changes, message in [
         ({"student": "resnet81"}, "Did you mean"),
         ({"model": "resnet81"}, "Did you mean"),
         ({"public": "cloud"}, "neither a file"),
@@ -123,12 +122,8 @@ def test_too_few_images_to_compare_are_refused(settings, tmp_path):
         ({"moments_noise": 0.01}, "too small to be priced"),
         ({"unit": "person"}, "nobody knows who"),
         ({"teacher": Path("nowhere"), "noise_multiplier": None, "epsilon": 1.0}, "no finished run"),
-    ],
-)
-def test_what_cannot_be_done_is_named_before_anything_is_spent(
-    settings, tmp_path, changes, message
-):
-    refused(replace(settings, **changes), tmp_path / "run", SfumatoError, message)
+    ]:
+        refused(replace(settings, **changes), tmp_path / "run", SfumatoError, message)
     # Nothing stands in the way of the right command.
     make(replace(settings, stage="teacher", steps=1), tmp_path / "run")
 

@@ -13,8 +13,8 @@ from sfumato.privacy.ledger import Ledger
 from sfumato.training.process_group import ProcessGroup
 
 FLAGS = [
-    "train", "--epsilon", "3", "--batch-size", "300", "--steps", "5", "--physical-batch-size",
-    "100", "--crop", "2", "--augmult", "2", "--ema", "0.9", "--device", "cpu",
+    "train", "--epsilon", "3", "--batch-size", "60", "--steps", "5", "--physical-batch-size",
+    "20", "--crop", "2", "--augmult", "2", "--ema", "0.9", "--device", "cpu",
 ]  # fmt: skip
 
 
