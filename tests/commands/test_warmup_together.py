@@ -135,6 +135,7 @@ def test_a_run_that_one_process_began_goes_on_with_two(settings, tmp_path, monke
     assert done["images_seen"] == 96
 
 
+@pytest.mark.full
 def test_two_processes_draw_the_file_of_one(two, tmp_path):
     flags = ("--number", 2100, "--solver", "dpm", "--sample-steps", 2, "--device", "cpu")
     words = ["warmup", "sample", "--run", two, *flags, "--out"]

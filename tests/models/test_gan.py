@@ -267,6 +267,7 @@ def test_weights_come_back_from_a_file(make):
         torch.testing.assert_close(twin(inputs, labels), network(inputs, labels), rtol=0, atol=0)
 
 
+@pytest.mark.full
 def test_both_networks_compile_in_one_graph_each():
     # In a process of its own: the run-time type checks of the tests would be traced along.
     script = Path(__file__).with_name("compiled_gan.py")

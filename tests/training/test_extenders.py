@@ -253,9 +253,8 @@ def test_a_public_gradient_depends_on_seed_step_and_turn_alone():
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize(
-    "kind", ["dope", pytest.param("weight-multiplicity", marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["dope", "weight-multiplicity"])
 def test_a_compiled_step_sees_the_public_gradient_of_each_step(kind):
     # In a process of its own: the run-time type checks of the tests would be traced along.
     script = Path(extensions.__file__)
