@@ -58,7 +58,7 @@ def test_a_budget_is_kept_by_a_schedule_too():
     assert plan.at(59).noise_multiplier < flat.noise_multiplier < plan.noise_multiplier
 
 
-@pytest.mark.parametrize("decay", [0.03, 0.015, 0.002])
+@pytest.mark.parametrize("decay", [0.03, pytest.param(0.015, marks=pytest.mark.full), 0.002])
 def test_a_schedule_that_ends_with_little_of_its_noise_begins_with_much(decay):
     budget = Budget(epsilon=8.0, delta=1e-5)
     plan = make_plan(budget, size=1000, batch_size=50, steps=2, noise_decay=decay)
