@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from samples import few
 
 from golden import adapter, stored
 from golden.commands import COMMANDS, GAN, MATCHING, PRIVATE, PUBLIC, inside
@@ -65,7 +66,7 @@ def test_every_stored_run_is_reported(place, private):
     done(place, f"report train plain release warmup --out page {private}")
 
 
-@pytest.mark.parametrize("reader", READERS)
+@few("reader", [(reader,) for reader in READERS], every=2)
 def test_a_stored_run_is_read(reader, place):
     out = "out.npz" if "sample" in READERS[reader] else "out"
     done(place, f"{READERS[reader]} --out {out}")
