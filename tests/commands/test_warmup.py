@@ -12,6 +12,7 @@ import torch
 from contents import summaries
 from cuts import cut_in
 from planted import replace_everywhere
+from samples import few
 from warmups import MADE, same, scores_of, tiny, warm
 from whole_runs import fixtures
 
@@ -256,7 +257,7 @@ def test_a_guarantee_about_people_takes_all_images_of_one_to_the_same_part(setti
     assert (known[0::2] == known[1::2]).all()
 
 
-@pytest.mark.parametrize("extender", ["dope", "mirror", "weight-multiplicity"])
+@few("extender", [("dope",), ("mirror",), ("weight-multiplicity",)])
 def test_an_extender_looks_at_drawn_images(settings, finished, tmp_path, extender):
     shutil.copytree(finished, tmp_path / "run")
     for name in ("stages/train", "stages/evaluate"):
@@ -283,6 +284,7 @@ def test_guidance_bends_what_is_drawn(settings, finished, tmp_path, monkeypatch)
     }  # fmt: skip
 
 
+@pytest.mark.full
 def test_the_miniature_on_digits_warms_up_and_learns_privately(tmp_path):
     warm(PRESETS["digits-cpu"](), tmp_path / "run")
     scores = scores_of(tmp_path / "run")
