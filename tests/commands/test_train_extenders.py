@@ -7,6 +7,7 @@ import pytest
 import torch
 from cuts import cut_in
 from safetensors.torch import load_file
+from samples import few
 
 from sfumato.cli import main
 from sfumato.commands import invert, release, train
@@ -69,7 +70,7 @@ def changed(way, public):
     return replace(SMALL, **settings, **WAYS[way])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@few("way", [(way,) for way in WAYS], every=4)
 def test_another_model_for_the_same_guarantee_also_after_a_cut(tmp_path, plain, public, way):
     config = changed(way, public)
     summary = run_train(tmp_path / "whole", config)
