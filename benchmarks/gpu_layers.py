@@ -133,7 +133,7 @@ def times_of(layer: Layer, device: torch.device) -> dict[str, float]:
     torch.manual_seed(0)
     x, weight = like(layer.x, device), like(layer.weight, device)
     shape = contract.output_shape(x, weight, layer.geometry)
-    g = contract.packed(torch.randn(shape, device=device), x, x.dtype)
+    g = contract.prepare_input(torch.randn(shape, device=device), x, x.dtype)
     factors = torch.rand(layer.examples, device=device)
     norms, sums = private_work(layer, x, g, factors, weight)
     return {

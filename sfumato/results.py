@@ -69,7 +69,7 @@ class Audited:
     relation: str
     unit: str
     claimed: bool = False
-    """Whether somebody says so, and no ledger."""
+    """Whether the user claims it, without a ledger."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ without its being formed, and the sum of clipped gradients is one more product, 
 output gradients scaled by the clip factors.
 
 How it is wired: rules are keyed by the *operation* in which a parameter meets the batch, not by
-the class of a module. A parameter travels as a `Leaf`, a tensor that notices its own use. So
+the class of a module. A parameter travels as a `LeafTensor`, a tensor that notices its own use. So
 subclasses, functional use of a weight, tied weights and raw parameters need no special cases.
 What a backward pass learns (norms, per-example gradients, layer inputs) comes back as gradients
 of dummy inputs that are zero. No hooks, no state on parameters, and `torch.compile` sees it all.

@@ -22,11 +22,11 @@ from sfumato.clipping.clip import Clipped, GradientClipper
 from sfumato.clipping.factors import Clipping, check_clip_function
 from sfumato.clipping.mixing import EXACT, PLACE_MATTERS, place_matters
 from sfumato.clipping.probe import (
-    awake,
-    evaluation,
+    copy_with_nonzero_weights,
+    evaluation_mode,
     examples_at,
     random_state,
-    resized,
+    resize_batch,
     same_state,
     set_random_state,
     without_dropout,
@@ -63,7 +63,7 @@ def admit(
     """
     check_batch(inputs, examples)
     if examples == 1:  # alone, it cannot be taken for another
-        inputs, examples = resized(inputs, 1, 2), 2
+        inputs, examples = resize_batch(inputs, 1, 2), 2
     refuse_batch_norm(clipper.model)
     refuse_drop_block(clipper.model)
     # Norms from far below the bound to far beyond it.
@@ -72,13 +72,13 @@ def admit(
     compiled = refusing_compiled(exact_loss_fn)
     with compiled, without_dropout(clipper.model), torch.enable_grad():
         _check_buffers(clipper.model, loss_fn, inputs, examples)
-        model, exact_inputs = awake(clipper.model, exact_loss_fn, inputs)
+        model, exact_inputs = copy_with_nonzero_weights(clipper.model, exact_loss_fn, inputs)
         _check_independence(model, exact_loss_fn, exact_inputs, examples)
         _check_places(model, exact_loss_fn, exact_inputs, examples)
         exact = replace(clipper, model=model, layouts={})
         rows = _check_equality(exact, exact_inputs, exact_loss_fn, examples)
         if not _check_company(model, exact_loss_fn, exact_inputs, rows):
-            with evaluation(model):
+            with evaluation_mode(model):
                 rows = one_at_a_time(model, exact_loss_fn, exact_inputs)
                 _check_company(model, exact_loss_fn, exact_inputs, rows)
         _check_bound(clipper, loss_fn, inputs, examples)
@@ -218,7 +218,8 @@ def _check_independence(
     if examples < 2:
         return
     more = [
-        x.abs() if x.is_floating_point() else x for x in resized(inputs, examples, examples + 1)
+        x.abs() if x.is_floating_point() else x
+        for x in resize_batch(inputs, examples, examples + 1)
     ]
     for given, number in ((inputs, examples), (more, examples + 1)):
         throws_dice = _check_unmoved(model, loss_fn, given, number, range(number))
@@ -230,7 +231,7 @@ def _check_places(
     model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int
 ) -> None:
     """The loss of an example may depend neither on its place nor on how many examples there are."""
-    more = resized(inputs, examples, examples + 1)
+    more = resize_batch(inputs, examples, examples + 1)
 
     def losses(places: Tensor) -> list[Tensor]:
         return [loss_fn(model, *(examples_at(x, places, examples + 1) for x in more))]
@@ -419,7 +420,7 @@ def _difference(
 def _with_example_changed(x: Tensor, example: int, examples: int, far: float = 0.0) -> Tensor:
     """The inputs with one example replaced: by noise, or, for labels, by another's.
 
-    `far` moves the noise by so many standard deviations.
+    `far`: by how many standard deviations the noise is moved.
     """
     changed = x.clone()
     rows = changed.unflatten(0, (examples, -1))

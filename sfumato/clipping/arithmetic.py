@@ -23,7 +23,7 @@ def sum_type(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def widened(tensor: Tensor) -> Tensor:
+def to_sum_type(tensor: Tensor) -> Tensor:
     """The tensor in that type."""
     return tensor.to(sum_type(tensor))
 
@@ -31,8 +31,8 @@ def widened(tensor: Tensor) -> Tensor:
 def square_norm(gradient: Float[Tensor, "n ..."]) -> Float[Tensor, " n"]:
     """Squared norms of per-example gradients that are there, without another copy of them."""
     if gradient.ndim == 1:  # of a parameter that is a single number
-        return widened(gradient).square()
-    return sum_of_squares(widened(gradient).permute(memory_order(gradient)).flatten(1))
+        return to_sum_type(gradient).square()
+    return sum_of_squares(to_sum_type(gradient).permute(memory_order(gradient)).flatten(1))
 
 
 def sum_of_squares(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows"]:
@@ -101,7 +101,7 @@ def weighted_sum(gradient: Float[Tensor, "n ..."], factors: Float[Tensor, " n"])
     return total.permute([order.index(axis) - 1 for axis in range(1, gradient.ndim)])
 
 
-def without(tensor: Tensor, broken: Tensor | None) -> Tensor:
+def zero_broken_rows(tensor: Tensor, broken: Tensor | None) -> Tensor:
     """The tensor with the rows of broken examples set to zero."""
     if broken is None:
         return tensor

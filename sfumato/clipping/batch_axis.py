@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sfumato.clipping.leaf import Leaf
+from sfumato.clipping.leaf import LeafTensor
 
 MANY, FEW = 5, 3
 """Numbers of examples a model is looked at with: first to write down shapes, then to compare."""
@@ -25,7 +25,7 @@ MANY, FEW = 5, 3
 Shape = tuple[int, ...]
 
 
-class Meeting(NamedTuple):
+class ExampleAxis(NamedTuple):
     """Where the examples are when a parameter meets them."""
 
     axes: tuple[int | None, ...]
@@ -34,7 +34,7 @@ class Meeting(NamedTuple):
     """The same for the result."""
 
 
-NOWHERE = Meeting((), None)
+NOWHERE = ExampleAxis((), None)
 
 
 class Shapes(NamedTuple):
@@ -93,7 +93,9 @@ class ShapeRecorder(TorchFunctionMode):
         self.here, self.count = self.seen[self.count], self.count + 1
         if self.here.name != name:
             raise AnotherPath
-        leaves = [t for t in flat_tensors((args, tuple(kwargs.values()))) if isinstance(t, Leaf)]
+        leaves = [
+            t for t in flat_tensors((args, tuple(kwargs.values()))) if isinstance(t, LeafTensor)
+        ]
         try:
             if leaves:
                 # Said outright: a function may be announced by a form that says nothing itself.

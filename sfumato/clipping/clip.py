@@ -27,11 +27,11 @@ from sfumato.clipping.checks import (
 )
 from sfumato.clipping.dispatch import dispatch
 from sfumato.clipping.factors import MARGIN, Clipping
-from sfumato.clipping.leaf import new_leaf_type, swapped
+from sfumato.clipping.leaf import new_leaf_type, parameters_as_leaves
 from sfumato.clipping.method_choice import MODES, choose_methods, layer_groups
 from sfumato.clipping.param_use import ParamUse
-from sfumato.clipping.probe import random_state, resized, set_random_state
-from sfumato.clipping.sums import Clipped, Tell, conclude
+from sfumato.clipping.probe import random_state, resize_batch, set_random_state
+from sfumato.clipping.sums import Clipped, Tell, clip_and_sum
 from sfumato.clipping.tape import Tape
 from sfumato.errors import ConfigError, UnsupportedLayer
 
@@ -139,9 +139,9 @@ class GradientClipper:
         """
         check_precision(self.model)
         for _ in range(TRIES):
-            watch = self._watch(forward, resized(inputs, examples, MANY))
+            watch = self._watch(forward, resize_batch(inputs, examples, MANY))
             try:
-                parts = self._survey_once(forward, resized(inputs, examples, FEW), watch)
+                parts = self._survey_once(forward, resize_batch(inputs, examples, FEW), watch)
                 break
             except AnotherPath:
                 continue
@@ -216,7 +216,7 @@ class GradientClipper:
         found = self.go_back(tape, losses.sum(), [*tape.norms, *tape.keeps], retain=keep)
         # Whatever a caller has on: rounded to bf16, a sum may grow beyond the bound.
         with torch.autocast(self._device.type, enabled=False):
-            return conclude(
+            return clip_and_sum(
                 tape, losses, found, self.clipping, self.margin, mask, tell, retain=retain
             )
 
@@ -241,7 +241,7 @@ class GradientClipper:
         try:
             alone = tape.examples == 1 and not torch.compiler.is_compiling()
             guard = guarded(self.model) if alone else nullcontext()
-            with guard, swapped(self.model, tape.parameters, leaves):
+            with guard, parameters_as_leaves(self.model, tape.parameters, leaves):
                 yield
         finally:
             cell.tape = before

@@ -20,17 +20,17 @@ from torch.overrides import TorchFunctionMode
 from sfumato.clipping.batch_axis import FEW, flat_tensors
 from sfumato.clipping.checks import check_losses
 from sfumato.clipping.clip import GradientClipper, kind_of_batch
-from sfumato.clipping.leaf import Leaf, change_leaves
+from sfumato.clipping.leaf import LeafTensor, change_leaves
 from sfumato.clipping.param_use import Recipe
-from sfumato.clipping.probe import random_state, resized, set_random_state
-from sfumato.clipping.sums import Clipped, Tell, conclude
+from sfumato.clipping.probe import random_state, resize_batch, set_random_state
+from sfumato.clipping.sums import Clipped, Tell, clip_and_sum
 from sfumato.errors import UnsupportedLayer
 
 
 class InLists(TorchFunctionMode):
-    """Tells Leafs of operations that take them in a list, of which the compiler does not."""
+    """Tells LeafTensors of operations that take them in a list, of which the compiler does not."""
 
-    def __init__(self, kind: type[Leaf]) -> None:
+    def __init__(self, kind: type[LeafTensor]) -> None:
         super().__init__()
         self.kind = kind
         self.inside = False
@@ -38,14 +38,14 @@ class InLists(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Hand the operation to a Leaf in its list, if there is one."""
+        """Hand the operation to a LeafTensor in its list, if there is one."""
         kwargs = kwargs or {}
         if func is Tensor.unflatten:  # torch 2.11 cannot follow the method here, but the function
             func = torch.unflatten
         if (
             self.inside
             or func not in LISTING
-            or not any(isinstance(t, Leaf) for t in flat_tensors(args))
+            or not any(isinstance(t, LeafTensor) for t in flat_tensors(args))
         ):
             return func(*args, **kwargs)
         self.inside = True
@@ -62,30 +62,30 @@ LISTING = (torch.cat, torch.concat, torch.stack, torch.hstack, torch.vstack)
 
 
 @dataclass(frozen=True)
-class Pass:
+class PassLayout:
     """What is known beforehand of a pass of this many examples."""
 
     norms: tuple[Tensor, ...]
     keeps: tuple[Tensor, ...]
     values: list[Any]
     """What met the batch in a trial with a few examples, one a part."""
-    recipes: dict["Again", Recipe]
+    recipes: dict["LeafPlaceholder", Recipe]
     """How that came from parameters."""
-    leaves: dict["Again", str]
+    leaves: dict["LeafPlaceholder", str]
     """What is a parameter itself, and which."""
 
     @property
     def has_lists(self) -> bool:
-        """Whether an operation takes Leafs in a list."""
+        """Whether an operation takes LeafTensors in a list."""
         return any(recipe.func in LISTING for recipe in self.recipes.values())
 
 
 @dataclass(frozen=True)
-class Again:
-    """Stands for a Leaf of the trial, which is made again at every pass.
+class LeafPlaceholder:
+    """Stands for a LeafTensor of the trial, which is made again at every pass.
 
-    The Leaf itself is not kept: autograd remembers on which stream its parameters were first used,
-    as long as something refers to them, and would wait for that stream in the middle of a
+    The LeafTensor itself is not kept: autograd remembers on which stream its parameters were first
+    used, as long as something refers to them, and would wait for that stream in the middle of a
     capture.
     """
 
@@ -93,7 +93,7 @@ class Again:
 
     @classmethod
     def of(cls, item: Any) -> Any:
-        """The same with `Again` in the place of Leafs."""
+        """The same with `LeafPlaceholder` in the place of LeafTensors."""
         return change_leaves(item, lambda leaf: cls(id(leaf)))
 
 
@@ -109,7 +109,7 @@ class Compiled:
 
     def __init__(self, clipper: GradientClipper, **options: Any) -> None:
         self.clipper = clipper
-        self.passes: dict[Any, Pass] = {}
+        self.passes: dict[Any, PassLayout] = {}
         self.forward = torch.compile(self._forward, fullgraph=True, dynamic=False, **options)
 
     def __call__(
@@ -137,7 +137,7 @@ class Compiled:
         tape.values, tape.extras = self._values(known), extras
         clipping, margin = self.clipper.clipping, self.clipper.margin
         with torch.autocast(self.clipper.seed.device.type, enabled=False):
-            return conclude(tape, losses, found, clipping, margin, mask, tell)
+            return clip_and_sum(tape, losses, found, clipping, margin, mask, tell)
 
     def _forward(
         self,
@@ -156,21 +156,21 @@ class Compiled:
 
     def _prepare(
         self, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor], examples: int, kind: Any
-    ) -> Pass:
+    ) -> PassLayout:
         """Learn from a few examples which dummies there are: all have the examples first."""
         clipper, state = self.clipper, random_state()
         if kind not in clipper.layouts:
             clipper.survey(lambda marked: loss_fn(clipper.model, *marked), inputs, examples, kind)
         with clipper.recording(FEW, kind, recipes={}) as tape:
-            losses = loss_fn(clipper.model, *tape.mark(resized(inputs, examples, FEW)))
-            leaves = {Again.of(leaf): name for name, leaf in tape.leaves.items()}
+            losses = loss_fn(clipper.model, *tape.mark(resize_batch(inputs, examples, FEW)))
+            leaves = {LeafPlaceholder.of(leaf): name for name, leaf in tape.leaves.items()}
         set_random_state(state)
         del losses
         recipes = {
-            Again(number): replace(
+            LeafPlaceholder(number): replace(
                 recipe,
-                args=Again.of(recipe.args),
-                kwargs={name: Again.of(value) for name, value in recipe.kwargs.items()},
+                args=LeafPlaceholder.of(recipe.args),
+                kwargs={name: LeafPlaceholder.of(value) for name, value in recipe.kwargs.items()},
             )
             for number, recipe in (tape.recipes or {}).items()
         }
@@ -180,7 +180,7 @@ class Compiled:
             self._dummy((keep.shape[0] // FEW * examples, *keep.shape[1:]), keep.dtype)
             for keep in tape.keeps
         )
-        made = Pass(norms, keeps, Again.of(tape.values), recipes, leaves)
+        made = PassLayout(norms, keeps, LeafPlaceholder.of(tape.values), recipes, leaves)
         for seen, again in zip(tape.values, self._values(made), strict=True):
             if not torch.equal(seen.detach(), again.detach()):
                 raise UnsupportedLayer(
@@ -194,21 +194,26 @@ class Compiled:
         zero = torch.zeros((), dtype=dtype, device=self.clipper.seed.device)
         return zero.expand(shape).requires_grad_()
 
-    def _values(self, known: Pass) -> list[Tensor]:
+    def _values(self, known: PassLayout) -> list[Tensor]:
         """What met the batch, one a part, made again from the parameters as they are now."""
         named, device = self.clipper.parameters, self.clipper.seed.device
-        made: dict[Again, Tensor] = {leaf: named[name] for leaf, name in known.leaves.items()}
+        made: dict[LeafPlaceholder, Tensor] = {
+            leaf: named[name] for leaf, name in known.leaves.items()
+        }
         with torch.enable_grad():
             return [_make(value, made, known.recipes, device) for value in known.values]
 
 
 def _make(
-    item: Any, made: dict[Again, Tensor], recipes: dict[Again, Recipe], device: torch.device
+    item: Any,
+    made: dict[LeafPlaceholder, Tensor],
+    recipes: dict[LeafPlaceholder, Recipe],
+    device: torch.device,
 ) -> Any:
-    """What an `Again` stands for; anything else is itself."""
+    """What an `LeafPlaceholder` stands for; anything else is itself."""
     if isinstance(item, list | tuple):
         return type(item)(_make(one, made, recipes, device) for one in item)
-    if not isinstance(item, Again):
+    if not isinstance(item, LeafPlaceholder):
         return item
     if item not in made:
         recipe = recipes[item]

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.clipping import gpu_kernels
-from sfumato.clipping.arithmetic import by_row, widened
+from sfumato.clipping.arithmetic import by_row, to_sum_type
 from sfumato.clipping.geometry import WeightGeometry
 
 A = Float[Tensor, "n g d t"]
@@ -36,7 +36,7 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: WeightGeomet
     return torch.ops.aten.convolution(x, weight, bias, *geometry)
 
 
-def packed(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+def prepare_input(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """The input in this type and, on a GPU whose weights are so, with channels last."""
     last = torch.channels_last
     strict = weight.is_contiguous(memory_format=last) and not weight.is_contiguous()
@@ -77,9 +77,9 @@ def weighted_gradient(
     x: Tensor, g: Tensor, factors: Float[Tensor, " n"], weight: Tensor, geometry: WeightGeometry
 ) -> Tensor:
     """The sum over examples of factor times gradient of the weight: one ordinary product."""
-    if gpu_kernels.takes(x, geometry):
+    if gpu_kernels.supports(x, geometry):
         return gpu_kernels.kernel_weighted_gradient(x, g, factors, weight, geometry)
-    x, g = widened(x), widened(g)
+    x, g = to_sum_type(x), to_sum_type(g)
     # The factors go to the smaller of the two, which is the cheaper copy.
     if x.numel() < g.numel():
         x = x * by_row(factors, x)
@@ -88,7 +88,7 @@ def weighted_gradient(
     if geometry.is_linear:
         return g.flatten(0, -2).mT @ x.flatten(0, -2)
     mask = [False, True, False]
-    return torch.ops.aten.convolution_backward(g, x, widened(weight), None, *geometry, mask)[1]
+    return torch.ops.aten.convolution_backward(g, x, to_sum_type(weight), None, *geometry, mask)[1]
 
 
 def columns(
@@ -101,12 +101,12 @@ def columns(
     """
     if geometry.is_linear:
         a = x.reshape(examples, 1, -1, x.shape[-1]).mT
-        return widened(a), widened(g.reshape(examples, 1, -1, g.shape[-1]).mT)
+        return to_sum_type(a), to_sum_type(g.reshape(examples, 1, -1, g.shape[-1]).mT)
     if geometry.transposed:
         # The adjoint of a convolution: input and output gradient change places.
         x, g = g, x
-    a = _unfold(widened(x), weight.shape[2:], geometry, g.shape[2:])
-    b = widened(g).flatten(2).unflatten(1, (geometry.groups, -1))
+    a = _unfold(to_sum_type(x), weight.shape[2:], geometry, g.shape[2:])
+    b = to_sum_type(g).flatten(2).unflatten(1, (geometry.groups, -1))
     return _fold(a, examples), _fold(b, examples)
 
 
@@ -114,14 +114,14 @@ def per_example_gradients(
     x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry, examples: int
 ) -> Float[Tensor, "n ..."]:
     """The per-example gradients themselves, in the shape of the weight."""
-    if gpu_kernels.takes(x, geometry):
+    if gpu_kernels.supports(x, geometry):
         return gpu_kernels.kernel_gradients(x, g, weight, geometry, examples)
     if _as_groups(x, g, weight, geometry, examples):
         # One example with the channels of all, in as many groups: no columns are laid out.
         wide = (1, -1)
         kernels = weight.expand(examples, *weight.shape).flatten(0, 1)
         settings = geometry._replace(groups=examples)
-        pair = (widened(t).reshape(*wide, *t.shape[2:]) for t in (g, x))
+        pair = (to_sum_type(t).reshape(*wide, *t.shape[2:]) for t in (g, x))
         mask = [False, True, False]
         found = torch.ops.aten.convolution_backward(*pair, kernels, None, *settings, mask)[1]
     else:

@@ -1,8 +1,9 @@
 """What an operation with a parameter among its arguments is: the choice of a rule.
 
 `Tape.meet` says where the examples are. Then, in this order: an operation that meets no example
-makes a new `Leaf`; one with a rule (`rules`) follows it; one that broadcasts gives the parameter
-a row for each example (`rules/elementwise`); anything else runs one example at a time (`fallback`).
+makes a new `LeafTensor`; one with a rule (`rules`) follows it; one that broadcasts gives the
+parameter a row for each example (`rules/elementwise`); anything else runs one example at a time
+(`fallback`).
 """
 
 from collections.abc import Callable
@@ -13,16 +14,16 @@ from torch import Tensor
 
 from sfumato.clipping.batch_axis import flat_tensors
 from sfumato.clipping.fallback import by_vmap
-from sfumato.clipping.leaf import Leaf
+from sfumato.clipping.leaf import LeafTensor
 from sfumato.clipping.rules import RULES
 from sfumato.clipping.rules.elementwise import (
     BROADCASTING,
     EXPANDING,
     by_broadcasting,
     by_expanding,
-    spread,
+    explain_missing_rule,
 )
-from sfumato.clipping.rules.embedding import gathering
+from sfumato.clipping.rules.embedding import replace_gather
 from sfumato.clipping.tape import Tape
 from sfumato.errors import UnsupportedLayer
 
@@ -32,8 +33,8 @@ def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> An
     if not torch.is_grad_enabled():
         return func(*args, **kwargs)
     tensors = flat_tensors((args, tuple(kwargs.values())))
-    expands = func in EXPANDING and isinstance(args[0], Leaf)
-    if func in PASSIVE or (not expands and all(isinstance(t, Leaf) for t in tensors)):
+    expands = func in EXPANDING and isinstance(args[0], LeafTensor)
+    if func in PASSIVE or (not expands and all(isinstance(t, LeafTensor) for t in tensors)):
         return _derive(tape, func, args, kwargs)
     meeting = tape.meet(func.__name__, tensors)
     if meeting is not None and expands:
@@ -49,10 +50,10 @@ def dispatch(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> An
 
 def _derive(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """An operation without examples, which must not bring them in by its result's size."""
-    result = tape.derive(gathering(func, args, kwargs), *args, **kwargs)
-    leaves = [t for t in flat_tensors((result,)) if isinstance(t, Leaf)]
+    result = tape.derive(replace_gather(func, args, kwargs), *args, **kwargs)
+    leaves = [t for t in flat_tensors((result,)) if isinstance(t, LeafTensor)]
     if leaves and tape.grows(result):
-        raise UnsupportedLayer(spread(tape, leaves[0], func))
+        raise UnsupportedLayer(explain_missing_rule(tape, leaves[0], func))
     return result
 
 

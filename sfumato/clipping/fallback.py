@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sfumato.clipping.batch_axis import flat_tensors
-from sfumato.clipping.leaf import Leaf
+from sfumato.clipping.leaf import LeafTensor
 from sfumato.clipping.tape import Tape
 from sfumato.errors import UnsupportedLayer
 
@@ -73,7 +73,7 @@ def _take(
     if not isinstance(item, Tensor):
         return item
     axis = next(axes)
-    if isinstance(item, Leaf):
+    if isinstance(item, LeafTensor):
         value, axis = own_copies(tape, item, func.__name__), 0
         if tape.survey:
             tape.parts[-1].has_rule = False
@@ -121,7 +121,9 @@ def _same(one: Tensor, other: Any) -> bool:
 
 def leaf_among(args: Any, kwargs: Any) -> Tensor:
     """The first parameter among the arguments of an operation."""
-    return next(t for t in flat_tensors((args, tuple(kwargs.values()))) if isinstance(t, Leaf))
+    return next(
+        t for t in flat_tensors((args, tuple(kwargs.values()))) if isinstance(t, LeafTensor)
+    )
 
 
 def no_rule(tape: Tape, leaf: Tensor, func: Callable[..., Any]) -> str:

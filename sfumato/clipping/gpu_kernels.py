@@ -26,7 +26,7 @@ def has_layer_kernels(x: Tensor) -> bool:
     return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16)
 
 
-def takes(x: Tensor, geometry: WeightGeometry) -> bool:
+def supports(x: Tensor, geometry: WeightGeometry) -> bool:
     """Whether the functions below take such a layer."""
     plane = len(geometry.stride) == 2 and not geometry.transposed
     return has_layer_kernels(x) and (geometry.is_linear or plane)

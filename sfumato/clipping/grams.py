@@ -22,7 +22,7 @@ from sfumato.clipping.arithmetic import (
     sum_from_above,
     sum_of_squares,
     sum_type,
-    widened,
+    to_sum_type,
 )
 from sfumato.clipping.geometry import WeightGeometry
 
@@ -44,7 +44,7 @@ def ghost_norm(
     return with_room(gram_norms(x, g, weight, geometry, examples), gpu_kernels.rounding(x))
 
 
-class Measured(NamedTuple):
+class GramNorms(NamedTuple):
     """What Gram matrices say of the gradients of each example."""
 
     squares: Float[Tensor, " n"]
@@ -59,7 +59,7 @@ class Measured(NamedTuple):
     """
 
 
-def with_room(found: Measured, rounding: float) -> Float[Tensor, "2 n"]:
+def with_room(found: GramNorms, rounding: float) -> Float[Tensor, "2 n"]:
     """Squared norms, and those of the longest gradient that rounding may have made of them."""
     above = found.squares + found.doubt * found.lengths.square()
     if rounding:
@@ -69,15 +69,15 @@ def with_room(found: Measured, rounding: float) -> Float[Tensor, "2 n"]:
 
 def gram_norms(
     x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry, examples: int
-) -> Measured:
+) -> GramNorms:
     """Squared norms by kernels where there are some, else from whole Gram matrices."""
     positions = g.numel() // max(1, examples * (g.shape[-1 if geometry.is_linear else 1]))
     several = positions > 1 or not gpu_kernels.is_matrix(x, weight, geometry)
     depths = (weight[0].numel(), weight.shape[0])
-    if gpu_kernels.takes(x, geometry) and several:
+    if gpu_kernels.supports(x, geometry) and several:
         squares, lengths = gpu_kernels.kernel_norms(x, g, weight, geometry, examples)
-        return Measured(squares, lengths, torch.finfo(torch.float32).eps * sum(depths))
-    slid = slides(x, g, weight, geometry, examples)
+        return GramNorms(squares, lengths, torch.finfo(torch.float32).eps * sum(depths))
+    slid = gram_of_rows_is_cheaper(x, g, weight, geometry, examples)
     if geometry.is_linear:
         grams = [_gram_of_rows(t.reshape(examples, -1, t.shape[-1])) for t in (x, g)]
     elif slid:
@@ -89,10 +89,12 @@ def gram_norms(
     doubt = sum(rounding_of_sums(depth, x) for depth in depths) if several else 0.0
     if several and slid:  # shifts along each axis are added one after the other
         doubt += torch.finfo(sum_type(x)).eps * sum(weight.shape[2:])
-    return Measured(sum_from_above(products), lengths, doubt)
+    return GramNorms(sum_from_above(products), lengths, doubt)
 
 
-def slides(x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry, examples: int) -> bool:
+def gram_of_rows_is_cheaper(
+    x: Tensor, g: Tensor, weight: Tensor, geometry: WeightGeometry, examples: int
+) -> bool:
     """Whether the raw Gram matrix is the cheaper way to that of the columns."""
     if geometry.is_linear or geometry.transposed or x.shape[0] != examples:
         return False
@@ -148,7 +150,7 @@ def _cut(tensor: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Ten
 
 
 def _gram_of_rows(rows: Float[Tensor, "n t d"]) -> Float[Tensor, "n 1 t t"]:
-    columns = widened(rows).mT
+    columns = to_sum_type(rows).mT
     if rows.device.type == "cpu" and rows.shape[1] <= SMALL:
         # Thin products run twice as fast when positions, not inputs, lie side by side.
         columns = columns.contiguous()
@@ -163,4 +165,4 @@ def _gram(columns: Float[Tensor, "n g d t"]) -> Float[Tensor, "n g t t"]:
 
 
 def _by_group(rows: Tensor, geometry: WeightGeometry) -> Tensor:
-    return widened(rows).flatten(2).unflatten(1, (geometry.groups, -1))
+    return to_sum_type(rows).flatten(2).unflatten(1, (geometry.groups, -1))

@@ -7,29 +7,29 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-# The only switch that lets a Leaf be an ordinary tensor inside its own `__torch_function__`. It has
+# The only switch that makes a LeafTensor an ordinary tensor in its own `__torch_function__`. It has
 # no public name; torch's own tensors use it in the same place.
 plain = torch._C.DisableTorchFunctionSubclass
-"""Inside this context a Leaf is an ordinary tensor."""
+"""Inside this context a LeafTensor is an ordinary tensor."""
 
 
-class Cell:
-    """Where a type of Leafs finds the tape of the pass that is being recorded."""
+class TapeCell:
+    """Where a type of LeafTensors finds the tape of the pass that is being recorded."""
 
     tape: Any = None
 
 
-class Leaf(Tensor):
+class LeafTensor(Tensor):
     """A parameter, or something computed from parameters alone, during a recorded pass."""
 
-    cell: ClassVar[Cell]
+    cell: ClassVar[TapeCell]
     dispatch: ClassVar[Callable[..., Any]]
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Tell the tape of every operation a Leaf takes part in."""
+        """Tell the tape of every operation a LeafTensor takes part in."""
         tape = cls.cell.tape
         with plain():
             if tape is None:
@@ -37,18 +37,20 @@ class Leaf(Tensor):
             return cls.dispatch(tape, func, args, kwargs or {})
 
 
-def new_leaf_type(dispatch: Callable[..., Any]) -> type[Leaf]:
-    """A Leaf type of its own for one recorder, so that two of them never meet."""
-    return type("BoundLeaf", (Leaf,), {"cell": Cell(), "dispatch": staticmethod(dispatch)})
+def new_leaf_type(dispatch: Callable[..., Any]) -> type[LeafTensor]:
+    """A LeafTensor type of its own for one recorder, so that two of them never meet."""
+    return type(
+        "BoundLeaf", (LeafTensor,), {"cell": TapeCell(), "dispatch": staticmethod(dispatch)}
+    )
 
 
-def change_leaves(item: Any, change: Callable[[Leaf], Any]) -> Any:
-    """The same lists and tuples with something else in the place of Leafs.
+def change_leaves(item: Any, change: Callable[[LeafTensor], Any]) -> Any:
+    """The same lists and tuples with something else in the place of LeafTensors.
 
     (Not a function inside its callers: one that calls itself there refers to itself, and keeps the
     whole pass in memory until Python looks for such circles.)
     """
-    if isinstance(item, Leaf):
+    if isinstance(item, LeafTensor):
         return change(item)
     if isinstance(item, list | tuple):
         return type(item)(change_leaves(one, change) for one in item)
@@ -56,10 +58,10 @@ def change_leaves(item: Any, change: Callable[[Leaf], Any]) -> Any:
 
 
 @contextmanager
-def swapped(
+def parameters_as_leaves(
     model: nn.Module, parameters: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
 ) -> Iterator[None]:
-    """Put the Leafs in the place of the model's parameters, for the length of a forward pass."""
+    """The model's parameters are LeafTensors inside: for a forward pass."""
     places: list[tuple[nn.Module, str, nn.Parameter]] = []
     by_id = {id(parameters[name]): leaf for name, leaf in leaves.items()}
     # In the dictionaries themselves: set as an attribute, what is no nn.Parameter is refused.

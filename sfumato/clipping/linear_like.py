@@ -11,7 +11,7 @@ from torch import Tensor
 from sfumato.clipping import contract, grams, standardised
 from sfumato.clipping.arithmetic import sum_type
 from sfumato.clipping.geometry import WeightGeometry
-from sfumato.clipping.leaf import Leaf, plain
+from sfumato.clipping.leaf import LeafTensor, plain
 from sfumato.clipping.param_use import ParamUse
 from sfumato.clipping.tape import Tape
 
@@ -60,7 +60,7 @@ class LinearWithNorms(torch.autograd.Function):
         x, weight, *of_standardised = ctx.saved_tensors
         with plain():
             plan, geometry, examples = ctx.plan, ctx.plan.geometry, ctx.plan.examples
-            g = contract.packed(g, x, g.dtype)
+            g = contract.prepare_input(g, x, g.dtype)
             grad_x = None
             if not plan.reads_input:
                 grad_x = contract.input_gradient(g, x, weight, geometry)
@@ -88,9 +88,9 @@ def linear_like(
     geometry: WeightGeometry,
     operation: str,
 ) -> Tensor:
-    """Run a linear layer or convolution whose weight or bias is a Leaf."""
-    by_weight = tape.open(weight, "product", operation) if isinstance(weight, Leaf) else None
-    by_bias = tape.open(bias, "gradient", operation) if isinstance(bias, Leaf) else None
+    """Run a linear layer or convolution whose weight or bias is a LeafTensor."""
+    by_weight = tape.open(weight, "product", operation) if isinstance(weight, LeafTensor) else None
+    by_bias = tape.open(bias, "gradient", operation) if isinstance(bias, LeafTensor) else None
     method, norm, scale, dummies = "", None, None, []
     out = contract.output_shape(x, weight, geometry)
     dtype = _product_type(x)
@@ -111,7 +111,7 @@ def linear_like(
         dummies.append(tape.keep((tape.examples, width), sum_type(x)))
     first = by_weight.reads_input if by_weight is not None else False
     plan = BackwardSpec(geometry, method, tape.examples, first, by_bias is not None)
-    x, weight = contract.packed(x, weight, dtype), weight.to(dtype)
+    x, weight = contract.prepare_input(x, weight, dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     y = LinearWithNorms.apply(x, weight, bias, scale, norm, plan, *dummies)  # pyright: ignore
     if tape.survey and by_weight is not None and by_weight.standardised is not None:
@@ -122,7 +122,7 @@ def linear_like(
 
 def depends_on_batch(tensor: Tensor | None) -> bool:
     """Whether it is no parameter, but computed from the batch."""
-    return tensor is not None and not isinstance(tensor, Leaf) and tensor.requires_grad
+    return tensor is not None and not isinstance(tensor, LeafTensor) and tensor.requires_grad
 
 
 def _measure(

@@ -14,7 +14,7 @@ from sfumato.clipping.arithmetic import (
     column_products,
     rounding_of_sums,
     sum_from_above,
-    widened,
+    to_sum_type,
 )
 
 
@@ -24,7 +24,7 @@ def table_square_norm(ids: Tensor, g: Tensor, examples: int) -> Float[Tensor, " 
     As in `grams.ghost_norm`, what rounding may hide where they cancel is added.
     """
     ids = ids.reshape(examples, -1)
-    g = widened(g).reshape(examples, ids.shape[1], -1)
+    g = to_sum_type(g).reshape(examples, ids.shape[1], -1)
     same = (ids[:, :, None] == ids[:, None, :]) & (ids >= 0)[:, :, None]
     lengths = torch.linalg.vector_norm(g, dim=2)
     doubt = rounding_of_sums(g.shape[2], g) * lengths[:, :, None] * lengths[:, None, :]
@@ -34,7 +34,7 @@ def table_square_norm(ids: Tensor, g: Tensor, examples: int) -> Float[Tensor, " 
 def table_gradients(ids: Tensor, g: Tensor, shape: tuple[int, ...], examples: int) -> Tensor:
     """The per-example gradients of a table, in full."""
     ids = ids.reshape(examples, -1)
-    g = torch.where((ids >= 0)[..., None], widened(g).reshape(*ids.shape, -1), 0.0)
+    g = torch.where((ids >= 0)[..., None], to_sum_type(g).reshape(*ids.shape, -1), 0.0)
     table = g.new_zeros(examples, *shape)
     places = ids.clamp(min=0)[..., None].expand_as(g)
     return table.scatter_add(1, places, g)
@@ -45,6 +45,6 @@ def table_weighted_gradient(
 ) -> Tensor:
     """The sum of factor times gradient of a table."""
     flat_ids = ids.flatten()
-    scaled = (widened(g) * by_row(factors, g)).reshape(len(flat_ids), -1)
+    scaled = (to_sum_type(g) * by_row(factors, g)).reshape(len(flat_ids), -1)
     scaled = torch.where((flat_ids >= 0)[:, None], scaled, 0.0)
     return scaled.new_zeros(shape).index_add(0, flat_ids.clamp(min=0), scaled)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sfumato.clipping.clip import GradientClipper, kind_of_batch
 from sfumato.clipping.probe import (
-    evaluation,
+    evaluation_mode,
     examples_at,
     random_state,
     same_state,
@@ -109,7 +109,7 @@ def place_matters(
     """
     whole = torch.arange(examples)
     orders = [whole, whole.roll(1), whole[:fewer].roll(1)]
-    for quiet in (without_dropout, evaluation):
+    for quiet in (without_dropout, evaluation_mode):
         state = random_state()
         with quiet(model):
             first, *others = ([t.detach() for t in found_for(order)] for order in orders)

@@ -1,8 +1,8 @@
 """What a tape writes down: the uses of parameters on a batch, and how parameters came there.
 
 A *part* is one such use. The survey fills it in before any batch comes, and all that is decided
-about the way back (`method_choice`) is decided from it. A *recipe* says how a `Leaf` was computed
-from others, for those who must make it again.
+about the way back (`method_choice`) is decided from it. A *recipe* says how a `LeafTensor` was
+computed from others, for those who must make it again.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.clipping.batch_axis import Meeting
+from sfumato.clipping.batch_axis import ExampleAxis
 from sfumato.clipping.geometry import WeightGeometry
 
 
@@ -53,13 +53,13 @@ class ParamUse:
     func: str = ""
     """The torch operation that opened it."""
     call: int = -1
-    """Number of that operation among those in which a Leaf meets another tensor."""
-    meeting: Meeting | None = None
+    """Number of that operation among those in which a LeafTensor meets another tensor."""
+    meeting: ExampleAxis | None = None
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a Leaf was made of other Leafs and constants."""
+    """How a LeafTensor was made of other LeafTensors and constants."""
 
     func: Callable[..., Any]
     args: Any

@@ -8,7 +8,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.clipping import contract, lookups
-from sfumato.clipping.arithmetic import square_norm, sum_type, weighted_sum, widened, without
+from sfumato.clipping.arithmetic import (
+    square_norm,
+    sum_type,
+    to_sum_type,
+    weighted_sum,
+    zero_broken_rows,
+)
 from sfumato.clipping.leaf import plain
 from sfumato.clipping.param_use import ParamUse
 from sfumato.clipping.tape import Tape
@@ -46,7 +52,7 @@ class UseGradients:
 
     def weighted(self, factors: Tensor, broken: Tensor | None) -> Tensor:
         """The sum over examples of factor times gradient; examples that are broken are left out."""
-        kept = [t if t is None else without(t, broken) for t in self.tensors]
+        kept = [t if t is None else zero_broken_rows(t, broken) for t in self.tensors]
         if not kept or kept[0] is None:
             return torch.zeros_like(self.value)
         if len(kept) == 2:
@@ -59,7 +65,7 @@ class UseGradients:
         if self.part.kind == "rows":
             assert self.extra is not None
             return lookups.table_weighted_gradient(self.extra, kept[0], factors, self.value.shape)
-        gradient = widened(kept[0].reshape(self.examples, *self.value.shape))
+        gradient = to_sum_type(kept[0].reshape(self.examples, *self.value.shape))
         return weighted_sum(gradient, factors.to(gradient.dtype))
 
 
@@ -68,7 +74,7 @@ MOST = 1 << 16
 
 
 @dataclass(frozen=True)
-class Bundle:
+class SmallGradients:
     """Per-example gradients of small parameters, side by side: measured and added up at once."""
 
     members: list[UseGradients]
@@ -77,15 +83,15 @@ class Bundle:
 
     def weighted(self, factors: Tensor, broken: Tensor | None) -> list[Tensor]:
         """For each member, the sum over examples of factor times gradient."""
-        total = factors.to(self.rows.dtype) @ without(self.rows, broken)
+        total = factors.to(self.rows.dtype) @ zero_broken_rows(self.rows, broken)
         parts = total.split([one.value.numel() for one in self.members])
         pairs = zip(parts, self.members, strict=True)
         return [part.reshape(one.value.shape) for part, one in pairs]
 
 
-def bundle(
+def group_small_gradients(
     kept: Sequence[UseGradients], group_of: Mapping[str, int]
-) -> tuple[list[Bundle], list[UseGradients]]:
+) -> tuple[list[SmallGradients], list[UseGradients]]:
     """Lay the gradients of biases, scales and tokens side by side; and what is left over.
 
     A network has hundreds of them. One by one, a GPU would wait for the next more than it works.
@@ -102,7 +108,7 @@ def bundle(
     bundles = []
     for (group, dtype), some in members.items():
         rows = [one.tensors[0].reshape(one.examples, -1).to(dtype) for one in some]  # pyright: ignore
-        bundles.append(Bundle(some, group, torch.cat(rows, dim=1)))
+        bundles.append(SmallGradients(some, group, torch.cat(rows, dim=1)))
     return bundles, single
 
 

@@ -13,14 +13,14 @@ from torch.overrides import TorchFunctionMode
 from sfumato.errors import UnsupportedLayer
 
 
-def resized(inputs: Sequence[Any], examples: int, number: int) -> list[Any]:
+def resize_batch(inputs: Sequence[Any], examples: int, number: int) -> list[Any]:
     """The inputs of `number` examples, made by repeating those there are, ever fainter."""
     places = torch.arange(number) % max(1, examples)
     found = [examples_at(x, places, examples) if isinstance(x, Tensor) else x for x in inputs]
-    return [fading(x, number) if isinstance(x, Tensor) else x for x in found]
+    return [fading_examples(x, number) if isinstance(x, Tensor) else x for x in found]
 
 
-def fading(x: Tensor, examples: int) -> Tensor:
+def fading_examples(x: Tensor, examples: int) -> Tensor:
     """Examples that no two are alike, so that rows of one are not taken for another's."""
     if not x.is_floating_point():
         return x
@@ -90,7 +90,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """The whole model is in evaluation mode inside."""
     with _switched_off([m for m in model.modules() if m.training]):
         yield
@@ -114,7 +114,7 @@ def _is_one_of(module: nn.Module, kinds: tuple[str, ...]) -> bool:
     return known and not list(module.children()) and any(kind in name for kind in kinds)
 
 
-def awake(
+def copy_with_nonzero_weights(
     model: nn.Module, loss_fn: Callable[..., Tensor], inputs: Sequence[Tensor]
 ) -> tuple[nn.Module, Sequence[Tensor]]:
     """A copy in float64 with small numbers in place of zeros, or as much of that as can be had.

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sfumato.clipping import contract, gpu_kernels, grams
-from sfumato.clipping.arithmetic import dot, memory_order, rounding_of_sums, sum_type, widened
+from sfumato.clipping.arithmetic import dot, memory_order, rounding_of_sums, sum_type, to_sum_type
 from sfumato.clipping.geometry import WeightGeometry
 
 
@@ -55,7 +55,7 @@ def standardised_ghost_norm(
     of the columns, and of b_r with the layer's own output y, from which the bias is taken.
     """
     rounding, rounded = gpu_kernels.rounding(x), is_rounded(y)
-    x, g, y, weight = (widened(t) for t in (x, g, y, weight))
+    x, g, y, weight = (to_sum_type(t) for t in (x, g, y, weight))
     size = weight[0].numel()
     g = g * scale.reshape(-1, *[1] * (g.ndim - 2))
     found = grams.gram_norms(x, g, weight, geometry, examples)
@@ -82,7 +82,7 @@ def standardised_ghost_norm(
     unsure = (2 * along_w.abs() * unsure + unsure.square()).sum(dim=1)
     left = (found.squares - lost.sum(dim=1)).clamp(min=0) + 8 * eps * found.squares + unsure
     doubt = found.doubt + eps * size
-    return grams.with_room(grams.Measured(left, found.lengths, doubt), rounding)
+    return grams.with_room(grams.GramNorms(left, found.lengths, doubt), rounding)
 
 
 def scale_of_rows(weight: Tensor, eps: float) -> Float[Tensor, " p"]:

@@ -13,10 +13,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from sfumato.clipping import standardised
-from sfumato.clipping.arithmetic import square_norm, sum_of_squares, weighted_sum, without
+from sfumato.clipping.arithmetic import square_norm, sum_of_squares, weighted_sum, zero_broken_rows
 from sfumato.clipping.factors import Clipping, clip_factors
 from sfumato.clipping.method_choice import joint_names
-from sfumato.clipping.per_example import Bundle, UseGradients, bundle, pull_back, sort_kept
+from sfumato.clipping.per_example import (
+    SmallGradients,
+    UseGradients,
+    group_small_gradients,
+    pull_back,
+    sort_kept,
+)
 from sfumato.clipping.tape import Tape
 from sfumato.device_transfer import from_device
 from sfumato.errors import UnsupportedLayer
@@ -39,16 +45,16 @@ class Clipped:
 
 
 @dataclass(frozen=True)
-class Left:
+class SortedGradients:
     """What the backward pass left, sorted by how it is measured and added up."""
 
-    bundles: list[Bundle]
+    bundles: list[SmallGradients]
     single: list[UseGradients]
     several: dict[str, Tensor]
     """Per-example gradients of parameters with several uses, added up."""
 
 
-def conclude(
+def clip_and_sum(
     tape: Tape,
     losses: Tensor,
     found: Sequence[Tensor | None],
@@ -88,7 +94,7 @@ def norms_of(tape: Tape, found: Sequence[Tensor | None]) -> Float[Tensor, " n"]:
 
 
 def _sums(
-    tape: Tape, left: Left, norms: Tensor, factors: Tensor, *, look: bool, again: bool
+    tape: Tape, left: SortedGradients, norms: Tensor, factors: Tensor, *, look: bool, again: bool
 ) -> dict[str, Tensor]:
     """The sums; if it is to `look`, without examples that are not finite."""
     if not look:
@@ -104,7 +110,7 @@ def _sums(
 
 def _measure(
     tape: Tape, kept: list[UseGradients], from_products: Sequence[Tensor | None]
-) -> tuple[Squares, Left]:
+) -> tuple[Squares, SortedGradients]:
     """Squared norms: from the products, from kept gradients, and from sums of several uses.
 
     Several uses may cancel (a loss less a product with the weights), so what is measured is what
@@ -114,7 +120,7 @@ def _measure(
     rows = [zero if found is None else found for found in from_products]
     joint = joint_names(tape.parts)
     apart = [one for one in kept if joint.isdisjoint(one.part.sources)]
-    bundles, single = bundle(apart, tape.group_of)
+    bundles, single = group_small_gradients(apart, tape.group_of)
     for some in bundles:
         rows[some.group] = rows[some.group] + sum_of_squares(some.rows)
     for one in single:
@@ -132,7 +138,7 @@ def _measure(
     for name, gradient in several.items():
         group = tape.group_of[name]
         rows[group] = rows[group] + square_norm(gradient)
-    return torch.stack(rows), Left(bundles, single, several)
+    return torch.stack(rows), SortedGradients(bundles, single, several)
 
 
 def _square_norm(one: UseGradients, tape: Tape) -> Float[Tensor, " n"] | float:
@@ -145,7 +151,12 @@ def _square_norm(one: UseGradients, tape: Tape) -> Float[Tensor, " n"] | float:
 
 
 def _add_up(
-    tape: Tape, left: Left, factors: Tensor, broken: Tensor | None, *, again: bool = False
+    tape: Tape,
+    left: SortedGradients,
+    factors: Tensor,
+    broken: Tensor | None,
+    *,
+    again: bool = False,
 ) -> dict[str, Tensor]:
     """The sums of clipped gradients, pulled back from where they met the batch.
 
@@ -153,7 +164,7 @@ def _add_up(
     """
     total = {}
     for name, each in left.several.items():
-        sound = without(each, broken)
+        sound = zero_broken_rows(each, broken)
         total[name] = weighted_sum(sound, factors[tape.group_of[name]].to(each.dtype))
     values: list[Tensor] = []
     sums: list[Tensor] = []

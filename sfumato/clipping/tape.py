@@ -1,9 +1,9 @@
 """How parameters are followed through a model.
 
-During a recorded forward pass every trainable parameter is a `Leaf`: a tensor subclass that is told
-of each operation it takes part in. As long as it only meets constants and other parameters
-(reshaping, standardising, concatenating) the result is a `Leaf` again. Where it meets the batch, a
-rule takes over and opens a *part*: a place where per-example gradients can be had.
+During a recorded forward pass every trainable parameter is a `LeafTensor`: a tensor subclass that
+is told of each operation it takes part in. As long as it only meets constants and other parameters
+(reshaping, standardising, concatenating) the result is a `LeafTensor` again. Where it meets the
+batch, a rule takes over and opens a *part*: a place where per-example gradients can be had.
 
 What the backward pass learns comes back as gradients of dummy inputs, zeros that cost no memory:
 the squared norms by `norms`, everything else by one `keep` a tensor. So one call of
@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from sfumato.clipping.batch_axis import (
     NOWHERE,
-    Meeting,
+    ExampleAxis,
     ShapeRecorder,
     Shapes,
     axis_of_examples,
     flat_tensors,
     shapes_of,
 )
-from sfumato.clipping.leaf import Leaf
+from sfumato.clipping.leaf import LeafTensor
 from sfumato.clipping.param_use import RESHAPING, ParamUse, Recipe
 from sfumato.errors import UnsupportedLayer
 
@@ -44,7 +44,7 @@ class Tape:
     """One zero with a gradient, of which all dummies are views."""
     parts: list[ParamUse]
     survey: bool = False
-    leaf_type: type[Leaf] = Leaf
+    leaf_type: type[LeafTensor] = LeafTensor
     """That of the `GradientClipper` this pass belongs to."""
     group_of: dict[str, int] = field(default_factory=dict)
     """The group, by parameter, that it is clipped with."""
@@ -57,20 +57,20 @@ class Tape:
     extras: list[Tensor | None] = field(default_factory=list)
     """For tables, which rows were read; None for all other parts."""
     roots: dict[int, tuple[str, bool]] = field(default_factory=dict)
-    """In a survey: id of a Leaf -> (parameter, whether it is that parameter reshaped)."""
+    """In a survey: id of a LeafTensor -> (parameter, whether it is that parameter reshaped)."""
     standardised: dict[int, float] = field(default_factory=dict)
-    """In a survey: id of a Leaf with standardised rows -> the eps of the standardisation."""
+    """In a survey: id of a LeafTensor with standardised rows -> the eps of the standardisation."""
     alive: list[Tensor] = field(default_factory=list)
-    """Leafs that are known by their id, which must not go to another tensor."""
+    """LeafTensors that are known by their id, which must not go to another tensor."""
     inputs: list[int] = field(default_factory=list)
     """In a survey: ids of the batch itself."""
     watch: ShapeRecorder | None = None
     """In a survey: what the same operations looked like with another number of examples."""
     calls: int = 0
-    """Operations so far in which a Leaf met another tensor."""
+    """Operations so far in which a LeafTensor met another tensor."""
     func: str = ""
     """The last of them."""
-    here: Meeting = NOWHERE
+    here: ExampleAxis = NOWHERE
     """Where the examples are in the operation that is being made."""
     outputs: list[tuple[ParamUse, Tensor]] = field(default_factory=list)
     """In a survey: outputs of layers, to see whether they are overwritten."""
@@ -79,11 +79,11 @@ class Tape:
     dummies: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
     """Norms and keeps that are given, not made here: those of a compiled pass are its inputs."""
     recipes: dict[int, Recipe] | None = None
-    """If wanted: id of a Leaf -> how to make it again."""
+    """If wanted: id of a LeafTensor -> how to make it again."""
     leaves: Mapping[str, Tensor] = field(default_factory=dict)
-    """With recipes: the Leafs that parameters are in this pass."""
+    """With recipes: the LeafTensors that parameters are in this pass."""
     names: dict[int, str] = field(default_factory=dict)
-    """Id of a Leaf that is a parameter as it is -> its name."""
+    """Id of a LeafTensor that is a parameter as it is -> its name."""
     replaying: bool = False
     """Activation checkpointing computes again what it dropped: nothing new is recorded then."""
     norms: tuple[Tensor, ...] = ()
@@ -123,7 +123,7 @@ class Tape:
         return marked
 
     def open(self, leaf: Tensor, kind: str, operation: str) -> ParamUse:
-        """The part for a Leaf that meets the batch here; `kind` is one of `ParamUse.kind`."""
+        """The part for a LeafTensor that meets the batch here; `kind` is one of `ParamUse.kind`."""
         if self.replaying:
             wanted = (kind, operation, tuple(leaf.shape))
             same = [p for p in self.parts if (p.kind, p.operation, p.shape) == wanted]
@@ -155,8 +155,8 @@ class Tape:
         """The parameter's name, for people."""
         return self.roots.get(id(leaf), ("", True))[0]
 
-    def meet(self, func: str, tensors: list[Tensor]) -> Meeting | None:
-        """On which axes a Leaf may meet the batch in this operation; None if it does not.
+    def meet(self, func: str, tensors: list[Tensor]) -> ExampleAxis | None:
+        """On which axes a LeafTensor may meet the batch in this operation; None if it does not.
 
         The survey decides, by sizes; every later pass does as the survey did.
         """
@@ -173,9 +173,9 @@ class Tape:
         self.here = found or NOWHERE
         return found
 
-    def _remember(self, func: str, tensors: list[Tensor]) -> Meeting | None:
+    def _remember(self, func: str, tensors: list[Tensor]) -> ExampleAxis | None:
         """What it was when it was made first; only values count now, not where they come from."""
-        shapes = {tuple(t.shape) for t in tensors if isinstance(t, Leaf)}
+        shapes = {tuple(t.shape) for t in tensors if isinstance(t, LeafTensor)}
         same = [p for p in self.parts if p.func == func and p.shape in shapes]
         same = self._of(tensors, same)
         self.here = (same[0].meeting if same else None) or NOWHERE
@@ -186,9 +186,9 @@ class Tape:
         names = {self.names[id(t)] for t in tensors if id(t) in self.names}
         return [part for part in parts if part.root in names] or parts
 
-    def _compare(self, func: str, tensors: list[Tensor]) -> Meeting | None:
+    def _compare(self, func: str, tensors: list[Tensor]) -> ExampleAxis | None:
         """The axes that have grown since the pass with another number of examples."""
-        leaf = next(t for t in tensors if isinstance(t, Leaf))
+        leaf = next(t for t in tensors if isinstance(t, LeafTensor))
         seen = self._seen()
         if seen is None or len(seen.inputs) != len(tensors):
             raise UnsupportedLayer(
@@ -204,14 +204,18 @@ class Tape:
             axes = ()
         pairs = list(zip(tensors, axes, strict=bool(axes)))
         lost = any(axis is None and _carries_gradient(t) for t, axis in pairs)
-        if not axes or lost or any(axis is not None and isinstance(t, Leaf) for t, axis in pairs):
+        if (
+            not axes
+            or lost
+            or any(axis is not None and isinstance(t, LeafTensor) for t, axis in pairs)
+        ):
             raise UnsupportedLayer(
                 f'"{self.name_of(leaf)}" meets in {func} a tensor that depends on the batch but '
                 "has no axis of its own for the examples: they are mixed, or it was kept from an "
                 "earlier pass. Keep examples on one axis (model.train() drops what layers keep), "
                 "or freeze the parameter."
             )
-        return Meeting(axes, None)
+        return ExampleAxis(axes, None)
 
     def _seen(self) -> Shapes | None:
         return None if self.watch is None else self.watch.here
@@ -233,7 +237,7 @@ class Tape:
         return self.here.out
 
     def derive(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """What an operation gives that no example takes part in: of Leafs, Leafs."""
+        """What an operation gives that no example takes part in: of LeafTensors, LeafTensors."""
         result = func(*args, **kwargs)
         device = self.seed.device.type
         on = self.recipes is not None and torch.is_autocast_enabled(device)
@@ -287,4 +291,4 @@ class Mark(torch.autograd.Function):
 
 
 def _carries_gradient(tensor: Tensor) -> bool:
-    return tensor.requires_grad and not isinstance(tensor, Leaf)
+    return tensor.requires_grad and not isinstance(tensor, LeafTensor)

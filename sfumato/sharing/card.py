@@ -1,7 +1,7 @@
 """The data card of a release: what is guaranteed, what it was paid with, what it does not cover.
 
 Every number of the guarantee is derived from the ledger, once when the card is written and again by
-whoever checks it. So a card cannot guarantee more than its ledger paid for without being found out.
+the check. So a card cannot guarantee more than its ledger paid for without being found out.
 """
 
 import math
@@ -219,7 +219,7 @@ def _objections(ledger: Ledger, k: int, counts_copies: bool) -> list[str]:
     inherited = any(release.ledger != ledger.header.id for release in ledger.releases)
     unpaid = 'and the ledger has no event of stage "{}": nobody paid for that'
     if "train" not in stages and not inherited:
-        found.append("a teacher learnt from private images, " + unpaid.format("train"))
+        found.append("a teacher was trained on private images, " + unpaid.format("train"))
     if k > 0 and "moments" not in stages:
         found.append(f"k={k} steps matched feature statistics, " + unpaid.format("moments"))
     if counts_copies and "card" not in stages:

@@ -57,7 +57,9 @@ def captured(clipper: GradientClipper, clip: Clip, inputs: Inputs) -> Clip:
         mask: Tensor,
         tell: Tell | None = None,
     ) -> Clipped:
-        found = replayed(tell or nobody)((clipper.clipping, clipper.model.training), mask, *tensors)
+        found = replayed(tell or ignore_message)(
+            (clipper.clipping, clipper.model.training), mask, *tensors
+        )
         if tell is not None or bool(found.norms.isfinite().all()):
             return found
         return clipper.clip(loss_fn, tensors, examples, mask)
@@ -65,5 +67,5 @@ def captured(clipper: GradientClipper, clip: Clip, inputs: Inputs) -> Clip:
     return quick
 
 
-def nobody(*_: Any) -> None:
+def ignore_message(*_: Any) -> None:
     """Is told, and does nothing."""

@@ -13,7 +13,7 @@ from torch import nn
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.training import captured_clip
-from sfumato.training.captured_clip import captured, nobody
+from sfumato.training.captured_clip import captured, ignore_message
 from sfumato.training.cuda_graph import WARM, Captured
 from sfumato.training.inputs import Inputs
 
@@ -102,7 +102,7 @@ def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing(device):
         x, y = inputs.trial(4)
         if turn % 2:
             x[2] = torch.inf
-        spoilt = clip(inputs.losses, (x, y), 4, mask, tell=nobody)
+        spoilt = clip(inputs.losses, (x, y), 4, mask, tell=ignore_message)
         assert bool(spoilt.norms.isfinite().all()) == (turn % 2 == 0), "callers look at the norms"
         found = clip(inputs.losses, (x, y), 4, mask)
         assert all(total.isfinite().all() for total in found.total.values())
@@ -146,6 +146,6 @@ def test_without_care_such_an_example_shows():
     _, clipper, inputs = context("cpu")
     x, y = inputs.trial(4)
     x[1] = torch.nan
-    found = clipper.clip(inputs.losses, (x, y), 4, tell=nobody)
+    found = clipper.clip(inputs.losses, (x, y), 4, tell=ignore_message)
     assert found.norms.isfinite().tolist() == [True, False, True, True]
     assert not all(total.isfinite().all() for total in found.total.values())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sfumato.clipping.fallback import leaf_among
 from sfumato.clipping.geometry import LINEAR
-from sfumato.clipping.leaf import Leaf
+from sfumato.clipping.leaf import LeafTensor
 from sfumato.clipping.linear_like import linear_like
 from sfumato.clipping.rules.registry import layer_rule
 from sfumato.clipping.tape import Tape
@@ -102,6 +102,6 @@ def _hide(scores: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | N
 
 def project(tape: Tape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A linear layer that may be frozen."""
-    if isinstance(weight, Leaf) or isinstance(bias, Leaf):
+    if isinstance(weight, LeafTensor) or isinstance(bias, LeafTensor):
         return linear_like(tape, x, weight, bias, LINEAR, "linear")
     return F.linear(x, weight, bias)

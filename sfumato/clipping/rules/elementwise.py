@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sfumato.clipping.batch_axis import flat_tensors
 from sfumato.clipping.fallback import by_vmap, own_copies, per_row
-from sfumato.clipping.leaf import Leaf, change_leaves
+from sfumato.clipping.leaf import LeafTensor, change_leaves
 from sfumato.clipping.tape import Tape
 from sfumato.errors import UnsupportedLayer
 
@@ -52,12 +52,12 @@ def by_broadcasting(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any
     places = {axis - t.ndim for t, axis in batch}
     rows = {t.shape[axis] for t, axis in batch}
     place = places.pop()
-    leaves = [t for t in tensors if isinstance(t, Leaf)]
+    leaves = [t for t in tensors if isinstance(t, LeafTensor)]
     fits = all(t.ndim < -place or t.shape[place] == 1 for t in leaves)
     if places or len(rows) > 1 or not fits:
         return by_vmap(tape, func, args, kwargs)
 
-    def widen(leaf: Leaf) -> Tensor:
+    def widen(leaf: LeafTensor) -> Tensor:
         return per_row(tape, leaf, ndim, max(rows), func.__name__, ndim + place)
 
     named = {key: change_leaves(value, widen) for key, value in kwargs.items()}
@@ -70,7 +70,7 @@ def by_expanding(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -
     axis = tape.settle(result)
     if axis is None:
         if tape.grows(result):
-            raise UnsupportedLayer(spread(tape, leaf, func))
+            raise UnsupportedLayer(explain_missing_rule(tape, leaf, func))
         return tape.derive(func, *args, **kwargs)
     missing, rows = result.ndim - leaf.ndim, result.shape[axis]
     own = 1 if axis < missing else leaf.shape[axis - missing]
@@ -87,7 +87,7 @@ def by_expanding(tape: Tape, func: Callable[..., Any], args: Any, kwargs: Any) -
     return wide.repeat(tiles)
 
 
-def spread(tape: Tape, leaf: Tensor, func: Callable[..., Any]) -> str:
+def explain_missing_rule(tape: Tape, leaf: Tensor, func: Callable[..., Any]) -> str:
     """What to say of a parameter that is copied for the examples in a way that has no rule."""
     return (
         f'"{tape.name_of(leaf)}" is spread over the batch by {func.__name__}, which has no rule. '

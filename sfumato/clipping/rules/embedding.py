@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.clipping.arithmetic import widened
+from sfumato.clipping.arithmetic import to_sum_type
 from sfumato.clipping.fallback import by_vmap
-from sfumato.clipping.leaf import Leaf
+from sfumato.clipping.leaf import LeafTensor
 from sfumato.clipping.rules.registry import layer_rule
 from sfumato.clipping.tape import Tape
 from sfumato.errors import UnsupportedLayer
@@ -88,7 +88,7 @@ def embedding_bag(
 def take_rows(tape: Tape, input: Tensor, index: Any) -> Tensor:
     """Rows of a parameter by labels; with other indices, one example at a time."""
     ids: Any = index[0] if isinstance(index, tuple) and len(index) == 1 else index
-    is_table = isinstance(input, Leaf) and isinstance(ids, Tensor)
+    is_table = isinstance(input, LeafTensor) and isinstance(ids, Tensor)
     if not is_table or ids.dtype in (torch.bool, torch.uint8):
         return by_vmap(tape, Tensor.__getitem__, (input, index), {})
     rows = tape.derive(Tensor.flatten if input.ndim > 1 else Tensor.unsqueeze, input, 1)
@@ -101,12 +101,12 @@ def take_rows(tape: Tape, input: Tensor, index: Any) -> Tensor:
 @layer_rule(torch.index_select, Tensor.index_select, any_axis=True)
 def index_select(tape: Tape, input: Tensor, dim: int, index: Tensor) -> Tensor:
     """The same, as a function."""
-    if dim == 0 and isinstance(input, Leaf):
+    if dim == 0 and isinstance(input, LeafTensor):
         return take_rows(tape, input, index)
     return by_vmap(tape, torch.index_select, (input, dim, index), {})
 
 
-def gathering(func: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
+def replace_gather(func: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
     """The operation, or one that does the same by `Rows` where rows are read by a constant."""
     if _table_and_index(func, args, kwargs) is None:
         return func
@@ -132,7 +132,11 @@ def _table_and_index(
     elif func is F.embedding and len(args) == 2 and kwargs.get("padding_idx") is None:
         special = any(kwargs.get(name) for name in ("max_norm", "scale_grad_by_freq", "sparse"))
         index, table = (None, None) if special else args
-    if not isinstance(table, Tensor) or not isinstance(index, Tensor) or isinstance(index, Leaf):
+    if (
+        not isinstance(table, Tensor)
+        or not isinstance(index, Tensor)
+        or isinstance(index, LeafTensor)
+    ):
         return None
     return (table, index) if index.dtype in (torch.int32, torch.int64) else None
 
@@ -159,5 +163,5 @@ class Rows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """Where a row was read several times, the sum."""
         (g,), (index,) = gradients, ctx.saved_tensors
-        rows = widened(g.reshape(len(index), *ctx.shape[1:]))
+        rows = to_sum_type(g.reshape(len(index), *ctx.shape[1:]))
         return rows.new_zeros(ctx.shape).index_add(0, index, rows).to(g.dtype), None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sfumato.clipping.fallback import by_vmap
 from sfumato.clipping.geometry import LINEAR
-from sfumato.clipping.leaf import Leaf
+from sfumato.clipping.leaf import LeafTensor
 from sfumato.clipping.linear_like import depends_on_batch, linear_like
 from sfumato.clipping.rules.registry import layer_rule
 from sfumato.clipping.tape import Tape
@@ -45,10 +45,10 @@ def _as_linear(
     tape: Tape, left: Tensor, right: Tensor, of_left: int | None, of_right: int | None
 ) -> Tensor | None:
     """The product as a linear layer, if it is one; `of_left` and `of_right` hold the examples."""
-    if isinstance(right, Leaf) and right.ndim == 2 and of_left not in (None, left.ndim - 1):
+    if isinstance(right, LeafTensor) and right.ndim == 2 and of_left not in (None, left.ndim - 1):
         weight = tape.derive(Tensor.t, right)
         return linear(tape, left.movedim(of_left, 0), weight).movedim(0, of_left)
-    if isinstance(left, Leaf) and left.ndim == 2 and of_right not in (None, right.ndim - 2):
+    if isinstance(left, LeafTensor) and left.ndim == 2 and of_right not in (None, right.ndim - 2):
         # The weight from the left acts on columns: turn them into rows and back.
         axis = min(of_right, right.ndim - 2)
         return linear(tape, right.mT.movedim(axis, 0), left).movedim(0, axis).mT

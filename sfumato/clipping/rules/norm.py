@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.clipping.fallback import per_row
-from sfumato.clipping.leaf import Leaf
+from sfumato.clipping.leaf import LeafTensor
 from sfumato.clipping.normalisation_functions import (
     FrozenBatchNormed,
     GroupNormed,
@@ -88,7 +88,7 @@ def batch_norm(
     if training:
         raise UnsupportedLayer(_mixes(weight, tape, "BatchNorm in training mode"))
     foreign = any(
-        p is not None and p.requires_grad and not isinstance(p, Leaf) for p in (weight, bias)
+        p is not None and p.requires_grad and not isinstance(p, LeafTensor) for p in (weight, bias)
     )
     if foreign or input.numel() == 0 or input.shape[0] % tape.examples != 0:
         normal = F.batch_norm(input, running_mean, running_var, eps=eps)
@@ -121,7 +121,7 @@ def instance_norm(
 
 def _given(tape: Tape, parameter: Any) -> tuple[Tensor | None, Tensor | None]:
     """A parameter's value, and the dummy for its per-example gradients if it is trained."""
-    if not isinstance(parameter, Leaf):
+    if not isinstance(parameter, LeafTensor):
         return parameter, None
     tape.open(parameter, "gradient", "scale_and_shift")
     value = parameter.detach()
@@ -131,7 +131,9 @@ def _given(tape: Tape, parameter: Any) -> tuple[Tensor | None, Tensor | None]:
 def _stands_apart(tape: Tape, x: Tensor, *parameters: Any) -> bool:
     """Whether something is odd here: then normalising, scaling and shifting go one by one."""
     given, dtype = [p for p in parameters if p is not None], output_type(x)
-    odd = any(p.dtype != dtype or (p.requires_grad and not isinstance(p, Leaf)) for p in given)
+    odd = any(
+        p.dtype != dtype or (p.requires_grad and not isinstance(p, LeafTensor)) for p in given
+    )
     return odd or x.numel() == 0 or x.shape[0] % tape.examples != 0
 
 
@@ -139,7 +141,7 @@ def _scale_and_shift(
     tape: Tape, normal: Tensor, weight: Any, bias: Any, channels: bool = False
 ) -> Tensor:
     def shaped(parameter: Tensor) -> Tensor:
-        if isinstance(parameter, Leaf):
+        if isinstance(parameter, LeafTensor):
             ndim = normal.ndim - (normal.ndim - 2 if channels else 0)
             row = per_row(tape, parameter, ndim, normal.shape[0], "scale_and_shift")
         else:
