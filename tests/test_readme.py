@@ -60,6 +60,15 @@ def test_pages_show_many_commands():
     assert len(list(commands())) > 40
 
 
+def test_pages_are_short_enough_to_read():
+    pages = [p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "dev"]
+    assert sum(len(p.read_text(encoding="utf-8").split()) for p in pages) < 14_000
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    for page in [*pages, ROOT / "README.md"]:
+        prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        assert not [n for n in prose.splitlines() if len(n) > 120 and n[0] != "|"], page
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_leads_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[page].read_text()):
