@@ -3,6 +3,8 @@
 `CASES` is the test matrix. To test a new rule, add a small model that uses it.
 """
 
+from pkgutil import iter_modules
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from oracle import compare, loss_of
 from samples import sampled
 from torch import nn
 
+from sfumato.clipping import rules
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.method_choice import MODES
 from sfumato.clipping.rules.registry import RULES
@@ -316,6 +319,11 @@ def test_a_layout_serves_batches_of_any_size(case, n):
     model = build().double()
     clipper, _ = compare(model, batch_for(shape, 3), 3)
     compare(model, batch_for(shape, n, seed=1), n, clipper=clipper)
+
+
+def test_every_file_of_rules_is_imported():
+    files = {module.name for module in iter_modules(rules.__path__)}
+    assert files - {"registry"} <= set(rules.__all__)
 
 
 def test_the_matrix_follows_every_rule(monkeypatch):
