@@ -283,7 +283,7 @@ def test_the_data_source_that_the_page_writes_loads_as_shown_and_trains(named_se
     assert capsys.readouterr().out.strip() == blocks(SOURCE_PAGE)[0].strip()
     (command,) = [b for b in blocks(SOURCE_PAGE) if b.startswith("sfumato")]
     with pytest.raises(SystemExit) as stopped:
-        cli.main([*command.split()[1:], "--batch-size", "100", "--steps", "2", "--device", "cpu"])
+        cli.main([*command.split()[1:], "--steps", "2", "--device", "cpu"])
     assert stopped.value.code == 0
 
 
@@ -317,7 +317,7 @@ def command_room(monkeypatch, tmp_path):
 
 
 def test_the_command_that_the_page_writes_runs_resumes_and_reports_as_shown(command_room, capsys):
-    asked, does, named = blocks(COMMAND_PAGE, "python")
+    asked, does, named, tested = blocks(COMMAND_PAGE, "python")
     (command_room / "settings/copies.py").write_text(asked)
     (command_room / "commands/copies.py").write_text(does)
     exec(named, {})
@@ -341,3 +341,9 @@ def test_the_command_that_the_page_writes_runs_resumes_and_reports_as_shown(comm
         in Path("runs/copies/private/report.md").read_text()
     )
     assert "digits-cpu" in call("copies", "--help").out
+    written = {}
+    exec(tested, written)
+    test = written["test_copies_are_found_after_a_cut"]
+    for first, found in test.pytestmark[0].args[1]:
+        (place := command_room / str(first)).mkdir()
+        test(first, found, place, capsys)
