@@ -19,7 +19,7 @@ from gpu_measure import Record, in_few_words
 from gpu_steps import private_clip
 from torch import Tensor
 
-from sfumato.clipping import arithmetic, contract, grams, standardised
+from sfumato.clipping import arithmetic, grams, layer_algebra, standardised
 from sfumato.clipping.clip import GradientClipper, kind_of_batch
 from sfumato.clipping.geometry import WeightGeometry
 from sfumato.clipping.linear_like import LinearWithNorms
@@ -132,8 +132,8 @@ def times_of(layer: Layer, device: torch.device) -> dict[str, float]:
     """Milliseconds: the plain gradient of the weight; ours for the sum, and for the norms."""
     torch.manual_seed(0)
     x, weight = like(layer.x, device), like(layer.weight, device)
-    shape = contract.output_shape(x, weight, layer.geometry)
-    g = contract.prepare_input(torch.randn(shape, device=device), x, x.dtype)
+    shape = layer_algebra.output_shape(x, weight, layer.geometry)
+    g = layer_algebra.prepare_input(torch.randn(shape, device=device), x, x.dtype)
     factors = torch.rand(layer.examples, device=device)
     norms, sums = private_work(layer, x, g, factors, weight)
     return {
@@ -156,7 +156,7 @@ def private_work(
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """What a step does for the norms, and for the sum; stored gradients are formed for the sum."""
     geometry, examples, eps = layer.geometry, layer.examples, layer.standardised
-    gradients = partial(contract.per_example_gradients, x, g, weight, geometry, examples)
+    gradients = partial(layer_algebra.per_example_gradients, x, g, weight, geometry, examples)
     if layer.method == "store":
         stored = gradients()
         norms = partial(arithmetic.square_norm, stored)
@@ -168,7 +168,7 @@ def private_work(
         scale, y = standardised.scale_of_rows(weight.float(), eps), torch.randn_like(g)
         settings = (scale, weight, None, geometry, examples)
         norms = partial(standardised.standardised_ghost_norm, x, g, y, *settings)
-    return norms, partial(contract.weighted_gradient, x, g, factors, weight, geometry)
+    return norms, partial(layer_algebra.weighted_gradient, x, g, factors, weight, geometry)
 
 
 def like(wanted: Form, device: torch.device) -> Tensor:

@@ -2,7 +2,7 @@
 
 Read in this order:
 
-1. `contract`       products with a weight: norms and sums, two exact ways (`grams` is the one that
+1. `layer_algebra`  products with a weight: norms and sums, two exact ways (`grams` is the one that
                     forms no gradient); `standardised` and `lookups`: the same for standardised
                     weights and for tables; `arithmetic`: how it is added up
 2. `batch_axis`     which axis holds the examples: passes with two numbers of them are compared

@@ -1,4 +1,4 @@
-"""The algebra of `contract` and `grams` by kernels, for linear layers and 2-D convolutions.
+"""What `layer_algebra` and `grams` compute, by kernels: for linear layers and 2-D convolutions.
 
 Inputs and output gradients are read in the type they have, bf16 under autocast: no float32 copies
 of activations are made. Norms, per-example gradients and sums over examples are float32.

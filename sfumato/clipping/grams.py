@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sfumato.clipping import contract, gpu_kernels
+from sfumato.clipping import gpu_kernels, layer_algebra
 from sfumato.clipping.arithmetic import (
     column_products,
     rounding_of_sums,
@@ -83,7 +83,7 @@ def gram_norms(
     elif slid:
         grams = [_slid_gram(x, g, weight, geometry), _gram(_by_group(g, geometry))]
     else:
-        grams = [_gram(t) for t in contract.columns(x, g, weight, geometry, examples)]
+        grams = [_gram(t) for t in layer_algebra.columns(x, g, weight, geometry, examples)]
     products = grams[0].mul_(grams[1])
     lengths = products.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().flatten(1).sum(dim=1)
     doubt = sum(rounding_of_sums(depth, x) for depth in depths) if several else 0.0

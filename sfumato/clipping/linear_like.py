@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sfumato.clipping import contract, grams, standardised
+from sfumato.clipping import grams, layer_algebra, standardised
 from sfumato.clipping.arithmetic import sum_type
 from sfumato.clipping.geometry import WeightGeometry
 from sfumato.clipping.leaf import LeafTensor, plain
@@ -47,7 +47,7 @@ class LinearWithNorms(torch.autograd.Function):
         *dummies: Any,
     ) -> Tensor:
         """The ordinary forward pass."""
-        y = contract.apply(x, weight, bias, plan.geometry)
+        y = layer_algebra.apply(x, weight, bias, plan.geometry)
         ctx.save_for_backward(x, weight, *(() if scale is None else (scale, y, bias)))
         ctx.plan = plan
         return y
@@ -60,13 +60,13 @@ class LinearWithNorms(torch.autograd.Function):
         x, weight, *of_standardised = ctx.saved_tensors
         with plain():
             plan, geometry, examples = ctx.plan, ctx.plan.geometry, ctx.plan.examples
-            g = contract.prepare_input(g, x, g.dtype)
+            g = layer_algebra.prepare_input(g, x, g.dtype)
             grad_x = None
             if not plan.reads_input:
-                grad_x = contract.input_gradient(g, x, weight, geometry)
+                grad_x = layer_algebra.input_gradient(g, x, weight, geometry)
             squares, keeps = None, []
             if plan.method == "store":
-                keeps.append(contract.per_example_gradients(x, g, weight, geometry, examples))
+                keeps.append(layer_algebra.per_example_gradients(x, g, weight, geometry, examples))
             elif of_standardised:
                 scale, y, bias = of_standardised
                 settings = (weight, bias, geometry, examples)
@@ -92,7 +92,7 @@ def linear_like(
     by_weight = tape.open(weight, "product", operation) if isinstance(weight, LeafTensor) else None
     by_bias = tape.open(bias, "gradient", operation) if isinstance(bias, LeafTensor) else None
     method, norm, scale, dummies = "", None, None, []
-    out = contract.output_shape(x, weight, geometry)
+    out = layer_algebra.output_shape(x, weight, geometry)
     dtype = _product_type(x)
     if by_weight is not None:
         if tape.survey:
@@ -111,7 +111,7 @@ def linear_like(
         dummies.append(tape.keep((tape.examples, width), sum_type(x)))
     first = by_weight.reads_input if by_weight is not None else False
     plan = BackwardSpec(geometry, method, tape.examples, first, by_bias is not None)
-    x, weight = contract.prepare_input(x, weight, dtype), weight.to(dtype)
+    x, weight = layer_algebra.prepare_input(x, weight, dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     y = LinearWithNorms.apply(x, weight, bias, scale, norm, plan, *dummies)  # pyright: ignore
     if tape.survey and by_weight is not None and by_weight.standardised is not None:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sfumato.clipping import contract, lookups
+from sfumato.clipping import layer_algebra, lookups
 from sfumato.clipping.arithmetic import (
     square_norm,
     sum_type,
@@ -61,7 +61,9 @@ class UseGradients:
             assert g is not None
             assert self.part.geometry is not None
             with plain():
-                return contract.weighted_gradient(x, g, factors, self.value, self.part.geometry)
+                return layer_algebra.weighted_gradient(
+                    x, g, factors, self.value, self.part.geometry
+                )
         if self.part.kind == "rows":
             assert self.extra is not None
             return lookups.table_weighted_gradient(self.extra, kept[0], factors, self.value.shape)

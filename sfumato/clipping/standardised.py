@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sfumato.clipping import contract, gpu_kernels, grams
+from sfumato.clipping import gpu_kernels, grams, layer_algebra
 from sfumato.clipping.arithmetic import dot, memory_order, rounding_of_sums, sum_type, to_sum_type
 from sfumato.clipping.geometry import WeightGeometry
 
@@ -63,9 +63,9 @@ def standardised_ghost_norm(
         # What a rounded output says of the part to be removed may be too much: remove nothing.
         return grams.with_room(found, rounding)
     ones = torch.ones_like(weight[:1, :1], dtype=torch.float64)
-    sums = contract.apply(x.sum(dim=1, keepdim=True, dtype=torch.float64), ones, None, geometry).to(
-        g.dtype
-    )
+    sums = layer_algebra.apply(
+        x.sum(dim=1, keepdim=True, dtype=torch.float64), ones, None, geometry
+    ).to(g.dtype)
     along_1 = _per_example((g * sums).flatten(2).sum(dim=2), examples)
     along_w = (g * y).flatten(2).sum(dim=2)
     unsure = torch.zeros_like(along_w)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from oracle import compare, norm_of, norms_of
 from torch import nn
 
-from sfumato.clipping import contract, gpu_kernels, grams
+from sfumato.clipping import gpu_kernels, grams, layer_algebra
 from sfumato.clipping.admit import one_at_a_time
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
@@ -35,12 +35,12 @@ def layer(case, n=3):
     geometry = WeightGeometry(stride, padding, dilation, False, (0,) * len(size), groups)
     x = torch.randn(n, channels, *size, dtype=torch.float64)
     weight = torch.randn(outputs, channels // groups, *kernel, dtype=torch.float64)
-    g = torch.randn(contract.output_shape(x, weight, geometry), dtype=torch.float64)
+    g = torch.randn(layer_algebra.output_shape(x, weight, geometry), dtype=torch.float64)
     return x, g, weight, geometry, n
 
 
 def by_columns(x, g, weight, geometry, n):
-    return contract.per_example_gradient(*contract.columns(x, g, weight, geometry, n))
+    return layer_algebra.per_example_gradient(*layer_algebra.columns(x, g, weight, geometry, n))
 
 
 @pytest.mark.parametrize("case", CONVOLUTIONS)
@@ -52,10 +52,12 @@ def test_sliding_the_gram_of_pixels_gives_the_norm(case, monkeypatch):
 
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_a_grouped_convolution_forms_the_same_gradients(case, monkeypatch):
-    monkeypatch.setattr(contract, "COLUMNS", 0)
+    monkeypatch.setattr(layer_algebra, "COLUMNS", 0)
     x, g, weight, geometry, n = layer(case)
     expected = by_columns(x, g, weight, geometry, n).reshape(n, *weight.shape)
-    torch.testing.assert_close(contract.per_example_gradients(x, g, weight, geometry, n), expected)
+    torch.testing.assert_close(
+        layer_algebra.per_example_gradients(x, g, weight, geometry, n), expected
+    )
 
 
 def loss_of(model, x):

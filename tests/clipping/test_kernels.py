@@ -8,7 +8,7 @@ from torch import nn
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
-from sfumato.clipping import arithmetic, contract, gpu_kernels, grams, standardised
+from sfumato.clipping import arithmetic, gpu_kernels, grams, layer_algebra, standardised
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.clipping.geometry import LINEAR, WeightGeometry
@@ -95,14 +95,14 @@ def layer(case, dtype, layout=torch.channels_last):
     )
     weight = draw(outputs, channels // groups, *kernel)
     geometry = WeightGeometry(stride, padding, dilation, False, (0, 0), groups)
-    g = draw(*contract.output_shape(x, weight, geometry)).contiguous(memory_format=layout)
+    g = draw(*layer_algebra.output_shape(x, weight, geometry)).contiguous(memory_format=layout)
     return x, g, weight, geometry
 
 
 def true_gradients(x, g, weight, geometry):
     """In float64, by columns."""
-    columns = contract.columns(x.cpu().double(), g.cpu().double(), weight, geometry, EXAMPLES)
-    return contract.per_example_gradient(*columns).reshape(EXAMPLES, *weight.shape).to(DEVICE)
+    columns = layer_algebra.columns(x.cpu().double(), g.cpu().double(), weight, geometry, EXAMPLES)
+    return layer_algebra.per_example_gradient(*columns).reshape(EXAMPLES, *weight.shape).to(DEVICE)
 
 
 def assert_near(found, wanted, relative):
@@ -160,7 +160,7 @@ def test_the_positions_of_small_images_follow_each_other(case, dtype, monkeypatc
     geometry = WeightGeometry(stride, padding, dilation, False, (0, 0))
     weight = torch.empty(outputs, channels, *kernel)
     x = torch.randn(examples * views, channels, *sides, generator=generator).to(dtype)
-    g = torch.randn(contract.output_shape(x, weight, geometry), generator=generator).to(dtype)
+    g = torch.randn(layer_algebra.output_shape(x, weight, geometry), generator=generator).to(dtype)
     # Powers of two: nothing is rounded.
     factors = 0.5 ** torch.randint(4, (examples,), generator=generator)
     factors[1] = 0.0
@@ -192,10 +192,10 @@ def test_examples_that_share_a_tile_have_norms_of_their_own(shape, dtype):
     geometry = WeightGeometry((stride, stride), (1, 1), (1, 1), False, (0, 0), groups)
     weight = torch.empty(24, 48 // groups, 3, 3)
     x = torch.randn(examples * views, 48, *sides, generator=generator).to(dtype)
-    g = torch.randn(contract.output_shape(x, weight, geometry), generator=generator).to(dtype)
-    a, b = contract.columns(x.double(), g.double(), weight, geometry, examples)
+    g = torch.randn(layer_algebra.output_shape(x, weight, geometry), generator=generator).to(dtype)
+    a, b = layer_algebra.columns(x.double(), g.double(), weight, geometry, examples)
     wanted = torch.stack([
-        contract.per_example_gradient(a, b).flatten(1).square().sum(dim=1),
+        layer_algebra.per_example_gradient(a, b).flatten(1).square().sum(dim=1),
         (a.norm(dim=2) * b.norm(dim=2)).flatten(1).sum(dim=1),
     ])  # fmt: skip
     x.unflatten(0, (examples, -1))[1] = torch.nan
@@ -219,7 +219,7 @@ def test_pixels_that_are_almost_alike_stay_within_the_bound(kernel):
     weight, edge = torch.zeros(16, 32, kernel, kernel), kernel // 2
     geometry = WeightGeometry((1, 1), (edge, edge), (1, 1))
     found, lengths = conv_ghost_norm(x, g, *gpu_kernels.settings(weight, geometry), EXAMPLES)
-    a, b = contract.columns(x.cpu().double(), g.cpu().double(), weight, geometry, EXAMPLES)
+    a, b = layer_algebra.columns(x.cpu().double(), g.cpu().double(), weight, geometry, EXAMPLES)
     truth = (b @ a.mT).flatten(1).norm(dim=1)
     ratio = found.cpu().double().sqrt() / truth
     assert (ratio >= 1 - 1e-5).all()

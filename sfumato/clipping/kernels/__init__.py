@@ -1,1 +1,1 @@
-"""Kernels for GPUs. Each does what an expression in `contract` or `grams` does, only faster."""
+"""Kernels for GPUs. Each does what an expression in `layer_algebra` or `grams` does, but faster."""

@@ -9,7 +9,7 @@ positions would fill a fraction of a tile (197 = 3 x 64 + 5), they get narrow ti
 
 What it waits for are rows from the cache, not products: with tiles of 64 x 64 alone each is read
 4.5 times at 197 positions. Tiles beside each other share their rows; that makes it 2. Legend as in
-`contract`.
+`layer_algebra`.
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false

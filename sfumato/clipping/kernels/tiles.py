@@ -10,7 +10,7 @@ image follow those of the last, so that no step is empty even where an image has
 
 `tap_tile` is for many channels: a program has one tap (or the three of a line), so that all it
 reads lies side by side. `column_tile` is for few channels: taps and channels form one axis, as in
-the columns of `contract`. For one channel a group, where there is no matrix, see `depthwise`.
+the columns of `layer_algebra`. For one channel a group, where there is no matrix, see `depthwise`.
 `unit` divides the numbers of channels: by it the compiler sees how much it may read at once.
 `steady` says that the positions of an image divide T: lines and columns are alike in all steps.
 
