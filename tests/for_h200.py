@@ -49,8 +49,8 @@ def maps(*shape, dtype):
 
 def convolutions(dtype):
     """By taps, by columns, depthwise, of small images."""
+    from sfumato.clipping.kernels.conv_norms import conv_ghost_norm
     from sfumato.clipping.kernels.convolution import conv_gradients, conv_total
-    from sfumato.clipping.kernels.pixels import conv_ghost_norm
 
     cases = [
         (64, 64, 8, 3, 1, 1),

@@ -53,7 +53,7 @@ def kernel_norms(
         pair = (x_rows(x, g, weight, geometry), g_rows(g, geometry))
         squares, lengths = ghost_norm_kernel(*(t.reshape(examples, -1, t.shape[-1]) for t in pair))
     else:
-        from sfumato.clipping.kernels.pixels import conv_ghost_norm
+        from sfumato.clipping.kernels.conv_norms import conv_ghost_norm
 
         squares, lengths = conv_ghost_norm(x, g, *settings(weight, geometry), examples)
     return squares, lengths

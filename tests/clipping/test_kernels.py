@@ -12,10 +12,10 @@ from sfumato.clipping import arithmetic, gpu_kernels, grams, layer_algebra, stan
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
 from sfumato.clipping.geometry import LINEAR, WeightGeometry
-from sfumato.clipping.kernels import convolution, pixels
+from sfumato.clipping.kernels import conv_norms, convolution
+from sfumato.clipping.kernels.conv_norms import conv_ghost_norm
 from sfumato.clipping.kernels.convolution import conv_gradients, conv_total
 from sfumato.clipping.kernels.ghost import scaled
-from sfumato.clipping.kernels.pixels import conv_ghost_norm
 from sfumato.clipping.method_choice import MODES, choose_methods
 from sfumato.clipping.param_use import ParamUse
 from sfumato.models.wrn import StandardisedConv2d
@@ -176,7 +176,7 @@ def test_the_positions_of_small_images_follow_each_other(case, dtype, monkeypatc
 @few(("case", "dtype"), [(c, d) for c, d in TYPED if c in GHOSTLY])
 def test_ghost_norms_of_a_convolution(case, dtype, monkeypatch):
     # Small tiles, so that there are several even of few positions.
-    monkeypatch.setattr(pixels, "SIDE", 32)
+    monkeypatch.setattr(conv_norms, "SIDE", 32)
     x, g, weight, geometry = layer(case, dtype)
     found, _ = conv_ghost_norm(x, g, *gpu_kernels.settings(weight, geometry), EXAMPLES)
     wanted = true_gradients(x, g, weight, geometry).flatten(1).square().sum(dim=1)

@@ -1,7 +1,7 @@
 """Gradients of 2-D convolutions, for each example or all together, without laying out columns.
 
-Both are the same sums over positions (see `tiles` and `depthwise`): those of one example, or of a
-share of the batch. The shares of a batch are added in a second step, always in the same order.
+Both are the same sums over positions (see `conv_tiles` and `depthwise`): those of one example, or
+of a share of the batch. The shares of a batch are added in a second step, always in the same order.
 Input and output gradient are read as they are, in bfloat16 or float32; sums are float32.
 """
 
@@ -14,8 +14,8 @@ import torch
 import triton
 from torch import Tensor
 
+from sfumato.clipping.kernels.conv_tiles import column_tile, tap_tile
 from sfumato.clipping.kernels.depthwise import depthwise_tile
-from sfumato.clipping.kernels.tiles import column_tile, tap_tile
 
 MANY, NARROW = 16, 64
 """Channels of a group from which on a program reads one tap at a time, and those up to which it

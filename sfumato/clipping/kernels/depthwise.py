@@ -1,9 +1,10 @@
-"""Sums over positions of output gradient times input of a depthwise convolution.
+"""Weight gradients of a depthwise convolution, a tile to a program.
 
-As in `tiles`, but each output has one channel only: there is no matrix product, and the time goes
-into reading. So a program has several lines of taps, half of them in usual kernels, for some
-channels. They lie side by side in its tiles; the taps of a line move along the lines of the image,
-each to where the next one was, so that an input is read once for all taps of a line.
+The sums are those of `conv_tiles`, but each output has one channel only: there is no matrix
+product, and the time goes into reading. So a program has several lines of taps, half of them in
+usual kernels, for some channels. They lie side by side in its tiles; the taps of a line move along
+the lines of the image, each to where the next one was, so that an input is read once for all taps
+of a line.
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false
@@ -14,7 +15,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from sfumato.clipping.kernels.tiles import stretch_images, take
+from sfumato.clipping.kernels.conv_tiles import div_mod, stretch_images
 
 
 @triton.jit
@@ -31,9 +32,9 @@ def depthwise_tile(
     A tile has a row for each pair of a line of taps and one of R lines of the output.
     """
     groups = groups // unit * unit
-    program, left = take(tl.program_id(0), tl.cdiv(kernel_w, W))
-    program, above = take(program, tl.cdiv(kernel_h, H))
-    stretch, tile_p = take(program, tl.cdiv(groups * outputs, P))
+    program, left = div_mod(tl.program_id(0), tl.cdiv(kernel_w, W))
+    program, above = div_mod(program, tl.cdiv(kernel_h, H))
+    stretch, tile_p = div_mod(program, tl.cdiv(groups * outputs, P))
     first, images = stretch_images(stretch, total, share)
     p, left, above = tile_p * P + tl.arange(0, P), left * W, above * H
     w = left * dilation_w - pad_w

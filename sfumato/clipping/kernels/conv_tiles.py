@@ -1,4 +1,4 @@
-"""Sums over positions of output gradient times input of a convolution, a tile to a program.
+"""Weight gradients of a 2-D convolution, a tile to a program.
 
 The gradient of a weight is, for output p, tap (a place in the kernel's window) and channel c,
 
@@ -38,10 +38,10 @@ def tap_tile(
 ):  # fmt: skip
     """The sums of P outputs and C channels, for one tap or the three of a line."""
     channels, outputs = channels // unit * unit, outputs // unit * unit
-    program, tap = take(tl.program_id(0), kernel_h * kernel_w // taps)
-    program, tile_c = take(program, tl.cdiv(channels, C))
-    program, tile_p = take(program, tl.cdiv(outputs, P))
-    stretch, group = take(program, groups)
+    program, tap = div_mod(tl.program_id(0), kernel_h * kernel_w // taps)
+    program, tile_c = div_mod(program, tl.cdiv(channels, C))
+    program, tile_p = div_mod(program, tl.cdiv(outputs, P))
+    stretch, group = div_mod(program, groups)
     c, p, tap = tile_c * C + tl.arange(0, C), tile_p * P + tl.arange(0, P), tap * taps
     size = out_height * out_width
     first, steps, end = _begin(stretch, total, share, size, T)
@@ -93,9 +93,9 @@ def column_tile(
 ):  # fmt: skip
     """The sums of P outputs and D pairs of tap and channel."""
     outputs, inputs = outputs // unit * unit, kernel_h * kernel_w * channels
-    program, tile_d = take(tl.program_id(0), tl.cdiv(inputs, D))
-    program, tile_p = take(program, tl.cdiv(outputs, P))
-    stretch, group = take(program, groups)
+    program, tile_d = div_mod(tl.program_id(0), tl.cdiv(inputs, D))
+    program, tile_p = div_mod(program, tl.cdiv(outputs, P))
+    stretch, group = div_mod(program, groups)
     d, p = tile_d * D + tl.arange(0, D), tile_p * P + tl.arange(0, P)
     size = out_height * out_width
     first, steps, end = _begin(stretch, total, share, size, T)
@@ -126,8 +126,8 @@ def column_tile(
 
 @triton.jit
 @no_type_check
-def take(number, count):
-    """The number without its last digit, and that digit: one of `count`."""
+def div_mod(number, count):
+    """Quotient and remainder: the number of a program holds several indices at once."""
     return number // count, number % count
 
 
@@ -150,7 +150,7 @@ def _begin(stretch, total, share, size, T: tl.constexpr):
 @triton.jit
 @no_type_check
 def _origin(height, width, T: tl.constexpr):
-    """The images of the first T positions, their lines and columns."""
+    """Image, line and column of the first T positions of a stretch."""
     t = tl.arange(0, T)
     place = t % (height * width)
     return t // (height * width), place // width, place % width
@@ -159,7 +159,7 @@ def _origin(height, width, T: tl.constexpr):
 @triton.jit
 @no_type_check
 def _onward(image, line, column, height, width, T: tl.constexpr, steady: tl.constexpr):
-    """Those of the next T, without the divisions that would cost as much as the products."""
+    """Image, line and column of the next T positions, without divisions: they cost too much."""
     size = height * width
     image += T // size
     if not steady:
@@ -190,7 +190,7 @@ def _window(x, pixel, w, width, step, inside, real):
 @triton.jit
 @no_type_check
 def _product(b, a, found, precision: tl.constexpr, on_gpu: tl.constexpr):
-    """The sums over these positions, and those found so far."""
+    """The sums over these positions, added to those found so far."""
     if not on_gpu:  # Triton's interpreter cannot multiply bfloat16
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(b, a, found, input_precision=precision)

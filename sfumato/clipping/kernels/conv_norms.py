@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sfumato.clipping.kernels.conv_tiles import div_mod
 from sfumato.clipping.kernels.convolution import (
     product_precision,
     tile_side,
@@ -24,7 +25,6 @@ from sfumato.clipping.kernels.convolution import (
     unit_of,
 )
 from sfumato.clipping.kernels.ghost import above_zero, finished
-from sfumato.clipping.kernels.tiles import take
 
 SIDE = 128
 """The most positions of a tile."""
@@ -47,9 +47,9 @@ def pair_tile(
     With E > 1 the one tile is of E examples, and there are three numbers for each of them.
     """
     channels, outputs = channels // unit * unit, outputs // unit * unit
-    program, other = take(tl.program_id(0), tiles)
-    program, one = take(program, tiles)
-    example, group = take(program.to(tl.int64), groups)
+    program, other = div_mod(tl.program_id(0), tiles)
+    program, one = div_mod(program, tiles)
+    example, group = div_mod(program.to(tl.int64), groups)
     example *= E
     end = tl.minimum(examples - example, E).to(tl.int32) * positions
     x += example * (positions // (out_height * out_width)) * height * width * groups * channels
@@ -62,7 +62,7 @@ def pair_tile(
     rounds = tl.where(other < one, 0, kernel_h * kernel_w)
     inputs = tl.zeros((S, S), dtype=tl.float32)
     for step in range(0, rounds * tl.cdiv(channels, C)):
-        tap, tile_c = take(step, tl.cdiv(channels, C))
+        tap, tile_c = div_mod(step, tl.cdiv(channels, C))
         c = tile_c * C + tl.arange(0, C)
         above, left = (tap // kernel_w) * dilation_h - pad_h, (tap % kernel_w) * dilation_w - pad_w
         h, w = s_line * stride_h + above, s_column * stride_w + left
