@@ -49,15 +49,15 @@ def median(work: Callable[[], object]) -> float:
 
 
 def compiled_layer_backward(
-    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, examples: int
+    g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, examples: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of the input, and sums over the tokens of each example, in expressions."""
-    normal = (x.float() - mean) * scale
+    normal = (x.float() - mean) * rstd
     by_weight = (g * normal).reshape(examples, -1, x.shape[-1]).sum(dim=1)
     by_bias = g.reshape(examples, -1, x.shape[-1]).sum(dim=1)
     inner = g * weight
     along = (inner * normal).mean(-1, keepdim=True)
-    grad = (inner - inner.mean(-1, keepdim=True) - normal * along) * scale
+    grad = (inner - inner.mean(-1, keepdim=True) - normal * along) * rstd
     return grad.to(x.dtype), by_weight, by_bias
 
 
@@ -72,18 +72,18 @@ def time_group_norm(n: int, channels: int, side: int, groups: int) -> dict:
     backward = torch.compile(norms._by_expressions, dynamic=False)
 
     def ours() -> object:
-        _, mean, scale = group_norm_forward(x, weight, bias, groups, 1e-5)
-        return group_norm_backward(g, x, mean, scale, weight)
+        _, mean, rstd = group_norm_forward(x, weight, bias, groups, 1e-5)
+        return group_norm_backward(g, x, mean, rstd, weight)
 
     def compiled() -> object:
         with torch.autocast("cuda", torch.bfloat16):
-            _, mean, scale = forward(x, weight, bias, groups, 1e-5)
-        return backward(g, x, mean, scale, weight, sizes, wanted)
+            _, mean, rstd = forward(x, weight, bias, groups, 1e-5)
+        return backward(g, x, mean, rstd, weight, sizes, wanted)
 
     def torchs() -> object:
         wide = x.float().contiguous()
-        _, mean, scale = torch.native_group_norm(wide, weight, bias, *sizes, 1e-5)
-        return norms._on_gpu(g, x, mean, scale, weight, sizes, wanted)
+        _, mean, rstd = torch.native_group_norm(wide, weight, bias, *sizes, 1e-5)
+        return norms._on_gpu(g, x, mean, rstd, weight, sizes, wanted)
 
     return times("GroupNorm", [n, channels, side], ours, compiled, torchs)
 
@@ -96,20 +96,20 @@ def time_layer_norm(n: int, tokens: int, width: int) -> dict:
     backward = torch.compile(compiled_layer_backward, dynamic=False)
 
     def ours() -> object:
-        _, mean, scale = layer_norm_forward(x, weight, bias, width, 1e-5)
-        return layer_norm_backward(g, x, mean, scale, weight, width, n)
+        _, mean, rstd = layer_norm_forward(x, weight, bias, width, 1e-5)
+        return layer_norm_backward(g, x, mean, rstd, weight, width, n)
 
     def compiled() -> object:
-        _, mean, scale = torch.native_layer_norm(x.float(), (width,), weight, bias, 1e-5)
-        return backward(g, x, mean, scale, weight, n)
+        _, mean, rstd = torch.native_layer_norm(x.float(), (width,), weight, bias, 1e-5)
+        return backward(g, x, mean, rstd, weight, n)
 
     def torchs() -> object:
         wide = x.float()
-        _, mean, scale = torch.native_layer_norm(wide, (width,), weight, bias, 1e-5)
+        _, mean, rstd = torch.native_layer_norm(wide, (width,), weight, bias, 1e-5)
         torch.ops.aten.native_layer_norm_backward(
-            g, wide, (width,), mean, scale, weight, bias, [True, False, False]
+            g, wide, (width,), mean, rstd, weight, bias, [True, False, False]
         )
-        return (wide - mean).mul_(scale).mul_(g).sum(dim=1), g.sum(dim=1)
+        return (wide - mean).mul_(rstd).mul_(g).sum(dim=1), g.sum(dim=1)
 
     return times("LayerNorm", [n, tokens, width], ours, compiled, torchs)
 

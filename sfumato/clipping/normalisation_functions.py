@@ -52,11 +52,11 @@ class LayerNormed(torch.autograd.Function):
         if fused:
             from sfumato.clipping.kernels.layer_norm import layer_norm_forward
 
-            out, mean, scale = layer_norm_forward(x, weight, bias, prod(shape), eps)
+            out, mean, rstd = layer_norm_forward(x, weight, bias, prod(shape), eps)
         else:
             wide = x.to(output_type(x))
-            out, mean, scale = torch.native_layer_norm(wide, shape, weight, bias, eps)
-        ctx.save_for_backward(x, mean, scale, weight, bias)
+            out, mean, rstd = torch.native_layer_norm(wide, shape, weight, bias, eps)
+        ctx.save_for_backward(x, mean, rstd, weight, bias)
         ctx.settings = (shape, examples, fused)
         return out
 
@@ -64,25 +64,25 @@ class LayerNormed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """The gradient of the input, and sums over the positions of each example."""
         (g,) = gradients
-        x, mean, scale, weight, bias = ctx.saved_tensors
+        x, mean, rstd, weight, bias = ctx.saved_tensors
         shape, examples, fused = ctx.settings
         needs = ctx.needs_input_grad
         grad_x = by_weight = by_bias = None
         if fused:
             from sfumato.clipping.kernels.layer_norm import layer_norm_backward
 
-            grad_x, sums = layer_norm_backward(g, x, mean, scale, weight, prod(shape), examples)
+            grad_x, sums = layer_norm_backward(g, x, mean, rstd, weight, prod(shape), examples)
             by_weight, by_bias = sums.reshape(2, examples, *shape)
             return _answer(needs, grad_x, by_weight, by_bias, 3)
         x, dtype = x.to(g.dtype), x.dtype
         if needs[0]:
             only_x = [True, False, False]
             grad_x = torch.ops.aten.native_layer_norm_backward(
-                g, x, shape, mean, scale, weight, bias, only_x
+                g, x, shape, mean, rstd, weight, bias, only_x
             )[0].to(dtype)
         if needs[3]:
             # In place: on a CPU another copy costs more than the arithmetic.
-            moved = (x - mean).mul_(scale).mul_(g)
+            moved = (x - mean).mul_(rstd).mul_(g)
             by_weight = moved.reshape(examples, -1, *shape).sum(dim=1)
         if needs[4]:
             by_bias = g.reshape(examples, -1, *shape).sum(dim=1)
@@ -111,16 +111,16 @@ class GroupNormed(torch.autograd.Function):
             from sfumato.clipping.kernels.group_norm import group_norm_forward
 
             find = _by_kernel
-            out, mean, scale = group_norm_forward(x, weight, bias, groups, eps)
+            out, mean, rstd = group_norm_forward(x, weight, bias, groups, eps)
         elif torch.compiler.is_compiling():
             find = _by_expressions
-            out, mean, scale = _normalised_groups(x, weight, bias, groups, eps)
+            out, mean, rstd = _normalised_groups(x, weight, bias, groups, eps)
         else:
             find = _on_gpu if x.is_cuda else _side_by_side
             wide = x.to(output_type(x))
             wide = wide.contiguous() if x.is_cuda else wide  # there it knows no other layout
-            out, mean, scale = torch.native_group_norm(wide, weight, bias, *sizes, eps)
-        ctx.save_for_backward(x, mean, scale, weight)
+            out, mean, rstd = torch.native_group_norm(wide, weight, bias, *sizes, eps)
+        ctx.save_for_backward(x, mean, rstd, weight)
         ctx.settings = (sizes, examples, find)
         return out
 
@@ -128,11 +128,11 @@ class GroupNormed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """The gradient of the input, and sums over the positions of each example."""
         (g,) = gradients
-        x, mean, scale, weight = ctx.saved_tensors
+        x, mean, rstd, weight = ctx.saved_tensors
         sizes, examples, find = ctx.settings
         needs = ctx.needs_input_grad
         wanted = (needs[0], needs[3], needs[4])
-        grad_x, by_weight, by_bias = find(g, x, mean, scale, weight, sizes, wanted)
+        grad_x, by_weight, by_bias = find(g, x, mean, rstd, weight, sizes, wanted)
         by_weight, by_bias = (
             _of_examples(found.reshape(sizes[:2]), examples) if asked else None
             for found, asked in ((by_weight, needs[3]), (by_bias, needs[4]))
@@ -192,7 +192,7 @@ def _by_kernel(
     g: Tensor,
     x: Tensor,
     mean: Tensor,
-    scale: Tensor,
+    rstd: Tensor,
     weight: Any,
     sizes: tuple[int, ...],
     wanted: tuple[bool, bool, bool],
@@ -200,7 +200,7 @@ def _by_kernel(
     """All in two readings of g and x, where channels come last."""
     from sfumato.clipping.kernels.group_norm_backward import group_norm_backward
 
-    grad_x, sums = group_norm_backward(g, x, mean, scale, weight)
+    grad_x, sums = group_norm_backward(g, x, mean, rstd, weight)
     return grad_x, *sums
 
 
@@ -208,7 +208,7 @@ def _side_by_side(
     g: Tensor,
     x: Tensor,
     mean: Tensor,
-    scale: Tensor,
+    rstd: Tensor,
     weight: Any,
     sizes: tuple[int, ...],
     wanted: tuple[bool, bool, bool],
@@ -224,7 +224,7 @@ def _side_by_side(
         g.reshape(wide),
         x.to(g.dtype).reshape(wide),
         mean.reshape(1, -1),
-        scale.reshape(1, -1),
+        rstd.reshape(1, -1),
         None if weight is None else weight.repeat(rows),
         *wide,
         rows * groups,
@@ -237,7 +237,7 @@ def _on_gpu(
     g: Tensor,
     x: Tensor,
     mean: Tensor,
-    scale: Tensor,
+    rstd: Tensor,
     weight: Any,
     sizes: tuple[int, ...],
     wanted: tuple[bool, bool, bool],
@@ -247,33 +247,33 @@ def _on_gpu(
     g, wide, grad_x = g.contiguous(), x.to(g.dtype).contiguous(), None
     if wanted[0]:
         grad_x = torch.ops.aten.native_group_norm_backward(
-            g, wide, mean, scale, weight, rows, channels, places, groups, [True, False, False]
+            g, wide, mean, rstd, weight, rows, channels, places, groups, [True, False, False]
         )[0].to(x.dtype)
     by_bias = g.reshape(rows, groups, -1, places).sum(dim=3)
     with_x = (g * wide).reshape(rows, groups, -1, places).sum(dim=3)
-    by_weight = (with_x - by_bias * mean[..., None]) * scale[..., None]
+    by_weight = (with_x - by_bias * mean[..., None]) * rstd[..., None]
     return grad_x, by_weight, by_bias
 
 
 def _normalised_groups(
     x: Tensor, weight: Any, bias: Any, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, mean and 1 / deviation in expressions that keep the order of axes in memory."""
+    """Output, mean and `rstd` (1 / deviation) in expressions that keep the order of axes in memory."""
     parts = x.to(output_type(x)).reshape(x.shape[0], groups, x.shape[1] // groups, -1)
     variance, mean = torch.var_mean(parts, dim=(2, 3), correction=0, keepdim=True)
-    scale = (variance + eps).rsqrt()
-    out = ((parts - mean) * scale).reshape(x.shape)
+    rstd = (variance + eps).rsqrt()
+    out = ((parts - mean) * rstd).reshape(x.shape)
     shape = (-1, *[1] * (x.ndim - 2))
     out = out if weight is None else out * weight.reshape(shape)
     out = out if bias is None else out + bias.reshape(shape)
-    return out, mean[..., 0, 0], scale[..., 0, 0]
+    return out, mean[..., 0, 0], rstd[..., 0, 0]
 
 
 def _by_expressions(
     g: Tensor,
     x: Tensor,
     mean: Tensor,
-    scale: Tensor,
+    rstd: Tensor,
     weight: Any,
     sizes: tuple[int, ...],
     wanted: tuple[bool, bool, bool],
@@ -282,13 +282,13 @@ def _by_expressions(
     rows, channels, places, groups = sizes
     size = channels // groups
     parts, above = (t.reshape(rows, groups, size, places) for t in (x.to(g.dtype), g))
-    normal = (parts - mean[..., None, None]) * scale[..., None, None]
+    normal = (parts - mean[..., None, None]) * rstd[..., None, None]
     by_weight, by_bias = (above * normal).sum(dim=3), above.sum(dim=3)
     factor = above.new_ones(1) if weight is None else weight.reshape(groups, size)
     along_x, along_1 = (
         (one * factor).sum(dim=2)[..., None, None] / (size * places) for one in (by_weight, by_bias)
     )
-    grad_x = (above * factor[..., None] - along_1 - normal * along_x) * scale[..., None, None]
+    grad_x = (above * factor[..., None] - along_1 - normal * along_x) * rstd[..., None, None]
     return grad_x.reshape(x.shape).to(x.dtype), by_weight, by_bias
 
 

@@ -65,10 +65,10 @@ def _moments(
 @triton.jit
 @no_type_check
 def _of_groups(
-    part_mean, part_squares, mean, scale, positions, chunk, chunks, channels, groups, numbers, eps,
+    part_mean, part_squares, mean, rstd, positions, chunk, chunks, channels, groups, numbers, eps,
     K: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Mean and 1 / deviation of B groups, from their channels and chunks: place (row, block)."""
+    """Mean and `rstd` of B groups, from their channels and chunks: place (row, block)."""
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1) * B + tl.arange(0, B)
     size = channels // groups
     s = tl.arange(0, S)
@@ -97,13 +97,13 @@ def _of_groups(
     around += count * apart * apart
     variance = tl.sum(tl.sum(around, axis=0), axis=1) / numbers
     tl.store(mean + row * groups + group, whole, mask=group < groups)
-    tl.store(scale + row * groups + group, 1.0 / tl.sqrt_rn(variance + eps), mask=group < groups)
+    tl.store(rstd + row * groups + group, 1.0 / tl.sqrt_rn(variance + eps), mask=group < groups)
 
 
 @triton.jit
 @no_type_check
 def _apply(
-    x, mean, scale, weight, bias, out, positions, chunk, channels, groups,
+    x, mean, rstd, weight, bias, out, positions, chunk, channels, groups,
     R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """The output for a chunk of positions: place (row, chunk, block of channels)."""
@@ -111,7 +111,7 @@ def _apply(
     known = c < channels
     stat = row * groups + c // (channels // groups)
     middle = tl.load(mean + stat, mask=known, other=0.0)
-    factor = tl.load(scale + stat, mask=known, other=0.0)
+    factor = tl.load(rstd + stat, mask=known, other=0.0)
     shift = tl.zeros((W,), dtype=tl.float32)
     if weight is not None:
         factor *= tl.load(weight + c, mask=known, other=0.0)
@@ -132,25 +132,25 @@ def _apply(
 def group_norm_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, mean and 1 / deviation of each row's groups, all in float32."""
+    """Output, mean and `rstd` (1 / deviation) of each row's groups, all in float32."""
     flat, weight, bias = flattened(x), dense(weight), dense(bias)
     rows, positions, channels = flat.shape
     grid, chunk, sides = plan(flat)
     parts = x.new_empty((2, rows, grid[1], channels), dtype=torch.float32)
-    mean, scale = (x.new_empty((rows, groups), dtype=torch.float32) for _ in range(2))
+    mean, rstd = (x.new_empty((rows, groups), dtype=torch.float32) for _ in range(2))
     out = room(x, torch.float32)
     _moments[grid](flat, *parts, positions, chunk, channels, *sides, num_warps=warps(*sides))
     blocks, small = small_plan(grid[1], channels, groups)
     numbers = float(positions * (channels // groups))
     _of_groups[(rows, blocks)](
-        *parts, mean, scale, positions, chunk, grid[1], channels, groups, numbers, eps, *small,
+        *parts, mean, rstd, positions, chunk, grid[1], channels, groups, numbers, eps, *small,
         num_warps=warps(*small),
     )  # fmt: skip
     _apply[grid](
-        flat, mean, scale, weight, bias, flattened(out), positions, chunk, channels, groups, *sides,
+        flat, mean, rstd, weight, bias, flattened(out), positions, chunk, channels, groups, *sides,
         num_warps=warps(*sides),
     )  # fmt: skip
-    return out, mean, scale
+    return out, mean, rstd
 
 
 @group_norm_forward.register_fake

@@ -22,14 +22,14 @@ from sfumato.clipping.kernels.layer_norm import dense, warps
 @triton.jit
 @no_type_check
 def _sums(
-    g, x, mean, scale, by_weight, by_bias, positions, chunk, channels, size, stat_row,
+    g, x, mean, rstd, by_weight, by_bias, positions, chunk, channels, size, stat_row,
     R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """Sums over a chunk of g times the normalised x, and of g: place (row, chunk, block)."""
     row, c = tl.program_id(0).to(tl.int64), tl.program_id(2) * W + tl.arange(0, W)
     stat = row * stat_row + c // size
     middle = tl.load(mean + stat, mask=c < channels, other=0.0)
-    inverse = tl.load(scale + stat, mask=c < channels, other=0.0)
+    inverse = tl.load(rstd + stat, mask=c < channels, other=0.0)
     with_x = tl.zeros((R, W), dtype=tl.float32)
     alone = tl.zeros((R, W), dtype=tl.float32)
     first = tl.program_id(1) * chunk
@@ -82,7 +82,7 @@ def _of_rows(
 @triton.jit
 @no_type_check
 def _apply_backward(
-    g, x, mean, scale, weight, along, grad_x, positions, chunk, channels, groups,
+    g, x, mean, rstd, weight, along, grad_x, positions, chunk, channels, groups,
     R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the input for a chunk: place (row, chunk, block of channels)."""
@@ -90,7 +90,7 @@ def _apply_backward(
     known = c < channels
     stat = row * groups + c // (channels // groups)
     middle = tl.load(mean + stat, mask=known, other=0.0)[None, :]
-    inverse = tl.load(scale + stat, mask=known, other=0.0)[None, :]
+    inverse = tl.load(rstd + stat, mask=known, other=0.0)[None, :]
     along_1 = tl.load(along + 2 * stat, mask=known, other=0.0)[None, :]
     along_x = tl.load(along + 2 * stat + 1, mask=known, other=0.0)[None, :]
     factor = tl.full((1, W), 1.0, tl.float32)
@@ -111,14 +111,14 @@ def _apply_backward(
 
 @torch.library.custom_op("sfumato::group_norm_backward", mutates_args=())
 def group_norm_backward(
-    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None
+    g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the input, and what scale and shift get from each row (2 rows C)."""
     above, flat, weight = flattened(g), flattened(x), dense(weight)
     rows, positions, channels = flat.shape
     groups = mean.shape[1]
     size = channels // groups
-    parts, (grid, chunk, sides) = _partial_sums(above, flat, mean, scale, size, groups)
+    parts, (grid, chunk, sides) = _partial_sums(above, flat, mean, rstd, size, groups)
     sums = x.new_empty((2, rows, channels), dtype=torch.float32)
     along = x.new_empty((rows, groups, 2), dtype=torch.float32)
     grad_x = room(x, x.dtype)
@@ -128,44 +128,42 @@ def group_norm_backward(
         num_warps=warps(*small),
     )  # fmt: skip
     _apply_backward[grid](
-        above, flat, mean, scale, weight, along, flattened(grad_x), positions, chunk, channels,
+        above, flat, mean, rstd, weight, along, flattened(grad_x), positions, chunk, channels,
         groups, *sides, num_warps=warps(*sides),
     )  # fmt: skip
     return grad_x, sums
 
 
 @group_norm_backward.register_fake
-def _group_norm_backward_shapes(g, x, mean, scale, weight):
+def _group_norm_backward_shapes(g, x, mean, rstd, weight):
     sums = x.new_empty((2, *x.shape[:2]), dtype=torch.float32)
     return room(x, x.dtype), sums
 
 
 @torch.library.custom_op("sfumato::channel_sums", mutates_args=())
-def channel_sums(g: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    """Sums over each row's positions (2 rows C) of g (x - mean) scale and of g.
+def channel_sums(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+    """Sums over each row's positions (2 rows C) of g (x - mean) rstd and of g.
 
-    Here mean and scale are one number a channel: those of a BatchNorm that is frozen.
+    Here mean and rstd are one number a channel: those of a BatchNorm that is frozen.
     """
-    parts, _ = _partial_sums(
-        flattened(g), flattened(x), mean.contiguous(), scale.contiguous(), 1, 0
-    )
+    parts, _ = _partial_sums(flattened(g), flattened(x), mean.contiguous(), rstd.contiguous(), 1, 0)
     return parts[:, :, 0] if parts.shape[2] == 1 else parts.sum(dim=2)
 
 
 @channel_sums.register_fake
-def _channel_sums_shapes(g, x, mean, scale):
+def _channel_sums_shapes(g, x, mean, rstd):
     return x.new_empty((2, *x.shape[:2]), dtype=torch.float32)
 
 
 def _partial_sums(
-    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, size: int, stat_row: int
+    g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, size: int, stat_row: int
 ) -> tuple[Tensor, tuple[Grid, int, Sides]]:
     """Sums of each chunk (2 rows chunks C); statistics of a row begin `stat_row` after the last."""
     rows, positions, channels = x.shape
     grid, chunk, sides = plan(x)
     parts = x.new_empty((2, rows, grid[1], channels), dtype=torch.float32)
     _sums[grid](
-        g, x, mean, scale, *parts, positions, chunk, channels, size, stat_row, *sides,
+        g, x, mean, rstd, *parts, positions, chunk, channels, size, stat_row, *sides,
         num_warps=warps(*sides),
     )  # fmt: skip
     return parts, (grid, chunk, sides)

@@ -25,7 +25,7 @@ PROGRAMS = 1024
 @triton.jit
 @no_type_check
 def _forward(
-    x, weight, bias, out, mean, scale, rows, width, eps, R: tl.constexpr, W: tl.constexpr
+    x, weight, bias, out, mean, rstd, rows, width, eps, R: tl.constexpr, W: tl.constexpr
 ):  # fmt: skip
     """R rows of at most W numbers."""
     row, w = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R), tl.arange(0, W)
@@ -38,7 +38,7 @@ def _forward(
     value = tl.where(inside, value - middle[:, None], 0.0)
     inverse = 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=1) / width + eps)
     tl.store(mean + row, middle, mask=row < rows)
-    tl.store(scale + row, inverse, mask=row < rows)
+    tl.store(rstd + row, inverse, mask=row < rows)
     value *= inverse[:, None]
     if weight is not None:
         value *= tl.load(weight + w, mask=w < width, other=0.0)[None, :]
@@ -50,7 +50,7 @@ def _forward(
 @triton.jit
 @no_type_check
 def _backward(
-    g, x, mean, scale, weight, grad_x, by_weight, by_bias, positions, chunk, width,
+    g, x, mean, rstd, weight, grad_x, by_weight, by_bias, positions, chunk, width,
     R: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one example's rows, R at a time; the program's place is (example, chunk)."""
@@ -68,7 +68,7 @@ def _backward(
         inside = (t < last)[:, None] & (w < width)[None, :]
         at = row[:, None] * width + w[None, :]
         middle = tl.load(mean + row, mask=t < last, other=0.0)[:, None]
-        inverse = tl.load(scale + row, mask=t < last, other=0.0)[:, None]
+        inverse = tl.load(rstd + row, mask=t < last, other=0.0)[:, None]
         normal = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - middle) * inverse
         above = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
         with_normal += above * normal
@@ -88,15 +88,15 @@ def _backward(
 def layer_norm_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, width: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, mean and 1 / deviation of each row of `width` numbers, all in float32."""
+    """Output, mean and `rstd` (1 / deviation) of each row of `width` numbers, all in float32."""
     x, weight, bias = x.contiguous(), dense(weight), dense(bias)
     rows = x.numel() // width
     out = torch.empty_like(x, dtype=torch.float32)
-    mean, scale = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
+    mean, rstd = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
     R, W = tile(rows, width)
-    settings = (out, mean, scale, rows, width, eps)
+    settings = (out, mean, rstd, rows, width, eps)
     _forward[(triton.cdiv(rows, R),)](x, weight, bias, *settings, R, W, num_warps=warps(R, W))
-    return out, mean, scale
+    return out, mean, rstd
 
 
 @layer_norm_forward.register_fake
@@ -108,7 +108,7 @@ def _layer_norm_forward_shapes(x, weight, bias, width, eps):
 
 @torch.library.custom_op("sfumato::layer_norm_backward", mutates_args=())
 def layer_norm_backward(
-    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, width: int,
+    g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, width: int,
     examples: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradient of the input, and what scale and shift get from each example (2 n width)."""
@@ -118,14 +118,14 @@ def layer_norm_backward(
     chunk, chunks = cut(positions, examples, R)
     sums = x.new_empty((2, examples, chunks, width), dtype=torch.float32)
     _backward[(examples, chunks)](
-        g, x, mean, scale, weight, grad_x, *sums, positions, chunk, width, R, W,
+        g, x, mean, rstd, weight, grad_x, *sums, positions, chunk, width, R, W,
         num_warps=warps(R, W),
     )  # fmt: skip
     return grad_x, sums[:, :, 0] if chunks == 1 else sums.sum(dim=2)
 
 
 @layer_norm_backward.register_fake
-def _layer_norm_backward_shapes(g, x, mean, scale, weight, width, examples):
+def _layer_norm_backward_shapes(g, x, mean, rstd, weight, width, examples):
     return x.new_empty(x.shape), x.new_empty((2, examples, width), dtype=torch.float32)
 
 
