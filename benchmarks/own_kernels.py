@@ -69,7 +69,7 @@ def time_group_norm(n: int, channels: int, side: int, groups: int) -> dict:
     weight, bias = torch.randn(2, channels, device="cuda").unbind()
     sizes, wanted = (n, channels, side * side, groups), (True, True, True)
     forward = torch.compile(norms._normalised_groups, dynamic=False)
-    backward = torch.compile(norms._by_expressions, dynamic=False)
+    backward = torch.compile(norms._group_backward_compiled, dynamic=False)
 
     def ours() -> object:
         _, mean, rstd = group_norm_forward(x, weight, bias, groups, 1e-5)
@@ -83,7 +83,7 @@ def time_group_norm(n: int, channels: int, side: int, groups: int) -> dict:
     def torchs() -> object:
         wide = x.float().contiguous()
         _, mean, rstd = torch.native_group_norm(wide, weight, bias, *sizes, 1e-5)
-        return norms._on_gpu(g, x, mean, rstd, weight, sizes, wanted)
+        return norms._group_backward_on_gpu(g, x, mean, rstd, weight, sizes, wanted)
 
     return times("GroupNorm", [n, channels, side], ours, compiled, torchs)
 

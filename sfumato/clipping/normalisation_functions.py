@@ -17,8 +17,8 @@ from torch import Tensor
 
 from sfumato.clipping.arithmetic import sum_type
 
-Found = tuple[Any, Any, Any]
-"""Gradient of the input, and what scale and shift get from each row: rows, C."""
+Gradients = tuple[Any, Any, Any]
+"""Gradient of the input, and gradients of scale and shift from each row (rows, C)."""
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
 """Types of inputs that our kernels know."""
@@ -110,18 +110,18 @@ class GroupNormed(torch.autograd.Function):
         if takes_groups(x):
             from sfumato.clipping.kernels.group_norm import group_norm_forward
 
-            find = _by_kernel
+            backward = _group_backward_by_kernel
             out, mean, rstd = group_norm_forward(x, weight, bias, groups, eps)
         elif torch.compiler.is_compiling():
-            find = _by_expressions
+            backward = _group_backward_compiled
             out, mean, rstd = _normalised_groups(x, weight, bias, groups, eps)
         else:
-            find = _on_gpu if x.is_cuda else _side_by_side
+            backward = _group_backward_on_gpu if x.is_cuda else _group_backward_on_cpu
             wide = x.to(output_type(x))
-            wide = wide.contiguous() if x.is_cuda else wide  # there it knows no other layout
+            wide = wide.contiguous() if x.is_cuda else wide  # the CUDA kernel knows no other layout
             out, mean, rstd = torch.native_group_norm(wide, weight, bias, *sizes, eps)
         ctx.save_for_backward(x, mean, rstd, weight)
-        ctx.settings = (sizes, examples, find)
+        ctx.settings = (sizes, examples, backward)
         return out
 
     @staticmethod
@@ -129,10 +129,10 @@ class GroupNormed(torch.autograd.Function):
         """The gradient of the input, and sums over the positions of each example."""
         (g,) = gradients
         x, mean, rstd, weight = ctx.saved_tensors
-        sizes, examples, find = ctx.settings
+        sizes, examples, backward = ctx.settings
         needs = ctx.needs_input_grad
         wanted = (needs[0], needs[3], needs[4])
-        grad_x, by_weight, by_bias = find(g, x, mean, rstd, weight, sizes, wanted)
+        grad_x, by_weight, by_bias = backward(g, x, mean, rstd, weight, sizes, wanted)
         by_weight, by_bias = (
             _of_examples(found.reshape(sizes[:2]), examples) if asked else None
             for found, asked in ((by_weight, needs[3]), (by_bias, needs[4]))
@@ -188,7 +188,7 @@ class FrozenBatchNormed(torch.autograd.Function):
         return _answer(needs, grad_x, by_weight, by_bias, 4)
 
 
-def _by_kernel(
+def _group_backward_by_kernel(
     g: Tensor,
     x: Tensor,
     mean: Tensor,
@@ -196,15 +196,15 @@ def _by_kernel(
     weight: Any,
     sizes: tuple[int, ...],
     wanted: tuple[bool, bool, bool],
-) -> Found:
-    """All in two readings of g and x, where channels come last."""
+) -> Gradients:
+    """GroupNorm's backward pass in two readings of g and x, where channels come last."""
     from sfumato.clipping.kernels.group_norm_backward import group_norm_backward
 
     grad_x, sums = group_norm_backward(g, x, mean, rstd, weight)
     return grad_x, *sums
 
 
-def _side_by_side(
+def _group_backward_on_cpu(
     g: Tensor,
     x: Tensor,
     mean: Tensor,
@@ -212,11 +212,11 @@ def _side_by_side(
     weight: Any,
     sizes: tuple[int, ...],
     wanted: tuple[bool, bool, bool],
-) -> Found:
-    """All at the cost of the ordinary backward pass, on a CPU.
+) -> Gradients:
+    """GroupNorm's backward pass on a CPU, at the cost of the ordinary one.
 
-    To the kernel the batch is shown as one example with the channels of all, side by side: so it
-    does not add up the gradients of scale and shift over the rows.
+    To torch's kernel the batch is shown as one example with the channels of all, side by side: so
+    it does not add up the gradients of scale and shift over the rows.
     """
     rows, channels, places, groups = sizes
     wide = (1, rows * channels, places)
@@ -233,7 +233,7 @@ def _side_by_side(
     return grad_x.reshape(x.shape).to(x.dtype) if wanted[0] else None, by_weight, by_bias
 
 
-def _on_gpu(
+def _group_backward_on_gpu(
     g: Tensor,
     x: Tensor,
     mean: Tensor,
@@ -241,8 +241,8 @@ def _on_gpu(
     weight: Any,
     sizes: tuple[int, ...],
     wanted: tuple[bool, bool, bool],
-) -> Found:
-    """The same in two reductions more: there a kernel takes few groups and many rows."""
+) -> Gradients:
+    """GroupNorm's backward pass by torch's CUDA kernel, and two reductions for scale and shift."""
     rows, channels, places, groups = sizes
     g, wide, grad_x = g.contiguous(), x.to(g.dtype).contiguous(), None
     if wanted[0]:
@@ -258,7 +258,7 @@ def _on_gpu(
 def _normalised_groups(
     x: Tensor, weight: Any, bias: Any, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, mean and `rstd` (1 / deviation) in expressions that keep the order of axes in memory."""
+    """Output, mean and `rstd`, in expressions that keep the order of axes in memory."""
     parts = x.to(output_type(x)).reshape(x.shape[0], groups, x.shape[1] // groups, -1)
     variance, mean = torch.var_mean(parts, dim=(2, 3), correction=0, keepdim=True)
     rstd = (variance + eps).rsqrt()
@@ -269,7 +269,7 @@ def _normalised_groups(
     return out, mean[..., 0, 0], rstd[..., 0, 0]
 
 
-def _by_expressions(
+def _group_backward_compiled(
     g: Tensor,
     x: Tensor,
     mean: Tensor,
@@ -277,8 +277,11 @@ def _by_expressions(
     weight: Any,
     sizes: tuple[int, ...],
     wanted: tuple[bool, bool, bool],
-) -> Found:
-    """The same for a compiler: what moves a group, or stretches it, is taken out of g."""
+) -> Gradients:
+    """GroupNorm's backward pass in expressions that a compiler fuses.
+
+    To shift or stretch a whole group changes no output, so those parts of g are taken out.
+    """
     rows, channels, places, groups = sizes
     size = channels // groups
     parts, above = (t.reshape(rows, groups, size, places) for t in (x.to(g.dtype), g))

@@ -311,7 +311,7 @@ def test_the_expressions_for_a_compiler_leave_channels_last():
     out, mean, scale = normalisation_functions._normalised_groups(
         x, torch.ones(6), torch.ones(6), 3, 1e-5
     )
-    grad_x, *_ = normalisation_functions._by_expressions(
+    grad_x, *_ = normalisation_functions._group_backward_compiled(
         out, x, mean, scale, torch.ones(6), (2, 6, 20, 3), (True, True, True)
     )
     for found in (out, grad_x):
