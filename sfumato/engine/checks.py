@@ -1,4 +1,4 @@
-"""What the engine refuses, and what it warns of: so that it cannot be used to lie."""
+"""What the engine refuses and warns of, so that the guarantee that it states holds."""
 
 import inspect
 import warnings
@@ -16,7 +16,7 @@ from sfumato.privacy.session_key import SessionKey
 
 
 def refuse_foreign_gradients(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    """Whatever has a gradient here, the optimizer would apply."""
+    """Refuse gradients that others wrote: the optimizer would apply them without noise."""
     if optimizer is None:
         raise ConfigError("the engine is not attached: call engine.attach(optimizer) first.")
     names = {id(p): name for name, p in module.named_parameters()}
@@ -33,7 +33,7 @@ PARALLEL = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel
 
 
 def refuse_several_processes(module: nn.Module) -> None:
-    """Each process would add its own noise to the sum of its own examples: weights drift apart."""
+    """Refuse a model that several processes train: each would clip and noise alone."""
     for name, part in module.named_modules():
         kinds = PARALLEL & {kind.__name__ for kind in type(part).__mro__}
         if kinds:
@@ -56,7 +56,7 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 
 
 def refuse_hooks(module: nn.Module) -> None:
-    """What a call does around `forward` is in no test of the model."""
+    """Refuse hooks and a `__call__` of the model's own: no test of the model sees what they do."""
     every = nn.modules.module
     hooked = any(getattr(module, name) or getattr(every, f"_global{name}") for name in HOOKS)
     if hooked or type(module).__call__ is not nn.Module.__call__:
@@ -69,7 +69,7 @@ def refuse_hooks(module: nn.Module) -> None:
 
 
 def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer that asks for gradients as often as it likes (LBFGS) has no noise for them."""
+    """Refuse an optimizer that asks for several gradients a step (LBFGS): one noisy one is paid."""
     if not callable(getattr(optimizer, "step", None)):
         raise ConfigError(
             f"the optimizer must be a torch.optim.Optimizer, and is a {type(optimizer).__name__}."
@@ -85,7 +85,7 @@ def refuse_closures(optimizer: torch.optim.Optimizer) -> None:
 def check_governed(
     now: Mapping[str, nn.Parameter], governed: set[int], optimizer: torch.optim.Optimizer
 ) -> None:
-    """Model, optimizer and engine must mean the same parameters, as when it was made."""
+    """Refuse if model or optimizer train other parameters than when the engine was made."""
     if {id(p) for p in now.values()} != governed:
         raise PrivacyError(
             "parameters were frozen or unfrozen after the engine was made. Make a new one: "
@@ -132,7 +132,7 @@ def check_turn(step: int, before: int, taken: int, gathered: int) -> None:
 
 
 def refuse_second_loader(taken: int, plan: Plan) -> None:
-    """A loop over epochs, as people are used to, would ask for one."""
+    """Refuse a loader after the last step: a loop over epochs, as people write it, asks for one."""
     if taken >= plan.steps:
         raise ConfigError(
             f"all {plan.steps} steps of the plan are taken: one loader is the whole plan, all "
@@ -145,31 +145,32 @@ PATIENCE = 5
 
 
 class FiniteLossCheck:
-    """Whether there is anything to learn from: an example whose loss is not finite adds nothing."""
+    """Refuses to go on after several steps without a finite loss: nothing is learned from those."""
 
     def __init__(self) -> None:
-        self._any: bool | None = None
-        self._without = 0
+        self._some_finite: bool | None = None
+        self._bad_steps = 0  # steps in a row
 
     def add(self, losses: Tensor) -> None:
-        """These are among the losses of the next step."""
-        self._any = bool(self._any) or bool(losses.isfinite().any())
+        """Note some of the losses of the step that comes next."""
+        self._some_finite = bool(self._some_finite) or bool(losses.isfinite().any())
 
     def check(self) -> None:
-        """Refuse one step more after a few without a finite loss; it is not paid for."""
-        if self._any is None:  # an empty batch says nothing
+        """Refuse a step if in all of the last few no loss was finite; it is not paid for."""
+        if self._some_finite is None:  # an empty batch says nothing
             return
-        self._without, self._any = 0 if self._any else self._without + 1, None
-        if self._without > PATIENCE:
+        self._bad_steps = 0 if self._some_finite else self._bad_steps + 1
+        self._some_finite = None
+        if self._bad_steps > PATIENCE:
             raise ConfigError(
-                f"in {self._without} steps in a row no loss was finite: training has diverged, or "
-                "the inputs hold NaN. This step was not taken, and it and the later ones are not "
-                "paid for. Go back to weights from before, with a smaller learning rate. (Losses "
-                "are private, so keep to yourself that training stopped here.)"
+                f"in {self._bad_steps} steps in a row no loss was finite: training has diverged, "
+                "or the inputs hold NaN. This step was not taken, and it and the later ones are "
+                "not paid for. Go back to weights from before, with a smaller learning rate. "
+                "(Losses are private, so keep to yourself that training stopped here.)"
             )
 
 
-def govern_only(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
+def refuse_ungoverned(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
     """Refuse a choice of parameters that leaves others to be trained without noise."""
     others = [n for n, p in module.named_parameters() if p.requires_grad and n not in named]
     if others:
@@ -180,7 +181,7 @@ def govern_only(module: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
 
 
 def check_settings(secret: object, *, sample_size: Any, steps: Any, **numbers: Any) -> None:
-    """Refuse what is no number, or no key."""
+    """Refuse a setting that is missing or no number, and a secret that is no key."""
     check_given(
         batch_size=numbers["batch_size"],
         sample_size=sample_size,
@@ -193,7 +194,7 @@ def check_settings(secret: object, *, sample_size: Any, steps: Any, **numbers: A
 
 
 def check_guarantee(target_epsilon: float | None, noise_multiplier: float | None) -> None:
-    """Refuse to be told both how much noise there is and how much is wanted, or neither."""
+    """Refuse both a target epsilon and a noise multiplier, or neither."""
     if (target_epsilon is None) == (noise_multiplier is None):
         raise ConfigError(
             "give either target_epsilon, and the noise that it needs is found, or "
@@ -210,7 +211,7 @@ def check_length(epochs: float | None, steps: int | None) -> None:
 
 
 def add_releases(ledger: Ledger, before: Ledger) -> Ledger:
-    """The ledger of a state, and what was released by the engine that loads it: that stays paid."""
+    """The ledger of a loaded state, with what the engine has released since: it stays paid for."""
     known = len(ledger.releases)
     if before.releases:
         ledger.inherit(before)

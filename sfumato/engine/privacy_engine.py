@@ -33,10 +33,10 @@ from sfumato.engine.checks import (
     check_length,
     check_settings,
     check_turn,
-    govern_only,
     refuse_foreign_gradients,
     refuse_second_loader,
     refuse_several_processes,
+    refuse_ungoverned,
 )
 from sfumato.engine.epochs import LOOP, EpochTracker, size_of, sizes_of
 from sfumato.engine.recorder import Recorder, clip_statistics, give_back
@@ -114,7 +114,7 @@ class PrivacyEngine:
         check_length(epochs, steps)
         check_guarantee(target_epsilon, noise_multiplier)
         if named_params is not None:
-            govern_only(module, dict(named_params))
+            refuse_ungoverned(module, dict(named_params))
         delta = default_delta(sample_size) if target_delta is None else target_delta
         check_delta(delta, sample_size)
         budget = None if target_epsilon is None else Budget(epsilon=target_epsilon, delta=delta)
