@@ -1,8 +1,8 @@
 """How far a target is from naming the class that an attacker wants to see.
 
-All are means over images of a loss of logits. The margin (Yuan et al. 2023) has a gradient of 1 on
-two logits, however sure the target is; but it counts in the target's own unit, and a private target
-has another. So `InversionLoss` divides logits by the margin that the target usually has on public
+Each loss is a mean over images. The margin (Yuan et al. 2023) has a gradient of 1 on two logits,
+however sure the target is; but it counts in the target's own unit, and a private target has
+another. So `InversionLoss` divides logits by the margin that the target usually has on public
 images: without that a private target may look safe when it is not.
 """
 
@@ -19,14 +19,14 @@ Labels = Int[Tensor, " n"]
 
 
 def margins(logits: Logits, labels: Labels) -> Float[Tensor, " n"]:
-    """By how much the wanted class leads, or is behind if negative."""
+    """By how much the logit of the wanted class leads the others; negative if it is behind."""
     wanted = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -torch.inf)
     return wanted[:, 0] - others.amax(dim=1)
 
 
-def margin(logits: Logits, labels: Labels) -> Float[Tensor, ""]:
-    """The wanted logit should lead by as much as possible."""
+def margin_loss(logits: Logits, labels: Labels) -> Float[Tensor, ""]:
+    """The mean margin, negated: the wanted logit should lead by as much as possible."""
     return -margins(logits, labels).mean()
 
 
@@ -35,8 +35,8 @@ def cross_entropy(logits: Logits, labels: Labels) -> Float[Tensor, ""]:
     return F.cross_entropy(logits, labels)
 
 
-def logit(logits: Logits, labels: Labels) -> Float[Tensor, ""]:
-    """The wanted logit itself, whatever the others do."""
+def logit_loss(logits: Logits, labels: Labels) -> Float[Tensor, ""]:
+    """The wanted logit itself, negated, whatever the others do."""
     return -logits.gather(1, labels[:, None]).mean()
 
 
@@ -51,10 +51,10 @@ def poincare(logits: Logits, labels: Labels) -> Float[Tensor, ""]:
 
 
 LOSSES: dict[str, Callable[[Logits, Labels], Float[Tensor, ""]]] = {
-    "margin": margin,
+    "margin": margin_loss,
     "cross-entropy": cross_entropy,
     "poincare": poincare,
-    "logit": logit,
+    "logit": logit_loss,
 }
 
 

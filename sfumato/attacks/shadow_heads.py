@@ -37,7 +37,7 @@ class Heads:
     members: Int[Tensor, "m n"] = field(repr=False)
     """Rows of the table of features that a head was trained on, class by class."""
     kind: str
-    """The `ShadowHeads.kind` that they come from: what statistics must agree with."""
+    """The `ShadowHeads.kind` that they come from. Statistics serve heads of one kind only."""
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -66,21 +66,21 @@ class ShadowHeads:
     @property
     def per_permutation(self) -> int:
         """How many heads share no image with each other: as many as the smallest class allows."""
-        return min(len(places) for places in self._classes) // self.recipe.class_size
+        return min(len(places) for places in self._rows_by_class) // self.recipe.class_size
 
     @cached_property
-    def table(self) -> str:
+    def hash_of_table(self) -> str:
         """A hash of the features and labels."""
         return hash_of(self.features, self.labels)
 
     @cached_property
     def kind(self) -> str:
         """A hash of the recipe and of where the features come from."""
-        parts = [self.recipe, self.dimension, self.source or self.table]
+        parts = [self.recipe, self.dimension, self.source or self.hash_of_table]
         return hashlib.sha256(dumps(parts).encode()).hexdigest()
 
     def batch(self, number: int, count: int) -> Heads:
-        """Batch `number` of the shadow_heads, if it is cut into batches of `count`."""
+        """Batch `number` of the sequence, cut into batches of `count` heads."""
         return self.heads(number * count, count)
 
     def heads(self, first: int, count: int, room: int | None = None) -> Heads:
@@ -116,14 +116,14 @@ class ShadowHeads:
             generator = np.random.default_rng((seed_of("members", self.seed), turn))
             sets = [
                 generator.permutation(places)[slot * size : (slot + taken) * size]
-                for places in self._classes
+                for places in self._rows_by_class
             ]
             parts.append(np.concatenate([rows.reshape(taken, size) for rows in sets], axis=1))
             first, count = first + taken, count - taken
         return torch.from_numpy(np.concatenate(parts)).to(self.features.device)
 
     @cached_property
-    def _classes(self) -> list[np.ndarray]:
+    def _rows_by_class(self) -> list[np.ndarray]:
         labels = self.labels.cpu().numpy()
         return [np.flatnonzero(labels == label) for label in range(self.recipe.classes)]
 

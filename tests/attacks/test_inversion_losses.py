@@ -9,8 +9,8 @@ from sfumato.attacks.inversion_loss import (
     LOSSES,
     InversionLoss,
     cross_entropy,
-    logit,
-    margin,
+    logit_loss,
+    margin_loss,
     margin_scale,
     margins,
     poincare,
@@ -49,7 +49,7 @@ def test_a_margin_is_the_lead_over_the_best_other_class():
     logits = answers()
     slow = torch.tensor(list(slow_margins(logits, LABELS)), dtype=torch.float64)
     torch.testing.assert_close(margins(logits, LABELS), slow)
-    torch.testing.assert_close(margin(logits, LABELS), -slow.mean())
+    torch.testing.assert_close(margin_loss(logits, LABELS), -slow.mean())
     assert (slow < 0).any()
     assert (slow > 0).any()
 
@@ -57,14 +57,14 @@ def test_a_margin_is_the_lead_over_the_best_other_class():
 def test_the_logit_loss_is_of_the_wanted_logit_alone():
     logits = answers()
     wanted = -sum(row[label] for row, label in zip(logits, LABELS, strict=True)) / 6
-    torch.testing.assert_close(logit(logits, LABELS), wanted)
-    assert (gradient(logit, logits, LABELS) != 0).sum() == 6
+    torch.testing.assert_close(logit_loss(logits, LABELS), wanted)
+    assert (gradient(logit_loss, logits, LABELS) != 0).sum() == 6
 
 
 @pytest.mark.parametrize("lead", [-50.0, 0.5, 20.0, 1000.0])
 def test_the_margin_pulls_two_logits_by_one_however_sure_the_target_is(lead):
     logits = torch.tensor([[lead, 0.0, -1.0], [-2.0, 0.0, lead]])
-    found = gradient(margin, logits, torch.tensor([0, 2])) * len(logits)
+    found = gradient(margin_loss, logits, torch.tensor([0, 2])) * len(logits)
     wanted = torch.tensor([[-1.0, 1.0, 0.0], [0.0, 1.0, -1.0]])
     assert torch.equal(found, wanted)
 
@@ -72,7 +72,7 @@ def test_the_margin_pulls_two_logits_by_one_however_sure_the_target_is(lead):
 def test_the_gradient_of_cross_entropy_vanishes_where_the_target_is_sure():
     logits = torch.tensor([[30.0, 0.0, -1.0]])
     assert gradient(cross_entropy, logits, torch.tensor([0])).abs().max() < 1e-9
-    assert gradient(margin, logits, torch.tensor([0])).abs().max() == 1
+    assert gradient(margin_loss, logits, torch.tensor([0])).abs().max() == 1
 
 
 def test_poincare_is_the_distance_in_the_ball():
