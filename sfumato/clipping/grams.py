@@ -72,9 +72,10 @@ def gram_norms(
 ) -> GramNorms:
     """Squared norms by kernels where there are some, else from whole Gram matrices."""
     positions = g.numel() // max(1, examples * (g.shape[-1 if geometry.is_linear else 1]))
-    several = positions > 1 or not gpu_kernels.is_matrix(x, weight, geometry)
+    # Otherwise the norm is the product of two lengths, and nothing cancels.
+    summed = positions > 1 or not gpu_kernels.is_matrix(x, weight, geometry)
     depths = (weight[0].numel(), weight.shape[0])
-    if gpu_kernels.supports(x, geometry) and several:
+    if gpu_kernels.supports(x, geometry) and summed:
         squares, lengths = gpu_kernels.kernel_norms(x, g, weight, geometry, examples)
         return GramNorms(squares, lengths, torch.finfo(torch.float32).eps * sum(depths))
     slid = gram_of_rows_is_cheaper(x, g, weight, geometry, examples)
@@ -86,8 +87,8 @@ def gram_norms(
         grams = [_gram(t) for t in layer_algebra.columns(x, g, weight, geometry, examples)]
     products = grams[0].mul_(grams[1])
     lengths = products.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt().flatten(1).sum(dim=1)
-    doubt = sum(rounding_of_sums(depth, x) for depth in depths) if several else 0.0
-    if several and slid:  # shifts along each axis are added one after the other
+    doubt = sum(rounding_of_sums(depth, x) for depth in depths) if summed else 0.0
+    if summed and slid:  # shifts along each axis are added one after the other
         doubt += torch.finfo(sum_type(x)).eps * sum(weight.shape[2:])
     return GramNorms(sum_from_above(products), lengths, doubt)
 

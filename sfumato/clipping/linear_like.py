@@ -23,13 +23,14 @@ class BackwardSpec(NamedTuple):
     method: str
     examples: int
     reads_input: bool
+    """The input is an input of the model: no gradient of it is asked for."""
     keeps_bias: bool
 
 
 class LinearWithNorms(torch.autograd.Function):
     """A layer that multiplies by a weight, and measures its per-example gradients on the way back.
 
-    `norm` and the dummies get, as their gradients: the squared norms; then, where the plan says so,
+    `norm` and the dummies get, as their gradients: the squared norms; then, where the spec says so,
     the per-example gradients of the weight, or else the input and the output gradient; last the
     per-example gradients of the bias. With a `scale` the weight is a parameter with standardised
     rows, and the norms are those of that parameter.
@@ -43,13 +44,13 @@ class LinearWithNorms(torch.autograd.Function):
         bias: Any,
         scale: Any,
         norm: Any,
-        plan: BackwardSpec,
+        spec: BackwardSpec,
         *dummies: Any,
     ) -> Tensor:
         """The ordinary forward pass."""
-        y = layer_algebra.apply(x, weight, bias, plan.geometry)
+        y = layer_algebra.apply(x, weight, bias, spec.geometry)
         ctx.save_for_backward(x, weight, *(() if scale is None else (scale, y, bias)))
-        ctx.plan = plan
+        ctx.spec = spec
         return y
 
     @staticmethod
@@ -59,23 +60,23 @@ class LinearWithNorms(torch.autograd.Function):
         # Checkpointing runs the forward pass again for these, and must find it as it was.
         x, weight, *of_standardised = ctx.saved_tensors
         with plain():
-            plan, geometry, examples = ctx.plan, ctx.plan.geometry, ctx.plan.examples
+            spec, geometry, examples = ctx.spec, ctx.spec.geometry, ctx.spec.examples
             g = layer_algebra.prepare_input(g, x, g.dtype)
             grad_x = None
-            if not plan.reads_input:
+            if not spec.reads_input:
                 grad_x = layer_algebra.input_gradient(g, x, weight, geometry)
             squares, keeps = None, []
-            if plan.method == "store":
+            if spec.method == "store":
                 keeps.append(layer_algebra.per_example_gradients(x, g, weight, geometry, examples))
             elif of_standardised:
                 scale, y, bias = of_standardised
                 settings = (weight, bias, geometry, examples)
                 squares = standardised.standardised_ghost_norm(x, g, y, scale, *settings)
-            elif plan.method == "ghost":
+            elif spec.method == "ghost":
                 squares = grams.ghost_norm(x, g, weight, geometry, examples)
             if squares is not None:
                 keeps += [x.detach(), g]
-            if plan.keeps_bias:
+            if spec.keeps_bias:
                 keeps.append(_bias_gradient(g, geometry, examples))
             return (grad_x, None, None, None, squares, None, *keeps)
 
@@ -109,11 +110,11 @@ def linear_like(
     if by_bias is not None:
         width = out[-1 if geometry.is_linear else 1]
         dummies.append(tape.keep((tape.examples, width), sum_type(x)))
-    first = by_weight.reads_input if by_weight is not None else False
-    plan = BackwardSpec(geometry, method, tape.examples, first, by_bias is not None)
+    reads_input = by_weight.reads_input if by_weight is not None else False
+    spec = BackwardSpec(geometry, method, tape.examples, reads_input, by_bias is not None)
     x, weight = layer_algebra.prepare_input(x, weight, dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
-    y = LinearWithNorms.apply(x, weight, bias, scale, norm, plan, *dummies)  # pyright: ignore
+    y = LinearWithNorms.apply(x, weight, bias, scale, norm, spec, *dummies)  # pyright: ignore
     if tape.survey and by_weight is not None and by_weight.standardised is not None:
         by_weight.output_lost = standardised.is_rounded(y)
         tape.outputs.append((by_weight, y))

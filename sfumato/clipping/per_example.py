@@ -1,4 +1,4 @@
-"""What a backward pass leaves for each part: norms, per-example gradients, weighted sums."""
+"""What a backward pass leaves for each use of a parameter: norms, gradients, weighted sums."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,11 @@ from sfumato.clipping.tape import Tape
 
 @dataclass(frozen=True)
 class UseGradients:
-    """What the backward pass left for one part; `tensors` is empty if the part had no effect."""
+    """What the backward pass left for one use of a parameter.
+
+    `tensors` are what `Tape.keep` asked for: the per-example gradient, or for a product that stores
+    none its input and output gradient. They are None if the use had no effect on the losses.
+    """
 
     part: ParamUse
     value: Tensor
@@ -31,7 +35,7 @@ class UseGradients:
     examples: int
 
     def square_norm(self) -> Float[Tensor, " n"] | float:
-        """Squared norms, unless the product has counted them already."""
+        """Squared norms; 0 for a product that stores none, whose norms `Tape.norms` has already."""
         (first, *others) = self.tensors or (None,)
         if first is None or others:
             return 0.0
@@ -71,8 +75,8 @@ class UseGradients:
         return weighted_sum(gradient, factors.to(gradient.dtype))
 
 
-MOST = 1 << 16
-"""Numbers an example's gradient has at most to be laid beside others: to copy it costs little."""
+BUNDLED = 1 << 16
+"""Numbers of a parameter up to which its gradients go into a bundle: to copy them costs little."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class SmallGradients:
 def group_small_gradients(
     kept: Sequence[UseGradients], group_of: Mapping[str, int]
 ) -> tuple[list[SmallGradients], list[UseGradients]]:
-    """Lay the gradients of biases, scales and tokens side by side; and what is left over.
+    """The gradients of biases, scales and tokens side by side, and the uses that are left over.
 
     A network has hundreds of them. One by one, a GPU would wait for the next more than it works.
     """
@@ -102,7 +106,7 @@ def group_small_gradients(
     single = []
     for one in kept:
         first = one.tensors[0] if one.part.kind == "gradient" and one.tensors else None
-        if first is None or one.value.numel() > MOST:
+        if first is None or one.value.numel() > BUNDLED:
             single.append(one)
         else:
             kind = (group_of[one.part.path], sum_type(first))
