@@ -21,7 +21,7 @@ from sfumato.diffusion.generator import new_denoiser, new_train_state, new_turn
 from sfumato.diffusion.generator_data import GeneratorData
 from sfumato.diffusion.sampler import draw_images
 from sfumato.settings.diffusion import Diffusion
-from sfumato.training.memory import release
+from sfumato.training.memory import release_memory
 from sfumato.training.process_group import ProcessGroup
 from sfumato.training.setup import quick_precision
 
@@ -41,7 +41,7 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
 def measure(width: int, way: str, words: argparse.Namespace) -> str:
     """One row of the table."""
     device = torch.device(words.device)
-    release()  # the row before has ended; its peak is not that of this one
+    release_memory()  # the row before has ended; its peak is not that of this one
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     settings = replace(Diffusion(), gen_width=width, gen_batch=words.batch)
