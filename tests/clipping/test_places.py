@@ -95,3 +95,9 @@ def test_a_branch_that_only_larger_batches_take_is_noticed_in_the_first_of_them(
     with pytest.raises(PrivacyError, match="place"):
         optimizer.step(loss=losses(model, x, y))
     assert engine.taken == 0
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_two_examples_are_enough_to_notice_it(change):
+    with pytest.raises(PrivacyError, match="place"):
+        check_mixing(GradientClipper(Placed(CHANGES[change])), losses, dataset()[:2], 2)
