@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from triton.testing import do_bench
 
 from sfumato.clipping import normalisation_functions as norms
-from sfumato.clipping.kernels.group_norm import group_norm_forward
 from sfumato.clipping.kernels.group_norm_backward import group_norm_backward
+from sfumato.clipping.kernels.group_norm_forward import group_norm_forward
 from sfumato.clipping.kernels.layer_norm import layer_norm_backward, layer_norm_forward
 from sfumato.models import gan
 from sfumato.models.resize import ResizingConv2d

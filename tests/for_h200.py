@@ -70,8 +70,8 @@ def convolutions(dtype):
 
 def matrices_and_norms(dtype):
     from sfumato.clipping.kernels.ghost import ghost_norm_kernel, scaled
-    from sfumato.clipping.kernels.group_norm import group_norm_forward
     from sfumato.clipping.kernels.group_norm_backward import channel_sums, group_norm_backward
+    from sfumato.clipping.kernels.group_norm_forward import group_norm_forward
     from sfumato.clipping.kernels.layer_norm import layer_norm_backward, layer_norm_forward
 
     for positions in (4, 197, 577):

@@ -12,7 +12,7 @@ Read in this order:
 5. `rules`          one file for each family of operations; most are made of `linear_like`
 6. `fallback`       the exact way for operations that have no rule
 7. `method_choice`  which method each layer takes, by cost; the table that `--explain` prints
-8. `clip`           `GradientClipper.clip`, which puts it together, with `per_example`, `factors`,
+8. `clip`           `GradientClipper.clip`, which puts it together, with `use_gradients`, `factors`,
                     `sums` and `probe`
 9. `admit`          the test a model passes before its norms are believed
 

@@ -108,7 +108,7 @@ class GroupNormed(torch.autograd.Function):
         rows, channels = x.shape[:2]
         sizes = (rows, channels, x.shape[2:].numel(), groups)
         if takes_groups(x):
-            from sfumato.clipping.kernels.group_norm import group_norm_forward
+            from sfumato.clipping.kernels.group_norm_forward import group_norm_forward
 
             backward = _group_backward_by_kernel
             out, mean, rstd = group_norm_forward(x, weight, bias, groups, eps)

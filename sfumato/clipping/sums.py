@@ -16,14 +16,14 @@ from sfumato.clipping import standardised
 from sfumato.clipping.arithmetic import square_norm, sum_of_squares, weighted_sum, zero_broken_rows
 from sfumato.clipping.factors import Clipping, clip_factors
 from sfumato.clipping.method_choice import joint_names
-from sfumato.clipping.per_example import (
+from sfumato.clipping.tape import Tape
+from sfumato.clipping.use_gradients import (
     SmallGradients,
     UseGradients,
     group_small_gradients,
     pull_back,
     sort_kept,
 )
-from sfumato.clipping.tape import Tape
 from sfumato.device_transfer import from_device
 from sfumato.errors import UnsupportedLayer
 

@@ -15,8 +15,8 @@ pytest.importorskip("triton", reason="Triton is for Linux")
 from sfumato.clipping import normalisation_functions
 from sfumato.clipping.admit import one_at_a_time
 from sfumato.clipping.clip import GradientClipper
-from sfumato.clipping.kernels.group_norm import group_norm_forward
 from sfumato.clipping.kernels.group_norm_backward import channel_sums, group_norm_backward
+from sfumato.clipping.kernels.group_norm_forward import group_norm_forward
 from sfumato.clipping.kernels.layer_norm import layer_norm_backward, layer_norm_forward
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -345,7 +345,7 @@ def test_on_a_gpu_kernels_take_maps_with_channels_last_and_no_others(told, monke
         used.append(x)
         return group_norm_forward(x, *others)
 
-    monkeypatch.setattr("sfumato.clipping.kernels.group_norm.group_norm_forward", spy)
+    monkeypatch.setattr("sfumato.clipping.kernels.group_norm_forward.group_norm_forward", spy)
     model, x = network(), images(4)
     found = GradientClipper(model).clip(losses_of(1), (x,), 4)
     assert used

@@ -12,7 +12,6 @@ from torch import nn
 pytest.importorskip("triton", reason="Triton is for Linux")
 
 from sfumato.clipping import normalisation_functions
-from sfumato.clipping.kernels import group_norm
 from sfumato.clipping.plain_group_norm import QuickGroupNorm
 from sfumato.training.plain_step import plain_step
 
@@ -22,13 +21,13 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture
 def used(monkeypatch):
     """Kernels in the interpreter too, and exact convolutions; the types of what they read."""
-    found, real = [], group_norm.group_norm_forward
+    found, real = [], group_norm_forward.group_norm_forward
 
     def spy(x, *others):
         found.append(x.dtype)
         return real(x, *others)
 
-    monkeypatch.setattr(group_norm, "group_norm_forward", spy)
+    monkeypatch.setattr(group_norm_forward, "group_norm_forward", spy)
     monkeypatch.setattr(
         normalisation_functions, "has_kernel", lambda x: x.dtype in normalisation_functions.NARROW
     )

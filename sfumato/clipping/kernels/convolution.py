@@ -14,8 +14,8 @@ import torch
 import triton
 from torch import Tensor
 
+from sfumato.clipping.kernels.conv_depthwise import depthwise_tile
 from sfumato.clipping.kernels.conv_tiles import column_tile, tap_tile
-from sfumato.clipping.kernels.depthwise import depthwise_tile
 
 MANY, NARROW = 16, 64
 """Channels of a group from which on a program reads one tap at a time, and those up to which it

@@ -15,7 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfumato.clipping.kernels.group_norm import Grid, Sides, flattened, plan, room, small_plan
+from sfumato.clipping.kernels.group_norm_forward import (
+    Grid,
+    Sides,
+    flattened,
+    plan,
+    room,
+    small_plan,
+)
 from sfumato.clipping.kernels.layer_norm import dense, warps
 
 

@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from sfumato.attacks.decoder_training import ReconstructionTask, decoder_step
 from sfumato.attacks.shadow_heads import Heads, ShadowHeads
+from sfumato.attacks.weight_decoder_training import ReconstructionTask, decoder_step
 from sfumato.commands.reconstruct.context import Context, shadow_heads_of
 from sfumato.commands.reconstruct.heads import statistics_of
 from sfumato.data.images import Images

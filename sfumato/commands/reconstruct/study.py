@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.attacks.decoder_training import reconstruct
 from sfumato.attacks.heads import HeadRecipe
 from sfumato.attacks.shadow_heads import Heads
+from sfumato.attacks.weight_decoder_training import reconstruct
 from sfumato.commands.reconstruct.context import LEARNT, Context, shadow_heads_of
 from sfumato.commands.reconstruct.decoder import task_of, trained_decoder
 from sfumato.commands.reconstruct.evaluate import DELTA, at_most

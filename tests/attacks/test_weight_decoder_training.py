@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from sfumato.attacks.decoder_training import (
+from sfumato.attacks.heads import HeadRecipe
+from sfumato.attacks.shadow_heads import ShadowHeads
+from sfumato.attacks.weight_decoder_training import (
     ReconstructionTask,
     nearest_images,
     reconstruct,
     softmin_error,
 )
-from sfumato.attacks.heads import HeadRecipe
-from sfumato.attacks.shadow_heads import ShadowHeads
 from sfumato.errors import ConfigError
 from sfumato.metrics.features import Features
 from sfumato.models.decoder import PublishedDecoder, RowDecoder
