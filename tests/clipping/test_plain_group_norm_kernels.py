@@ -12,6 +12,7 @@ from torch import nn
 pytest.importorskip("triton", reason="Triton is for Linux")
 
 from sfumato.clipping import normalisation_functions
+from sfumato.clipping.kernels import group_norm_forward
 from sfumato.clipping.plain_group_norm import QuickGroupNorm
 from sfumato.training.plain_step import plain_step
 
