@@ -308,11 +308,6 @@ class Training(Settings):
     """Seed of the initial weights and of public choices; batches, views and noise are secret."""
 
     @property
-    def loading(self) -> dict[str, Any]:
-        """What `load_images` and `load_splits` want to know besides the name."""
-        return self.source.loading
-
-    @property
     def without_noise(self) -> str:
         """The flag that takes the noise out of private training; empty if none does."""
         return self.privacy.without_noise

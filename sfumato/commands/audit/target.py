@@ -62,7 +62,7 @@ def open_target(config: AuditRun, run: Run) -> Target:
     settings, _, ledger = read_given_run(folder, like)
     if ledger is None:
         raise RunError(f"{folder} has no ledger.jsonl: nobody knows what it guaranteed.")
-    members, test = load_splits(settings.data, people=settings.people, **settings.loading)
+    members, test = load_splits(settings.data, people=settings.people, **settings.source.loading)
     _check_size(folder, len(members), settings)
     known = known_data(folder)
     if known is not None:
@@ -99,7 +99,7 @@ def train_practice_run(config: AuditRun, run: Run) -> Path:
     if not stage.finished:
         stage.write_json("config.json", {"verb": "train", "config": settings})
         run.log("stage target: a small private network")
-        train.run_on(settings, *load_splits(settings.data, **settings.loading), stage)
+        train.run_on(settings, *load_splits(settings.data, **settings.source.loading), stage)
     return stage.path
 
 

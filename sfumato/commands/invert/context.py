@@ -19,7 +19,7 @@ from sfumato.models.zoo import head_parameters, load_weights
 from sfumato.runs import Run
 from sfumato.setting_groups import defaults
 from sfumato.settings.invert import Invert
-from sfumato.settings.train import Training
+from sfumato.settings.train import Data
 from sfumato.training.setup import pick_device, quick_precision
 
 
@@ -59,20 +59,15 @@ class Context:
         """What generators are trained in."""
         return quick_precision(self.device)
 
-    @property
-    def loading(self) -> dict[str, Any]:
-        """How all images are framed: as those of the target were."""
-        return (self.target if self.config.target else self.config.train).loading
-
 
 def make_context(config: Invert, run: Run) -> Context:
     """Load images, and part them."""
     given = read_given_target(config, run) if config.target else None
     settings, weights = given or to_train(config, run)
-    source = settings if given else config.train
-    train_images, test = load_splits(source.data, people=source.people, **source.loading)
+    trained = settings if given else config.train
+    train_images, test = load_splits(trained.data, people=trained.people, **trained.source.loading)
     public = load_images(
-        config.public, "train", private=False, **framed_as(train_images, source, config)
+        config.public, "train", private=False, **framed_as(train_images, trained.source, config)
     )
     if config.other_classes:
         public = replace(public, classes=tuple(f"public {name}" for name in public.classes))
@@ -96,7 +91,7 @@ def make_context(config: Invert, run: Run) -> Context:
     )
 
 
-def framed_as(images: Images, source: Training, config: Invert) -> dict[str, Any]:
+def framed_as(images: Images, source: Data, config: Invert) -> dict[str, Any]:
     """How public images are loaded: to the size and the colours that the target takes."""
     channels, height, width = images.shape
     crop = config.public_centre_crop

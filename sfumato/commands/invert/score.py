@@ -136,7 +136,9 @@ def read_given_judge(context: Context, path: Path) -> tuple[nn.Module, Inputs]:
     classes have another order would name others than it means.
     """
     settings, weights, _ = read_given_run(path, context.config.train)
-    judge_images = load_images(settings.data, "train", people=settings.people, **settings.loading)
+    judge_images = load_images(
+        settings.data, "train", people=settings.people, **settings.source.loading
+    )
     if judge_images.shape[0] != context.members.shape[0]:
         raise ConfigError(
             f"judge {path}: takes {judge_images.shape[0]} colour channels, and images of the "
@@ -148,7 +150,8 @@ def read_given_judge(context: Context, path: Path) -> tuple[nn.Module, Inputs]:
             f"{', '.join(judged_classes(context))}, private and public ones, in this order. Train "
             "it on them, or use --judges."
         )
-    framed = load_images(settings.data, "train", people=settings.people, **context.loading)
+    trained = context.target if context.config.target else context.config.train
+    framed = load_images(settings.data, "train", people=settings.people, **trained.source.loading)
     for own, whose in (
         (context.members, "the target was trained on"),
         (context.held_out, "nobody may know"),

@@ -105,16 +105,18 @@ def make_context(config: ReleaseSettings, run: Run) -> Context:
         )
     if book is None:
         require_covered(config.train)
-    private, test = load_splits(settings.data, people=settings.people, **settings.loading)
+    private, test = load_splits(settings.data, people=settings.people, **settings.source.loading)
     # What is said here goes before what a given teacher was told.
-    own = {name: value for name, value in config.train.loading.items() if value}
+    own = {name: value for name, value in config.train.source.loading.items() if value}
     if book is None:
         require_other_data(config.train, private)
     require_same_data(private, run)
     taught = config.teacher and config.teacher / "model.safetensors"
     note_start(taught or config.weights, run)
     require_no_ledger(config.public, private.name)
-    public = load_images(config.public, "train", private=False, **{**settings.loading, **own})
+    public = load_images(
+        config.public, "train", private=False, **{**settings.source.loading, **own}
+    )
     public = replace(public, people=None)
     if config.public_images is not None and config.public_images < len(public):
         public, _ = public.split(config.public_images / len(public), seed=config.seed)
@@ -137,7 +139,7 @@ def read_given_teacher(config: ReleaseSettings, run: Run) -> tuple[train.Config,
     settings, _, ledger = read_given_run(config.teacher, config.train)
     refuse_ignored_settings(config.teacher, config, settings)
     # Public images are framed as is said here, and the guarantee for all has its own delta.
-    used = {*config.train.loading, "delta", "secure"}
+    used = {*config.train.source.loading, "delta", "secure"}
     log_ignored_settings(config.teacher, config, settings, run, used)
     if ledger is None:
         raise PrivacyError(

@@ -67,7 +67,7 @@ def run(config: Train, run: Run | None) -> dict[str, Any]:
         if processes.agree(run is not None and run.finished):
             return {} if run is None else run.summary
         require_covered(config)
-        train, test = load_splits(config.data, people=config.people, **config.loading)
+        train, test = load_splits(config.data, people=config.people, **config.source.loading)
         if run is not None:
             log_origin(config, train, run.log)
             note_start(config.weights, run)

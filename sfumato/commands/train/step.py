@@ -53,7 +53,7 @@ def load_public(config: Training, private: Images, test: Images) -> Images | Non
     if config.extender_images is None:
         return None
     require_no_ledger(config.extender_images, private.name)
-    public = load_images(config.extender_images, "train", private=False, **config.loading)
+    public = load_images(config.extender_images, "train", private=False, **config.source.loading)
     for images in (private, test):  # test images among the public ones would flatter every score
         require_alike(images, public)
         require_same_classes(public.classes, public.name, images.classes, images.name)

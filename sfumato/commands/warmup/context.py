@@ -60,7 +60,7 @@ class Context:
 def make_context(config: Warmup, run: Run | None, processes: ProcessGroup | None = None) -> Context:
     """Load images, declare a share of them public, and refuse at once what cannot work."""
     require_covered(config.train)
-    images, test = load_splits(config.data, people=config.people, **config.train.loading)
+    images, test = load_splits(config.data, people=config.people, **config.train.source.loading)
     require_other_data(config.train, images)
     if run is not None:
         log_origin(config.train, images, run.log)
@@ -86,7 +86,9 @@ def own_public(config: Warmup, private: Images, test: Images) -> Images:
     """The images of --public-images, or why they cannot stand beside the private ones."""
     assert config.public_images is not None
     require_no_ledger(config.public_images, private.name)
-    public = load_images(config.public_images, "train", private=False, **config.train.loading)
+    public = load_images(
+        config.public_images, "train", private=False, **config.train.source.loading
+    )
     require_same_classes(public.classes, public.name, private.classes, private.name)
     missing = set(private.labels.tolist()) - set(public.labels.tolist())
     if missing:
