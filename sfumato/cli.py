@@ -23,7 +23,7 @@ from sfumato.errors import ConfigError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json
 from sfumato.processes import leads, num_processes
 from sfumato.runs import open_run
-from sfumato.setting_groups import Settings, default_of, leaves, types_of
+from sfumato.setting_groups import Settings, default_of, defaults, leaves, types_of
 from sfumato.trusted_code import is_own_code, require_trust, trusting
 
 VERBS = {
@@ -104,7 +104,7 @@ def read_order(verb: str, words: Sequence[str]) -> Invocation[Any]:
     _refuse_others(verb, called, plain, words)
     presets = ", ".join(known_presets)
     kind, default = _as_typed(plain, tyro.conf), None
-    shorthand = plain.FIRST_WORDS
+    shorthand = plain.first_words()
     if words and words[0] in shorthand:
         words = [*shorthand[words[0]], *words[1:]]
     elif words and (known := [*shorthand, *ways_of(verb)]) and not words[0].startswith("-"):
@@ -117,7 +117,6 @@ def read_order(verb: str, words: Sequence[str]) -> Invocation[Any]:
             there = f" There are: {presets}." if presets else " Leave it out."
             raise ConfigError(f'sfumato {called} has no preset "{name}".{there}')
         preset = known_presets[name]()
-        _require_own_preset(preset, name, words)
         default = Invocation(config=kind(**vars(preset)), preset=name)
         words = [*_displacing(plain, words), *words]
     elif (known := _remembered(plain, verb, _value(words, "--out"))) is not None:
@@ -266,16 +265,6 @@ def _execute(command: Command, verb: str, order: "Invocation[Any]") -> dict[str,
             raise
 
 
-def _require_own_preset(preset: Settings, name: str, words: list[str]) -> None:
-    """Refuse a preset for another way of the verb: its flags would be blamed on the user."""
-    for setting, (kind, fitting) in preset.OWN_PRESETS.items():
-        if f"--{setting}" in words and not getattr(preset, setting):
-            raise ConfigError(
-                f"--preset {name}: presets for {kind} do not go with --{setting}: use --preset "
-                f"{fitting}, or give the flags yourself."
-            )
-
-
 def _as_typed(kind: type[Settings], conf: Any) -> Any:
     """The same settings for tyro. The one that is named by `WORDS` is given without a flag, and
     groups within settings within these are titled as if they were in these."""
@@ -325,8 +314,8 @@ def _passing(kind: type[Settings], words: list[str]) -> list[str]:
     Only with all flags can a config be judged: without an epsilon a run may have one stage and not
     all of them.
     """
-    settings = kind.PASSING.items()
-    flags = {f"--{name.replace('_', '-')}": str(value) for name, value in settings}
+    usual = defaults(kind)
+    flags = {f"--{n.replace('_', '-')}": str(usual[n]) for n in kind.NOT_REMEMBERED}
     missing = [pair for pair in flags.items() if _value(words, pair[0]) is None]
     return [word for pair in missing for word in pair]
 

@@ -14,7 +14,7 @@ name alone, and a setting that moves to another group orphans no run.
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, get_args, get_type_hints
 
 
 class Settings:
@@ -23,22 +23,18 @@ class Settings:
     A keyword is a field, or a setting of a group. `dataclasses.replace` takes both too.
     """
 
-    FIRST_WORDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """A first word, and the flags it stands for: sfumato release verify BUNDLE."""
     WORD: ClassVar[str | None] = None
     """The setting that a first word gives: sfumato account RUN, sfumato audit run RUN."""
     WORDS: ClassVar[str | None] = None
     """The setting that all words without a flag give: sfumato report RUN RUN."""
-    OWN_PRESETS: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """A setting that wants presets of its own, what the others are for, and such a one."""
     ONE_OF: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Settings of which one is given: it takes the place of what a preset has of the other."""
-    MAY_CHANGE: ClassVar[tuple[str, ...]] = ()
-    """Settings that say how, not what: a run may go on with others."""
     WITHDRAWN: ClassVar[Mapping[str, Any]] = {}
     """Settings of earlier versions, and what to do instead: see `sfumato.config.Withdrawn`."""
-    PASSING: ClassVar[Mapping[str, Any]] = {}
-    """Settings of one command, which a run does not remember, and their value there."""
+    MAY_CHANGE: ClassVar[tuple[str, ...]] = ()
+    """Settings that say how, not what: a run may go on with others."""
+    NOT_REMEMBERED: ClassVar[tuple[str, ...]] = ()
+    """Those of them that take their default again when a run goes on."""
 
     def __init__(self, **given: Any) -> None:
         for entry in fields(self):  # pyright: ignore[reportArgumentType]
@@ -54,6 +50,11 @@ class Settings:
     def __post_init__(self) -> None:
         """Checks of settings that mean nothing together."""
 
+    @classmethod
+    def first_words(cls) -> Mapping[str, tuple[str, ...]]:
+        """First words, and the flags that each stands for."""
+        return {}
+
     @property
     def without_noise(self) -> str:
         """The flag that takes the noise out of private training; empty if none does."""
@@ -63,6 +64,26 @@ class Settings:
         if not name.startswith("_") and name in leaves(type(self)):
             return flatten(self)[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+class WithStages(Settings):
+    """Settings of a command with stages: they have a field `stage`, a Literal of "all" and each.
+
+    It is the stage to stop after, and may be the first word too: sfumato release moments.
+    """
+
+    MAY_CHANGE: ClassVar = ("stage",)
+    NOT_REMEMBERED: ClassVar = ("stage",)
+
+    @classmethod
+    def stage_names(cls) -> tuple[str, ...]:
+        """The stages in their order."""
+        return get_args(types_of(cls)["stage"])[1:]
+
+    @classmethod
+    def first_words(cls) -> Mapping[str, tuple[str, ...]]:
+        """A stage, or another word and the flags that it stands for."""
+        return {name: ("--stage", name) for name in cls.stage_names()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ for, and then all three lie in the `private/` of that place.
 """
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,11 +133,11 @@ def command_of(folder: Path) -> str | None:
         wanted = to_json(read_record(kind, record, finished=True))
     except (ImportError, SfumatoError, AttributeError):
         return None
-    plain = _flags(to_json(defaults(kind)), wanted, kind.PASSING)
+    plain = _flags(to_json(defaults(kind)), wanted, kind.NOT_REMEMBERED)
     for name, preset in presets.items():
         if type(preset()) is not kind:
             continue
-        flags = _flags(to_json(preset()), wanted, kind.PASSING)
+        flags = _flags(to_json(preset()), wanted, kind.NOT_REMEMBERED)
         # A preset is worth its name if little is left of it to change.
         if 2 * len(flags) < len(plain):
             plain = ["--preset", name, *flags]
@@ -145,11 +145,11 @@ def command_of(folder: Path) -> str | None:
     return " ".join(map(shlex.quote, ["sfumato", record["verb"], *words]))
 
 
-def _flags(base: Any, wanted: Any, passing: Mapping[str, Any]) -> list[str]:
+def _flags(base: Any, wanted: Any, left_out: Collection[str]) -> list[str]:
     """Flags that turn one set of settings into another."""
     words: list[str] = []
     for name, value in wanted.items():
-        if value != base[name] and name not in passing:
+        if value != base[name] and name not in left_out:
             words += _flag(name.replace("_", "-"), value)
     return words
 

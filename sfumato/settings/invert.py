@@ -1,19 +1,16 @@
 """What `sfumato invert` can be asked for, and presets with the score that each reached."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
-from sfumato.setting_groups import leaves
-from sfumato.settings.train import ONLY_TRAIN, Compute, Training, WithTraining, check_counts_above_0
+from sfumato.settings.train import ONLY_TRAIN, Training, WithTraining, check_counts_above_0
 
 Method = Literal["plg", "gmi", "ked", "pixels"]
-
-STAGES = ("target", "judge", "select", "prior", "latent", "score")
 
 
 @dataclass(frozen=True)
@@ -179,14 +176,6 @@ class Invert(WithTraining):
     --data are the private images it is trained on: for judges and scores, not for the attack.
     """
 
-    MAY_CHANGE: ClassVar = (*leaves(Compute), "stage")
-    """Settings that say how, not what: a run may go on with others."""
-    FIRST_WORDS: ClassVar = {
-        **{stage: ("--stage", stage) for stage in STAGES},
-        "sweep": ("--sweep",),
-    }
-    PASSING: ClassVar = {"stage": "all"}
-    """Settings of one command, which a run does not remember."""
     WITHDRAWN: ClassVar = {
         **ONLY_TRAIN,
         "force": Withdrawn("a judge that knows the target's images is never taken", False),
@@ -216,6 +205,11 @@ class Invert(WithTraining):
     gan: GanSettings = GanSettings()
     search: Search = Search()
     sweeping: Sweep = Sweep()
+
+    @classmethod
+    def first_words(cls) -> Mapping[str, tuple[str, ...]]:
+        """A stage, or sweep."""
+        return {**super().first_words(), "sweep": ("--sweep",)}
 
     def __post_init__(self) -> None:
         check_counts_above_0(self, "n")

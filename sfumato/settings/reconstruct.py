@@ -7,23 +7,19 @@ from typing import ClassVar, Literal
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
-from sfumato.setting_groups import Settings
+from sfumato.setting_groups import WithStages
 from sfumato.settings.heads import HeadRecipe
 from sfumato.settings.train import Data
 
-STAGES = ("base", "features", "shadow", "stats", "train", "evaluate")
 FRESH = "heads are made when they are needed, and none are kept on disk; leave it out"
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
-class Reconstruct(Settings):
+class Reconstruct(WithStages):
     """Training images back from the weights of a head, and how sure one can be of them."""
 
     MAY_CHANGE: ClassVar = ("stage", "device", "compile", "target")
-    """Settings that say how, not what: a run may go on with others."""
-    FIRST_WORDS: ClassVar = {stage: ("--stage", stage) for stage in STAGES}
-    PASSING: ClassVar = {"stage": "all", "target": None}
-    """Settings of one command, which a run does not remember."""
+    NOT_REMEMBERED: ClassVar = ("stage", "target")
     WITHDRAWN: ClassVar = {
         "save": Withdrawn(FRESH, 0),
         "shards": Withdrawn(FRESH),

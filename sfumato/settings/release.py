@@ -8,18 +8,15 @@ from typing import Any, ClassVar, Literal
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
-from sfumato.setting_groups import Settings, Way, leaves
+from sfumato.setting_groups import Settings, Way
 from sfumato.settings.train import (
     ONLY_TRAIN,
-    Compute,
     Training,
     WithTraining,
     check_above_0,
     check_counts_above_0,
     check_not_negative,
 )
-
-STAGES = ("teacher", "moments", "match", "student", "evaluate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +103,7 @@ class ReleaseSettings(WithTraining):
     Settings of training are the teacher's. Epsilon is the guarantee for everything together.
     """
 
-    MAY_CHANGE: ClassVar = (*leaves(Compute), "stage", "controls")
-    """Settings that say how, not what: a run may go on with others."""
+    MAY_CHANGE: ClassVar = (*WithTraining.MAY_CHANGE, "controls")
     WITHDRAWN: ClassVar = {
         **ONLY_TRAIN,
         "soft_labels": Withdrawn("a student learns the answers that are released", "cached"),
@@ -117,9 +113,6 @@ class ReleaseSettings(WithTraining):
         "verify": Withdrawn("sfumato release verify BUNDLE checks a bundle", None),
         "repeats": Withdrawn("repeat the command with another --seed and another --out"),
     }
-    FIRST_WORDS: ClassVar = {stage: ("--stage", stage) for stage in STAGES}
-    PASSING: ClassVar = {"stage": "all"}
-    """Settings of one command, which a run does not remember."""
 
     stage: Literal["all", "teacher", "moments", "match", "student", "evaluate"] = "all"
     """Stage to stop after (also as the first word: sfumato release moments ...)."""

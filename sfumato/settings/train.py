@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
 from sfumato.privacy.releases import check_noise
-from sfumato.setting_groups import Settings, flatten, leaves
+from sfumato.setting_groups import Settings, WithStages, flatten, leaves
 
 Mode = Literal["ghost_mixed", "ghost", "non-ghost", "non-private"]
 FEWEST_CANARIES = 20
@@ -327,9 +327,10 @@ class Training(Settings):
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
-class WithTraining(Settings):
-    """Settings of a command that trains a network on private images, besides other things."""
+class WithTraining(WithStages):
+    """Settings of a command that trains a network on private images, in stages."""
 
+    MAY_CHANGE: ClassVar = (*Training.MAY_CHANGE, *WithStages.MAY_CHANGE)
     ONE_OF: ClassVar = Training.ONE_OF
 
     train: Training = Training()

@@ -11,7 +11,6 @@ from sfumato.setting_groups import Settings, Way, defaults, flatten, leaves
 from sfumato.settings.diffusion import Diffusion
 from sfumato.settings.train import (
     ONLY_TRAIN,
-    Compute,
     Data,
     Train,
     Training,
@@ -21,7 +20,6 @@ from sfumato.settings.train import (
     check_not_negative,
 )
 
-STAGES = ("split", "generator", "guide", "sample", "warmup", "train", "evaluate")
 PRIVATE_STAGES = ("generator", "sample", "warmup", "evaluate")
 OF_DRAWING = ("generator", "guide", "sample")
 """Stages that are not there where nothing is drawn."""
@@ -176,8 +174,7 @@ class Warmup(WithTraining):
     are not public.
     """
 
-    MAY_CHANGE: ClassVar = (*leaves(Compute), *leaves(Evaluation), "stage")
-    """Settings that say how, not what: a run may go on with others."""
+    MAY_CHANGE: ClassVar = (*WithTraining.MAY_CHANGE, *leaves(Evaluation))
     WITHDRAWN: ClassVar = {
         **ONLY_TRAIN,
         "run": Withdrawn("sfumato warmup draw RUN --out FILE.npz draws from a run", None),
@@ -200,10 +197,6 @@ class Warmup(WithTraining):
         "train": (),
     }
     """Stages, and the settings that each is the first to read; those of training besides."""
-    FIRST_WORDS: ClassVar = {stage: ("--stage", stage) for stage in STAGES}
-    OWN_PRESETS: ClassVar = {"private": ("public images", "digits-private")}
-    PASSING: ClassVar = {"stage": "all"}
-    """Settings of one command, which a run does not remember."""
 
     stage: Literal[
         "all", "split", "generator", "guide", "sample", "warmup", "train", "evaluate"
@@ -244,7 +237,7 @@ class Warmup(WithTraining):
         absent = () if self.sample.number else OF_DRAWING
         if self.sample.samples is not None:
             absent = OF_A_GENERATOR
-        return tuple(name for name in STAGES if name not in absent)
+        return tuple(name for name in self.stage_names() if name not in absent)
 
     @property
     def read_first(self) -> dict[str, tuple[str, ...]]:

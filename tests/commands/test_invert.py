@@ -23,9 +23,11 @@ from sfumato.commands.invert.context import make_context, open_access
 from sfumato.commands.invert.score import four_sets
 from sfumato.runs import Run, open_run
 from sfumato.setting_groups import leaves
-from sfumato.settings.invert import STAGES
+from sfumato.settings.invert import Invert
 from sfumato.settings.train import Training
 from sfumato.training.fit import TrainState
+
+STAGES = Invert.stage_names()
 
 SEEN_BY_ATTACKERS = MADE[1:4]
 

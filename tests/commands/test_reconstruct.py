@@ -14,12 +14,14 @@ from safetensors.torch import load_file, save_file
 from sfumato.attacks.heads import HeadRecipe
 from sfumato.cli import main
 from sfumato.commands import reconstruct
-from sfumato.commands.reconstruct import STAGES
 from sfumato.commands.reconstruct.evaluate import epsilon_bounds
 from sfumato.errors import ConfigError, RunError
 from sfumato.metrics.reconstruction_trials import Trials
 from sfumato.reporting.words import round_up
 from sfumato.runs import open_run
+from sfumato.settings.reconstruct import Reconstruct
+
+STAGES = Reconstruct.stage_names()
 
 
 @pytest.fixture(scope="module")

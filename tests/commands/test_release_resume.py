@@ -17,11 +17,13 @@ from sfumato.files import read_json
 from sfumato.metrics import quality
 from sfumato.privacy import noise
 from sfumato.runs import Run
-from sfumato.settings.release import STAGES
+from sfumato.settings.release import ReleaseSettings
 from sfumato.sharing import bundle, feature_matching
 from sfumato.sharing import moments as synth_moments
 from sfumato.sharing.bundle import verify_bundle
 from sfumato.training.fit import TrainState
+
+STAGES = ReleaseSettings.stage_names()
 
 SAME = (
     "bundle/images.npz", "bundle/soft_labels.npz", "stages/moments/moments.safetensors",

@@ -30,9 +30,11 @@ from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
 from sfumato.runs import Run, open_run
-from sfumato.settings.warmup import PRESETS, STAGES
+from sfumato.settings.warmup import PRESETS, Warmup
 from sfumato.training import plain
 from sfumato.training.progress import progress
+
+STAGES = Warmup.stage_names()
 
 settings, finished = fixtures(tiny, warm)
 

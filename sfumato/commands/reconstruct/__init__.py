@@ -18,7 +18,6 @@ from sfumato.commands.reconstruct.study import attack_brought_head, study, tenso
 from sfumato.commands.stages import describe_stage, require_one_process
 from sfumato.runs import Run
 from sfumato.settings.reconstruct import PRESETS as PRESETS
-from sfumato.settings.reconstruct import STAGES as STAGES
 from sfumato.settings.reconstruct import Reconstruct
 
 Config = Reconstruct
