@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sfumato.commands import Command, as_label
-from sfumato.commands.invert.attack import attack_target
 from sfumato.commands.invert.checks import check_context
 from sfumato.commands.invert.context import make_context
+from sfumato.commands.invert.sweep import attack_target
 from sfumato.commands.invert.sweep import sweep as run_sweep
 from sfumato.commands.stages import describe_stage, require_one_process
 from sfumato.runs import Run

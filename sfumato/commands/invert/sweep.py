@@ -13,14 +13,16 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from sfumato.commands import train
-from sfumato.commands.invert.attack import attack_target as take_stages
 from sfumato.commands.invert.checks import check_context, check_target
 from sfumato.commands.invert.context import Context, make_context, same_images
+from sfumato.commands.invert.score import score
+from sfumato.commands.invert.stages import judge, latent, prior, select, target
 from sfumato.files import read_json
 from sfumato.reporting.inversion_figures import SweepRow, sweep_plots, sweep_table
 from sfumato.reporting.scores import keep_scores
 from sfumato.runs import Run
 from sfumato.settings.invert import Invert
+from sfumato.stages import Stage, run_stages
 
 LADDER = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Steps at which a control may be stopped."""
@@ -29,6 +31,14 @@ CAUTION = (
     "share, which is what inversion finds: compare each private target with its control, not with "
     "the first row. What the guarantee speaks of is the member gap."
 )
+
+
+def attack_target(context: Context, asked: str = "all") -> dict[str, Any]:
+    """Run the stages of an attack on one target, up to this one."""
+    made = (target, judge, select, prior, latent, score)
+    names = context.config.stage_names()
+    stages = [Stage(name=name, run=run) for name, run in zip(names, made, strict=True)]
+    return run_stages(context, stages, asked, context.stage, say=context.run.log)
 
 
 def sweep(config: Invert, run: Run) -> dict[str, Any]:
@@ -109,7 +119,7 @@ def attack_one(
     context = same_images(base, config, place)
     if not context.stage("score").finished:
         base.run.log(f"target {name}")
-        take_stages(context)
+        attack_target(context)
     found = read_json(place.path / "private" / "scores.json")
     judge = next(iter(found["judges"].values()))
     spent = float(read_json(context.stage("target").path / "done.json")["epsilon"])

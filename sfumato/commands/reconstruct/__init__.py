@@ -13,8 +13,12 @@ import torch
 from sfumato.commands import Command, as_label
 from sfumato.commands.reconstruct.context import Context, make_context
 from sfumato.commands.reconstruct.decoder import new_decoder
-from sfumato.commands.reconstruct.stages import attack_weights
-from sfumato.commands.reconstruct.study import attack_brought_head, study, tensors_in
+from sfumato.commands.reconstruct.study import (
+    attack_brought_head,
+    attack_weights,
+    study,
+    tensors_in,
+)
 from sfumato.commands.stages import describe_stage, require_one_process
 from sfumato.runs import Run
 from sfumato.settings.reconstruct import PRESETS as PRESETS

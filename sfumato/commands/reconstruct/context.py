@@ -5,12 +5,13 @@ from functools import cached_property
 
 import torch
 
+from sfumato.attacks.head_statistics import WeightStatistics
 from sfumato.attacks.heads import HeadRecipe, class_size_for
 from sfumato.attacks.shadow_heads import ShadowHeads
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.data.overlap import overlap
-from sfumato.errors import ConfigError, DataError
+from sfumato.errors import ConfigError, DataError, RunError
 from sfumato.metrics.features import Features, turned_classes
 from sfumato.privacy.audit.tradeoff import noise_for_tpr
 from sfumato.runs import Run
@@ -110,3 +111,11 @@ def shadow_heads_of(context: Context, *, private: bool = False) -> ShadowHeads:
     seed = context.config.seed + (1 if private else 0)
     source = own_features(context).digest
     return ShadowHeads(found.values, found.labels, context.recipe, seed, source)
+
+
+def statistics_of(context: Context) -> WeightStatistics:
+    """What the stage stats found."""
+    path = context.run.stage("stats").path / "statistics.safetensors"
+    if not path.exists():
+        raise RunError(f"{path} is not there: run the stage stats first.")
+    return WeightStatistics.load(path)

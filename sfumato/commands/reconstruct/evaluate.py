@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 
 from sfumato.attacks.heads import HeadRecipe, accuracy_of_heads
-from sfumato.attacks.weight_decoder_training import nearest_images, reconstruct
-from sfumato.commands.reconstruct.context import LEARNT, Context, own_features, shadow_heads_of
+from sfumato.commands.reconstruct.context import (
+    LEARNT,
+    Context,
+    own_features,
+    shadow_heads_of,
+    statistics_of,
+)
 from sfumato.commands.reconstruct.decoder import task_of, trained_decoder
-from sfumato.commands.reconstruct.heads import statistics_of
 from sfumato.metrics.reconstruction_trials import (
     Trials,
     pick_examples,

@@ -1,4 +1,4 @@
-"""More of `sfumato reconstruct`: one setting varied, and a head that you bring."""
+"""The attack of `sfumato reconstruct`: whole, for each value of a setting, or on a head you bring."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,18 +11,38 @@ from torch import Tensor
 
 from sfumato.attacks.heads import HeadRecipe
 from sfumato.attacks.shadow_heads import Heads
-from sfumato.attacks.weight_decoder_training import reconstruct
-from sfumato.commands.reconstruct.context import LEARNT, Context, shadow_heads_of
-from sfumato.commands.reconstruct.decoder import task_of, trained_decoder
-from sfumato.commands.reconstruct.evaluate import DELTA, at_most
-from sfumato.commands.reconstruct.heads import statistics_of
-from sfumato.commands.reconstruct.stages import attack_weights
+from sfumato.commands.reconstruct.base import base_network, features
+from sfumato.commands.reconstruct.context import LEARNT, Context, shadow_heads_of, statistics_of
+from sfumato.commands.reconstruct.decoder import shadow, stats, task_of, train, trained_decoder
+from sfumato.commands.reconstruct.evaluate import DELTA, at_most, evaluate
 from sfumato.errors import ConfigError
 from sfumato.files import atomic, read_json
 from sfumato.models.zoo import read_state
 from sfumato.reporting.figures import save_image_rows, save_study
 from sfumato.reporting.scores import keep_findings
 from sfumato.reporting.words import round_down, round_up
+from sfumato.runs import Run
+from sfumato.stages import Stage, run_stages
+
+SHARED = ("base", "features")
+"""Stages that may belong to another run: several attacks have one base."""
+
+
+def attack_weights(context: Context, asked: str) -> dict[str, Any]:
+    """Run the stages up to this one."""
+    stages = (
+        Stage(name="base", run=base_network),
+        Stage(name="features", run=features),
+        Stage(name="shadow", run=shadow),
+        Stage(name="stats", run=stats),
+        Stage(name="train", run=train),
+        Stage(name="evaluate", run=evaluate),
+    )
+
+    def place(name: str) -> Run:
+        return (context.public if name in SHARED else context.run).stage(name)
+
+    return run_stages(context, stages, asked, place)
 
 
 def study(context: Context) -> dict[str, Any]:

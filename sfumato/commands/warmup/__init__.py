@@ -12,21 +12,27 @@ from typing import Any
 
 from sfumato.commands import Command, as_label
 from sfumato.commands.stages import describe_stage
-from sfumato.commands.warmup import brought as warmup_brought
 from sfumato.commands.warmup import private as warmup_private
-from sfumato.commands.warmup.checks import (
+from sfumato.commands.warmup.classifier import (
     build_classifier,
-    build_generator,
-    check_number,
     check_plan,
-    check_public_share,
+    train_privately,
+    warm_up,
 )
-from sfumato.commands.warmup.classifier import train_privately, warm_up
 from sfumato.commands.warmup.context import Context, make_context
 from sfumato.commands.warmup.draw import draw_to_file, show_drawn
 from sfumato.commands.warmup.evaluate import evaluate as evaluate_classifier
 from sfumato.commands.warmup.evaluate import prepare_evaluation
-from sfumato.commands.warmup.generator import draw_samples, guide, split
+from sfumato.commands.warmup.generator import (
+    check_number,
+    check_public_share,
+    draw_samples,
+    guide,
+    make_denoiser,
+    read_samples,
+    split,
+    store_brought,
+)
 from sfumato.commands.warmup.generator import generator as train_generator
 from sfumato.errors import ConfigError
 from sfumato.processes import num_processes
@@ -95,14 +101,14 @@ def stages_of_warmup(config: Warmup) -> list[Stage[Context]]:
         Stage(
             name="generator",
             run=warmup_private.private_generator if private else train_generator,
-            checks=(*training_checks, build_generator),
+            checks=(*training_checks, make_denoiser),
             all_ranks=True,
         ),
         Stage(name="guide", run=guide),
         Stage(
             name="sample",
-            run=warmup_brought.store_brought if brought else draw_samples,
-            checks=(warmup_brought.read_samples,) if brought else (check_number,),
+            run=store_brought if brought else draw_samples,
+            checks=(read_samples,) if brought else (check_number,),
             all_ranks=True,
         ),
         Stage(name="warmup", run=warm_up, checks=(build_classifier,)),

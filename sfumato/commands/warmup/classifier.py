@@ -4,9 +4,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from sfumato.commands import train
+from sfumato.commands.train.privacy_setup import plan_for
 from sfumato.commands.train.train_state import describe_classifier
-from sfumato.commands.warmup.brought import declared
 from sfumato.commands.warmup.context import Context
 from sfumato.data.augment import Augmentation
 from sfumato.data.images import Images
@@ -89,3 +91,23 @@ def from_weights(context: Context, weights: Path | None) -> train.Config:
 def one_by_one(settings: train.Config) -> train.Config:
     """The same for images that are nobody's: drawn ones, or those a model is tested on."""
     return replace(settings, unit="example", people=None)
+
+
+def declared(context: Context) -> str:
+    """The images that were declared public, for the ledger."""
+    config, public = context.config, context.public
+    how = "brought" if config.public_images is not None else f"chosen by seed {config.seed}"
+    made = "" if config.samples is None else f", and of {config.samples.name} (made elsewhere)"
+    return f"{public.name} ({len(public)}, {how}){made}"
+
+
+def check_plan(context: Context) -> None:
+    """Refuse a guarantee that cannot be kept."""
+    plan_for(context.config.training, context.units)
+
+
+def build_classifier(context: Context) -> None:
+    """Make the network once: what cannot be built is refused."""
+    train.prepare_classifier(
+        context.config.training, context.private.select([0]), torch.device("cpu")
+    )

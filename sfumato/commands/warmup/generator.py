@@ -5,14 +5,20 @@ from typing import Any
 
 import torch
 
+from sfumato.commands.origin import require_no_ledger
 from sfumato.commands.warmup.classifier import drawn_images
 from sfumato.commands.warmup.context import Context
-from sfumato.commands.warmup.draw import NOTHING, describe_drawing, generator_guarantee
+from sfumato.commands.warmup.draw import (
+    NOTHING,
+    describe_drawing,
+    generator_guarantee,
+    require_all_classes,
+)
 from sfumato.commands.warmup.watch import check_for_copies
 from sfumato.config import dumps
-from sfumato.data.arrays import save_npz_pieces
+from sfumato.data.arrays import load_samples, save_npz_pieces
 from sfumato.data.images import Images
-from sfumato.data.overlap import overlap
+from sfumato.data.overlap import overlap, require_alike
 from sfumato.diffusion.denoise import Denoiser
 from sfumato.diffusion.discriminator_guidance import discriminator_step
 from sfumato.diffusion.generator import new_train_state, train_generator
@@ -20,6 +26,7 @@ from sfumato.diffusion.generator_data import SHOWN, GeneratorData
 from sfumato.diffusion.image_shards import Draw, ImageShards, piece_size
 from sfumato.diffusion.sampler import draw_images
 from sfumato.diffusion.stored_generator import Blueprint, StoredGenerator, read_stored
+from sfumato.errors import DataError
 from sfumato.reporting.figures import save_image_rows
 from sfumato.runs import Run
 from sfumato.training.plain import train_plainly
@@ -46,6 +53,19 @@ def split_public(context: Context) -> tuple[Images, Images]:
     """Some public images of each class to be held out, and the rest to learn from."""
     public = context.public.require_public("training a generator")
     return public.split(context.config.diffusion.gen_held_out, context.config.seed)
+
+
+def check_public_share(context: Context) -> None:
+    """Refuse a public share of which nothing can be held out, or nothing is left."""
+    held_out, own = split_public(context)
+    missing = set(range(len(own.classes))) - set(own.labels.tolist())
+    if not len(held_out) or missing or len(own) < 2:
+        raise DataError(
+            f"{len(context.public)} public images are too few: some are held out "
+            f"(--gen-held-out {context.config.diffusion.gen_held_out:g}) to see when the generator "
+            "should stop, and every class must be left to learn from. Raise --public-share, or "
+            "bring more by --public-images."
+        )
 
 
 def make_denoiser(context: Context) -> Denoiser:
@@ -154,6 +174,11 @@ def drawing_like(context: Context, real: Images) -> Draw:
     return draw
 
 
+def check_number(context: Context) -> None:
+    """Refuse to draw too few images."""
+    require_all_classes(context.config.number, context.private.classes)
+
+
 def draw_samples(context: Context, stage: Run | None) -> None:
     """Draw images of every class, in pieces; each is a function of its own number."""
     stored = context.processes.ask(lambda: trained(context))
@@ -202,3 +227,29 @@ def draw_stage(
 def guarantee_about(context: Context, stored: StoredGenerator) -> dict[str, Any]:
     """What is guaranteed about drawn images."""
     return generator_guarantee(context.run.path / "stages" / "generator", stored.blueprint.ledger)
+
+
+def read_samples(context: Context) -> Images:
+    """The images of --samples, or why they cannot take the place of drawn ones.
+
+    What a generator of them was trained on, nobody can see; its owner's word is taken.
+    """
+    assert context.config.samples is not None
+    require_no_ledger(context.config.samples, context.private.name)
+    samples = load_samples(context.config.samples, context.private)
+    for images in (context.private, context.test):
+        require_alike(images, samples)
+    return samples
+
+
+def store_brought(context: Context, stage: Run | None) -> None:
+    """Keep them where drawn images are kept."""
+    if stage is None:
+        return
+    samples = read_samples(context)
+    samples.save_npz(stage.path / "images.npz")
+    told = {"samples": str(context.config.samples), "promise": UNKNOWN}
+    stage.finish({"drawn": len(samples), **told})
+
+
+UNKNOWN = "nothing is guaranteed about what these images were made from"
