@@ -1,12 +1,12 @@
-"""`sfumato VERB ...`: from words to recipes. The only file that knows the CLI library.
+"""`sfumato COMMAND ...`: from words to settings to a command. Only this file knows the CLI library.
 
-`sfumato --help` reads this table and nothing else, so it answers at once; a verb's command is
-imported when the verb is called. Every verb takes `--preset`, `--out` and `--json`.
+`sfumato --help` reads this table and nothing else, so it answers at once; a command is imported
+when it is called. Every command takes `--preset`, `--out` and `--json`.
 """
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from difflib import get_close_matches
@@ -17,8 +17,14 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
 from sfumato import __version__
-from sfumato.commands import Command, command_settings, recipe_of, settings_of_run, ways_of
-from sfumato.config import REMOVED, dumps, read_record, withdrawn_settings
+from sfumato.commands import (
+    Command,
+    command_settings,
+    load_command,
+    settings_of_run,
+    subcommands_of,
+)
+from sfumato.config import dumps, read_record, withdrawn_settings
 from sfumato.errors import ConfigError, SfumatoError, SfumatoWarning
 from sfumato.files import read_json
 from sfumato.processes import leads, num_processes
@@ -26,7 +32,7 @@ from sfumato.runs import open_run
 from sfumato.setting_groups import Settings, default_of, defaults, leaves, types_of
 from sfumato.trusted_code import is_own_code, require_trust, trusting
 
-VERBS = {
+COMMANDS = {
     "demo": "the whole story on embedded digits: protect, attack, audit, share; one page",
     "train": "private (or plain) training and fine-tuning of any vision model",
     "warmup": "a little public data, a diffusion model of it, a warm start, and then DP training",
@@ -48,7 +54,7 @@ Presets = Mapping[str, Callable[[], Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation(Generic[Config]):
-    """What was asked for: the command's own settings, and those that every verb has."""
+    """What was asked for: the command's own settings, and those that every command has."""
 
     config: Config
     preset: str | None = None
@@ -96,94 +102,101 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         raise SystemExit(130) from None
 
 
-def read_order(verb: str, words: Sequence[str]) -> Invocation[Any]:
-    """What the words after a verb ask for; a `ConfigError` says what is wrong with them."""
+def parse(name: str, words: Sequence[str]) -> Invocation[Any]:
+    """What the words after a command ask for; a `ConfigError` says what is wrong with them."""
     import tyro
 
-    called, plain, known_presets, words = _way(verb, _without_removed(words))
-    _refuse_others(verb, called, plain, words)
-    presets = ", ".join(known_presets)
-    kind, default = _as_typed(plain, tyro.conf), None
-    shorthand = plain.first_words()
+    kind, words = _choose_settings(name, list(words))
+    called = _names([name])[kind]
+    words = _check_flags(name, kind, words)
+    shorthand = kind.first_words()
     if words and words[0] in shorthand:
         words = [*shorthand[words[0]], *words[1:]]
-    elif words and (known := [*shorthand, *ways_of(verb)]) and not words[0].startswith("-"):
-        near = get_close_matches(words[0], known, n=1)
-        hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(known)}."
-        raise ConfigError(f'sfumato {verb} has no "{words[0]}".{hint}')
-    name = _value(words, "--preset")
-    if name is not None:
-        if name not in known_presets:
-            there = f" There are: {presets}." if presets else " Leave it out."
-            raise ConfigError(f'sfumato {called} has no preset "{name}".{there}')
-        preset = known_presets[name]()
-        default = Invocation(config=kind(**vars(preset)), preset=name)
-        words = [*_displacing(plain, words), *words]
-    elif (known := _remembered(plain, verb, _value(words, "--out"))) is not None:
-        default = Invocation(config=kind(**vars(known)))
-        words = [*_passing(plain, words), *words]
-    about = cleandoc(plain.__doc__ or "")
-    told = StringIO()
+    elif words and (known := [*shorthand, *subcommands_of(name)]) and not words[0].startswith("-"):
+        raise ConfigError(f'sfumato {name} has no "{words[0]}".{_hint(words[0], known)}')
+    presets = _presets_of(name, kind)
+    listed, typed, default = ", ".join(presets), _as_typed(kind, tyro.conf), None
+    preset, out = _value(words, "--preset"), _value(words, "--out")
+    if preset is not None:
+        if preset not in presets:
+            there = f" There are: {listed}." if listed else " Leave it out."
+            raise ConfigError(f'sfumato {called} has no preset "{preset}".{there}')
+        default = Invocation(config=typed(**vars(presets[preset]())), preset=preset)
+        words = [*_flags_that_clear_a_preset(kind, words), *words]
+    elif (record := _record(name, out)) is not None:
+        finished = (Path(out or "") / "done.json").exists()
+        config = read_record(kind, record, finished=finished)
+        default = Invocation(config=typed(**vars(config)))
+        words = [*_flags_not_remembered(kind, words), *words]
+    about = cleandoc(kind.__doc__ or "")
+    printed = StringIO()
     try:
-        with redirect_stderr(told):
-            order: Any = tyro.cli(
-                Invocation[Annotated[tyro.conf.OmitArgPrefixes[kind], tyro.conf.arg(name="")]],
+        with redirect_stderr(printed):
+            asked: Any = tyro.cli(
+                Invocation[Annotated[tyro.conf.OmitArgPrefixes[typed], tyro.conf.arg(name="")]],
                 args=words,
                 default=default,
                 prog=f"sfumato {called}",
-                description=about + (f"\n\nPresets: {presets}." if presets else ""),
+                description=about + (f"\n\nPresets: {listed}." if listed else ""),
             )
     except SystemExit as end:
-        if (problem := _of_ours(end)) is not None:
+        problem = end.__context__
+        while problem is not None and not isinstance(problem, SfumatoError):
+            problem = problem.__context__
+        if problem is not None:
             raise problem from None  # the library's box would wrap the sentence
-        sys.stderr.write(told.getvalue())
+        sys.stderr.write(printed.getvalue())
         raise
-    return replace(order, config=plain(**vars(order.config)))
+    return replace(asked, config=kind(**vars(asked.config)))
 
 
-def _way(verb: str, words: list[str]) -> tuple[str, type[Settings], Presets, list[str]]:
-    """How a verb is called with its way, the settings and presets of that, and the other words.
+def _choose_settings(name: str, words: list[str]) -> tuple[type[Settings], list[str]]:
+    """The class of settings that words after a command are read as, and the words without its name.
 
-    The way is the first word. Without one it is that of a flag of the last version, of the preset,
-    or of the run that goes on.
+    The first word names a subcommand, or else a flag of the last version does, the preset, or the
+    run that goes on.
     """
-    ways, (plain, presets) = ways_of(verb), command_settings(verb)
+    usual, presets = command_settings(name)
+    subcommands = subcommands_of(name)
+    if not subcommands:
+        return usual, _name_first_word(usual, words)
+    if words and words[0] in subcommands:
+        kind = subcommands[words[0]].kind
+        return kind, _name_first_word(kind, words[1:])
     flags = {word.partition("=")[0] for word in words if word.startswith("-")}
-    found = [name for name, way in ways.items() if flags.intersection(way.former)]
-    preset, out = _value(words, "--preset"), _value(words, "--out")
-    kind = plain
-    if words and words[0] in ways:
-        kind = ways[words[0]].kind
-        words = _with_word(kind, words[1:])
-    elif found:
-        kind, former = ways[found[0]].kind, ways[found[0]].former
+    for called, subcommand in subcommands.items():
+        former, kind = subcommand.former, subcommand.kind
+        if not flags.intersection(former):
+            continue
         if not words[0].startswith("-") and words[0] not in former:
             raise ConfigError(
-                f"{former[0]} is for sfumato {verb} {found[0]}, not for sfumato {verb} {words[0]}."
+                f"{former[0]} is for sfumato {name} {called}, not for sfumato {name} {words[0]}."
             )
-        words = words[1:] if words[0] in former and not words[0].startswith("-") else words
-        words = [word for word in words if word not in former or word[2:] in leaves(kind)]
-    elif ways and preset is not None and preset in presets:
-        kind = type(presets[preset]())
-    elif ways and (stored := _record(verb, out)) is not None:
-        kind = settings_of_run(verb, stored["config"])
-    words = words if ways else _with_word(kind, words)
-    called = next((f"{verb} {name}" for name, way in ways.items() if way.kind is kind), verb)
-    fitting = {name: make for name, make in presets.items() if type(make()) is kind}
-    return called, kind, fitting, words
+        return kind, [word for word in words if word not in former or word[2:] in leaves(kind)]
+    preset = _value(words, "--preset")
+    if preset is not None and preset in presets:
+        return type(presets[preset]()), words
+    if (record := _record(name, _value(words, "--out"))) is not None:
+        return settings_of_run(name, record["config"]), words
+    return usual, words
 
 
-def _with_word(kind: type[Settings], words: list[str]) -> list[str]:
+def _presets_of(name: str, kind: type[Settings]) -> Presets:
+    """The presets of a command, or of one of its subcommands."""
+    _, presets = command_settings(name)
+    return {preset: make for preset, make in presets.items() if type(make()) is kind}
+
+
+def _name_first_word(kind: type[Settings], words: list[str]) -> list[str]:
     """The words; a first one without a flag gets that of `WORD`."""
     given = kind.WORD is not None and words and not words[0].startswith("-")
     return [f"--{kind.WORD}", *words] if given else words
 
 
-def _of_ours(problem: BaseException | None) -> SfumatoError | None:
-    """The error of ours that another one comes from."""
-    while problem is not None and not isinstance(problem, SfumatoError):
-        problem = problem.__context__
-    return problem
+def _hint(word: str, known: Collection[str]) -> str:
+    """What was meant by a word that is not known, or all that could be."""
+    near = get_close_matches(word, known, n=1)
+    return f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(known)}."
 
 
 def _reason(problem: OSError) -> str:
@@ -207,59 +220,59 @@ def _reason(problem: OSError) -> str:
     return f"{problem.strerror}: {place}"
 
 
-def _call(verb: str, words: list[str]) -> int:
-    if verb not in VERBS:
-        near = get_close_matches(verb, VERBS, n=1)
-        hint = f' Did you mean "{near[0]}"?' if near else f" There are: {', '.join(VERBS)}."
-        raise SfumatoError(f'there is no verb "{verb}".{hint}')
-    order, command = read_order(verb, words), recipe_of(verb)
-    with trusting(order.trust_code):
-        _require_own_words(command, order, words)
-        summary = _execute(command, verb, order)
+def _call(name: str, words: list[str]) -> int:
+    if name not in COMMANDS:
+        raise SfumatoError(f'there is no command "{name}".{_hint(name, COMMANDS)}')
+    asked, command = parse(name, words), load_command(name)
+    with trusting(asked.trust_code):
+        _require_trust_of_stored_code(command, asked, words)
+        summary = _execute(command, name, asked)
     if not leads():
         return 0
-    print(dumps(summary, indent=2) if order.json else command.show(summary))
+    print(dumps(summary, indent=2) if asked.json else command.show(summary))
     alarm = command.alarm(summary)
     if alarm is not None:
         _say(alarm)
     return 0 if alarm is None else 3
 
 
-def _require_own_words(command: Command, order: "Invocation[Any]", words: list[str]) -> None:
-    """In a run that goes on, code that the command does not name comes from the folder."""
-    if order.out is None or not (order.out / "config.json").exists():
+def _require_trust_of_stored_code(
+    command: Command, asked: Invocation[Any], words: list[str]
+) -> None:
+    """In a run that goes on, code that the user has not named comes from the folder."""
+    if asked.out is None or not (asked.out / "config.json").exists():
         return
-    if (order.out / "done.json").exists() and not command.asks_more(order.config):
+    if (asked.out / "done.json").exists() and not command.asks_more(asked.config):
         return
     typed = {part for word in words for part in (word, word.partition("=")[2])}
     for name in CODE:
-        value = getattr(order.config, name, None)
+        value = getattr(asked.config, name, None)
         for code in value if isinstance(value, tuple) else (value,):
             if isinstance(code, str) and is_own_code(code) and code not in typed:
-                require_trust(code, order.out / "config.json")
+                require_trust(code, asked.out / "config.json")
 
 
-def _execute(command: Command, verb: str, order: "Invocation[Any]") -> dict[str, Any]:
-    if command.write_file is not None and command.writes_file(order.config):
-        return command.write_file(order.config, order.out, _say if leads() else lambda _: None)
-    if not (command.needs_run(order.config) or order.out) or not leads():
-        return command.run(order.config, None)
-    label = command.label(order.config)
-    with open_run(order.config, verb=verb, label=label, out=order.out, say=_say) as run:
-        more = command.asks_more(order.config)
+def _execute(command: Command, name: str, asked: Invocation[Any]) -> dict[str, Any]:
+    if command.write_file is not None and command.writes_file(asked.config):
+        return command.write_file(asked.config, asked.out, _say if leads() else lambda _: None)
+    if not (command.needs_run(asked.config) or asked.out) or not leads():
+        return command.run(asked.config, None)
+    label = command.label(asked.config)
+    with open_run(asked.config, verb=name, label=label, out=asked.out, say=_say) as run:
+        more = command.asks_more(asked.config)
         if run.finished and not more and num_processes() == 1:
             _say(f"{run.path} is finished already; this is what it found.")
             if command.again is not None:
-                _say(f"(sfumato {verb} {command.again} --out {run.path} looks again.)")
+                _say(f"(sfumato {name} {command.again} --out {run.path} looks again.)")
             return {**run.summary, "run": str(run.path)}
-        flag = order.config.without_noise
+        flag = asked.config.without_noise
         if flag:
             run.log(
                 f"NO PRIVACY: {flag} adds no noise, so what this run makes may give its images "
                 "away. Give an epsilon, 3 say, or --mode non-private if that is what you want."
             )
         try:
-            return command.run(order.config, run)
+            return command.run(asked.config, run)
         except SfumatoError:
             run.forget()
             raise
@@ -291,24 +304,16 @@ def _value(words: list[str], flag: str) -> str | None:
     return None
 
 
-def _remembered(kind: type[Settings], verb: str, out: str | None) -> Any:
-    """The settings that the run in this directory was made with, or None: it remembers them."""
-    found = _record(verb, out)
-    if found is None:
-        return None
-    return read_record(kind, found, finished=(Path(out or "") / "done.json").exists())
-
-
-def _record(verb: str, out: str | None) -> dict[str, Any] | None:
-    """The config.json of a run of this verb in this directory, or None."""
+def _record(name: str, out: str | None) -> dict[str, Any] | None:
+    """The config.json of a run of this command in this directory, or None."""
     record = Path(out or "") / "config.json"
     if not out or not record.is_file():
         return None
     found = read_json(record)
-    return found if found.get("verb") == verb else None
+    return found if found.get("verb") == name else None
 
 
-def _passing(kind: type[Settings], words: list[str]) -> list[str]:
+def _flags_not_remembered(kind: type[Settings], words: list[str]) -> list[str]:
     """Flags for settings that a run does not remember, apart from those that are given.
 
     Only with all flags can a config be judged: without an epsilon a run may have one stage and not
@@ -320,45 +325,62 @@ def _passing(kind: type[Settings], words: list[str]) -> list[str]:
     return [word for pair in missing for word in pair]
 
 
-def _without_removed(words: Sequence[str]) -> list[str]:
-    """The words without flags that were removed: they are ignored for one version, with a word."""
-    kept, rest = [], list(words)
+def _flags_that_clear_a_preset(kind: type[Settings], words: list[str]) -> list[str]:
+    """Flags that take away what a preset says otherwise than the words do: steps beside epochs."""
+    given = {word.partition("=")[0].replace("_", "-") for word in words}
+    added = []
+    for pair in kind.ONE_OF:
+        flags = [f"--{name.replace('_', '-')}" for name in pair]
+        if len(given.intersection(flags)) == 1:
+            added += [word for flag in flags if flag not in given for word in (flag, "None")]
+    return added
+
+
+def _check_flags(name: str, kind: type[Settings], words: list[str]) -> list[str]:
+    """The words, without flags that have no effect any more: these are warned of.
+
+    Flags that were removed otherwise are refused with what to do instead, and those of other
+    commands with the name of such a command.
+    """
+    kept, rest, withdrawn = [], list(words), withdrawn_settings(kind)
     while rest:
         word = rest.pop(0)
-        flag, given, _ = word.partition("=")
-        name = flag.removeprefix("--").replace("-", "_").removeprefix("no_")
-        if not flag.startswith("--") or name not in REMOVED:
+        flag, has_value, _ = word.partition("=")
+        setting = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if not flag.startswith("--") or setting in leaves(kind):
             kept.append(word)
             continue
-        if not given and rest and rest[0].lstrip("-").isdigit():
-            rest.pop(0)
-        warnings.warn(
-            f"{flag} was removed and has no effect: {REMOVED[name]}.", SfumatoWarning, stacklevel=2
-        )
+        homes, gone = _names_with(setting, [name]), withdrawn.get(setting)
+        if gone is not None and gone.ignored:
+            warnings.warn(
+                f"{flag} was removed and has no effect: {gone.instead}.",
+                SfumatoWarning,
+                stacklevel=2,
+            )
+            if not has_value and rest and rest[0].lstrip("-").isdigit():
+                rest.pop(0)
+            continue
+        if gone is not None and not homes:
+            raise ConfigError(f"{flag} was removed: {gone.instead}.")
+        if homes := homes or _names_with(setting, COMMANDS):
+            raise ConfigError(
+                f"{flag} is for sfumato {' or '.join(homes)}, not for "
+                f"sfumato {_names([name])[kind]}."
+            )
+        kept.append(word)
     return kept
 
 
-def _refuse_others(verb: str, called: str, kind: type[Settings], words: list[str]) -> None:
-    """Refuse flags that were removed, in words on what to do instead, or that others have."""
-    for word in words:
-        flag = word.partition("=")[0]
-        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        if not flag.startswith("--") or name in leaves(kind):
-            continue
-        homes = _homes(name, [verb])
-        if not homes and name in withdrawn_settings(kind):
-            raise ConfigError(f"{flag} was removed: {withdrawn_settings(kind)[name].instead}.")
-        if homes := homes or _homes(name, VERBS):
-            raise ConfigError(
-                f"{flag} is for sfumato {' or '.join(homes)}, not for sfumato {called}."
-            )
+def _names(commands: Collection[str]) -> dict[type[Settings], str]:
+    """The classes of settings of commands and their subcommands, and how each is called."""
+    found = {command_settings(name)[0]: name for name in commands}
+    inner = [(name, word, one) for name in commands for word, one in subcommands_of(name).items()]
+    return found | {one.kind: f"{name} {word}" for name, word, one in inner}
 
 
-def _homes(name: str, verbs: Iterable[str]) -> list[str]:
-    """The commands, with their ways, that have a setting."""
-    called = {command_settings(verb)[0]: verb for verb in verbs}
-    called |= {way.kind: f"{verb} {word}" for verb in verbs for word, way in ways_of(verb).items()}
-    return [home for kind, home in called.items() if name in leaves(kind)]
+def _names_with(setting: str, commands: Collection[str]) -> list[str]:
+    """The commands and subcommands that have a setting."""
+    return [called for kind, called in _names(commands).items() if setting in leaves(kind)]
 
 
 def _show_warning(usual: Callable[..., object]) -> Callable[..., object]:
@@ -372,28 +394,17 @@ def _show_warning(usual: Callable[..., object]) -> Callable[..., object]:
     return show
 
 
-def _displacing(kind: type[Settings], words: list[str]) -> list[str]:
-    """Flags that take away what a preset says otherwise than the words do: steps beside epochs."""
-    given = {word.partition("=")[0].replace("_", "-") for word in words}
-    added = []
-    for pair in kind.ONE_OF:
-        flags = [f"--{name.replace('_', '-')}" for name in pair]
-        if len(given.intersection(flags)) == 1:
-            added += [word for flag in flags if flag not in given for word in (flag, "None")]
-    return added
-
-
 def _say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
 def _help() -> str:
-    verbs = "\n".join(f"  {verb:<12} {text}" for verb, text in VERBS.items())
+    commands = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
     return (
         "usage: sfumato COMMAND [OPTIONS]\n\n"
         "Train vision models on images you must not leak, share what carries the task,\n"
         "and measure what a model gives away.\n\n"
-        f"commands:\n{verbs}\n\n"
+        f"commands:\n{commands}\n\n"
         "All take --preset NAME, --out DIR (the run directory; the same command resumes it) and\n"
         "--json (the summary on standard output). sfumato COMMAND --help lists its settings."
     )

@@ -20,14 +20,6 @@ from sfumato.setting_groups import Settings, defaults, flatten, leaves, types_of
 
 Config = TypeVar("Config")
 
-REMOVED = {
-    "two_pass": "half the --physical-batch-size saves as much memory",
-    "check_every": "every run measures what one example adds, at first and then rarely",
-}
-"""Settings of earlier versions that no longer exist, and what to do instead. They said how to
-compute, not what, so runs that still have them are read, and go on, without them."""
-
-
 VERSION = 2
 """Of config.json. In version 1, which says none, some settings were in groups."""
 ANY = object()
@@ -35,7 +27,7 @@ ANY = object()
 
 @dataclasses.dataclass(frozen=True)
 class Withdrawn:
-    """A setting of earlier versions that said what to compute, and no longer exists.
+    """A setting of earlier versions that no longer exists.
 
     The class that had it lists it by name in `WITHDRAWN`. A finished run that has it is read
     without it. An unfinished one goes on without it if it has the usual value.
@@ -46,11 +38,22 @@ class Withdrawn:
     usual: Any = ANY
     """The value, as JSON, that stands for what is done today; ANY if all that was done before the
     last stage is the same with every value."""
+    ignored: bool = False
+    """Whether its flag is ignored with a warning, and not refused."""
+
+
+HOW_TO_COMPUTE = {
+    "two_pass": Withdrawn("half the --physical-batch-size saves as much memory", ignored=True),
+    "check_every": Withdrawn(
+        "every run measures what one example adds, at first and then rarely", ignored=True
+    ),
+}
+"""Settings of several classes that said how to compute, not what, and were withdrawn."""
 
 
 def withdrawn_settings(kind: Any) -> Mapping[str, Withdrawn]:
     """The settings of a config class that were withdrawn, by name."""
-    return getattr(kind, "WITHDRAWN", {})
+    return {**HOW_TO_COMPUTE, **getattr(kind, "WITHDRAWN", {})}
 
 
 def to_json(value: Any) -> Any:
@@ -131,7 +134,7 @@ def complete_config(kind: Any, data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     hints, usual = _types(kind), defaults(kind)
-    gone = {*REMOVED, *withdrawn_settings(kind)} - hints.keys()
+    gone = withdrawn_settings(kind).keys() - hints.keys()
     kept = {name: value for name, value in _plain(kind, data).items() if name not in gone}
     for name, hint in hints.items():
         if name in kept:
@@ -226,7 +229,7 @@ def _read_dataclass(kind: Any, data: Any, name: str) -> Any:
             f'setting "{prefix}{key}" is {data[key]!r}, and was removed: '
             f"{withdrawn_settings(kind)[key].instead}."
         )
-    unknown, missing = set(data) - set(names) - set(REMOVED), set(names) - set(data)
+    unknown, missing = set(data) - set(names), set(names) - set(data)
     if unknown:
         known = ", ".join(names)
         raise ConfigError(f'unknown setting "{prefix}{min(unknown)}". There are: {known}.')

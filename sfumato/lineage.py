@@ -1,9 +1,9 @@
 """Where tensors come from: a note in the file itself, so that a copy elsewhere is still known.
 
-It says which verb made them and of which data, and has the lines of the ledger that paid for them;
-and the same of the weights that these began with. Nothing in it is of images. Names and ledgers are
-public; a digest of private images, by which a guess at them could be checked, is not in it. A
-digest of the tensors is: it says whether they are still those that the ledger paid for.
+It says which command made them and of which data, and has the lines of the ledger that paid for
+them; and the same of the weights that these began with. Nothing in it is of images. Names and
+ledgers are public; a digest of private images, by which a guess at them could be checked, is not in
+it. A digest of the tensors is: it says whether they are still those that the ledger paid for.
 """
 
 import base64
@@ -195,7 +195,7 @@ def origin_in_place(file: Path) -> Origin | None:
 
 
 def run_settings(folder: Path) -> dict[str, Any]:
-    """The verb and the settings of the run in a folder; nothing where there is none."""
+    """The command and the settings of the run in a folder; nothing where there is none."""
     record = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     return record if isinstance(record, dict) and "verb" in record else {}
 

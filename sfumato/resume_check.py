@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sfumato.config import REMOVED, VERSION, complete_config, differences, without_usual
+from sfumato.config import VERSION, complete_config, differences, without_usual
 from sfumato.errors import RunError
 from sfumato.files import read_json, read_lines
 from sfumato.lineage import START
@@ -63,7 +63,7 @@ def changes(folder: Path, wanted: Any, free: Sequence[str], kind: type | None = 
     if isinstance(before, dict):
         read = complete_config if (folder / "done.json").exists() else without_usual
         before = {**before, "config": read(kind, before.get("config")), "version": VERSION}
-    lines, ignored = differences(before, wanted), {f"config.{n}" for n in (*free, *REMOVED)}
+    lines, ignored = differences(before, wanted), {f"config.{name}" for name in free}
     return [line for line in lines if line.partition(":")[0] not in ignored]
 
 

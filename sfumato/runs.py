@@ -1,4 +1,4 @@
-"""The run directory: what a verb leaves behind, how it is resumed, and how verbs hand work on.
+"""The run directory: what a command leaves, how it is resumed, and how commands hand on work.
 
     config.json  plan.json  ledger.jsonl  metrics.jsonl  log.txt
     start.json    what is known of the weights that it began with (`lineage`)
@@ -250,8 +250,8 @@ def open_run(
 
     With `out` that is the directory; a different config in it is refused, field by field, except
     for what may change (`sfumato.resume_check`), and is then what the directory says. Without it,
-    an unfinished run of the same verb and config under `root` goes on, else a new directory is
-    named after verb, label and time. Another process in the same directory is refused.
+    an unfinished run of the same command and config under `root` goes on, else a new directory is
+    named after command, label and time. Another process in the same directory is refused.
     """
     wanted = {"version": VERSION, "verb": verb, "config": to_json(config)}
     free = getattr(config, "MAY_CHANGE", ())

@@ -87,8 +87,8 @@ class WithStages(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """A way of a command that has settings of its own: sfumato audit heads."""
+class Subcommand:
+    """A part of a command that has settings of its own: sfumato audit heads."""
 
     kind: type[Settings]
     """What it can be asked for."""

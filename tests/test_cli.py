@@ -11,8 +11,8 @@ from urllib.error import URLError
 
 import pytest
 
-from sfumato.cli import VERBS, main, read_order
-from sfumato.commands import command_settings, recipe_of
+from sfumato.cli import COMMANDS, main, parse
+from sfumato.commands import command_settings, load_command
 from sfumato.errors import SfumatoWarning
 from sfumato.files import append_line
 from sfumato.privacy.ledger import Ledger, LedgerHeader
@@ -27,11 +27,11 @@ def call(capsys, *words):
 
 def test_help_loads_no_library_of_tensors_or_of_accounting():
     script = (
-        "import sys; from sfumato.cli import VERBS, main\n"
+        "import sys; from sfumato.cli import COMMANDS, main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "assert 'tyro' not in sys.modules\n"
-        "for verb in VERBS:\n"
+        "for verb in COMMANDS:\n"
         "    try: main([verb, '--help'])\n"
         "    except SystemExit: pass\n"
         "    for name in ('torch', 'scipy', 'dp_accounting', 'numpy'):\n"
@@ -39,7 +39,7 @@ def test_help_loads_no_library_of_tensors_or_of_accounting():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert all(verb in done.stdout for verb in VERBS)
+    assert all(verb in done.stdout for verb in COMMANDS)
 
 
 def test_importing_sfumato_and_pricing_a_plan_needs_no_torch():
@@ -57,7 +57,7 @@ def test_python_minus_m_works():
     assert done.stdout.startswith(b"sfumato ")
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_explains_itself_and_has_the_preset_for_cpus(capsys, verb):
     code, out, _ = call(capsys, verb, "--help")
     assert code == 0
@@ -74,14 +74,14 @@ def test_the_boxes_of_a_help_are_titled_in_plain_words(capsys, verb):
     assert not [title for title in titles if "." in title]
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_runs_are_named_after_what_they_are_about(verb):
-    recipe, (kind, presets) = recipe_of(verb), command_settings(verb)
+    command, (kind, presets) = load_command(verb), command_settings(verb)
     for preset in presets.values():
-        assert re.fullmatch(r"[\w.-]*", recipe.label(preset()))
+        assert re.fullmatch(r"[\w.-]*", command.label(preset()))
     if verb == "train":
         about = kind(data="my/cifar10.npz", model="torchvision:resnet18", epsilon=2.0)
-        assert recipe.label(about) == "cifar10-torchvision-resnet18-eps2"
+        assert command.label(about) == "cifar10-torchvision-resnet18-eps2"
 
 
 @pytest.mark.parametrize(
@@ -236,8 +236,8 @@ def test_a_private_run_without_noise_says_so_in_capitals_before_it_begins(
 ):
     verb = words.split()[0]
     begun = []
-    recipe = replace(recipe_of(verb), run=lambda config, run: begun.append(run) or {}, show=str)
-    monkeypatch.setattr("sfumato.cli.recipe_of", lambda _: recipe)
+    command = replace(load_command(verb), run=lambda config, run: begun.append(run) or {}, show=str)
+    monkeypatch.setattr("sfumato.cli.load_command", lambda _: command)
     code, _, told = call(capsys, *words.split(), "--out", str(tmp_path / "run"))
     assert (code, len(begun)) == (0, 1)
     expected = f"NO PRIVACY: {flag} adds no noise" if flag else ""
@@ -353,6 +353,6 @@ def test_replace_one_has_no_renyi_price_and_says_so(capsys):
 
 
 def test_a_preset_of_a_verb_with_words_is_read_without_a_warning(recwarn):
-    order = read_order("report", ["runs/one", "--preset", "digits-cpu"])
+    order = parse("report", ["runs/one", "--preset", "digits-cpu"])
     assert order.config.runs == (Path("runs/one"),)
     assert not recwarn.list

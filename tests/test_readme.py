@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sfumato import cli
-from sfumato.commands import command_settings, train, ways_of
+from sfumato.commands import command_settings, subcommands_of, train
 from sfumato.data.load import load_images
 from sfumato.errors import PrivacyError, UnsupportedLayer
 from sfumato.runs import open_run
@@ -43,7 +43,7 @@ def commands():
 
 def flags_of(verb):
     """The flags of a verb."""
-    kinds = [command_settings(verb)[0], *(way.kind for way in ways_of(verb).values())]
+    kinds = [command_settings(verb)[0], *(way.kind for way in subcommands_of(verb).values())]
     names = [*(name for kind in kinds for name in leaves(kind)), "preset", "out", "json"]
     return {f"--{prefix}{name.replace('_', '-')}" for name in names for prefix in ("", "no-")}
 
@@ -51,8 +51,8 @@ def flags_of(verb):
 @pytest.mark.parametrize("words", commands())
 def test_every_command_is_understood(words):
     verb, *rest = words
-    assert verb in cli.VERBS
-    order = cli.read_order(verb, rest)
+    assert verb in cli.COMMANDS
+    order = cli.parse(verb, rest)
     assert order.config is not None
 
 
@@ -87,7 +87,7 @@ def anchor_of(heading):
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
+@pytest.mark.parametrize("verb", cli.COMMANDS)
 def test_every_verb_has_a_page_with_all_its_parts(verb):
     text = (ROOT / f"docs/{verb}.md").read_text()
     for part in ("hat is guaranteed", "## Flags", "## What it costs", "imits"):
@@ -96,7 +96,7 @@ def test_every_verb_has_a_page_with_all_its_parts(verb):
         assert f"{verb}.md)" in (ROOT / index).read_text(), index
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
+@pytest.mark.parametrize("verb", cli.COMMANDS)
 def test_the_flags_that_a_page_explains_are_there(verb):
     table = (ROOT / f"docs/{verb}.md").read_text().split("## Flags")[1].split("\n## ")[0]
     explained = {
@@ -110,14 +110,14 @@ def test_the_flags_that_a_page_explains_are_there(verb):
 
 @pytest.mark.parametrize(
     ("verb", "way"),
-    [(verb, way) for verb in cli.VERBS for way in (None, *ways_of(verb))],
+    [(verb, way) for verb in cli.COMMANDS for way in (None, *subcommands_of(verb))],
 )
 def test_every_setting_is_in_the_help(verb, way, capsys):
     kind, words = (
-        (command_settings(verb)[0], []) if way is None else (ways_of(verb)[way].kind, [way])
+        (command_settings(verb)[0], []) if way is None else (subcommands_of(verb)[way].kind, [way])
     )
     with pytest.raises(SystemExit):
-        cli.read_order(verb, [*words, "--help"])
+        cli.parse(verb, [*words, "--help"])
     text = capsys.readouterr().out
     for name in leaves(kind):
         flag = f"--{name.replace('_', '-')}"
@@ -308,7 +308,7 @@ def command_room(monkeypatch, tmp_path):
         place = tmp_path / package.__name__.partition(".")[2]
         place.mkdir()
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(place)])
-    monkeypatch.setattr(cli, "VERBS", dict(cli.VERBS))
+    monkeypatch.setattr(cli, "COMMANDS", dict(cli.COMMANDS))
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     for package in (settings, commands):

@@ -1,4 +1,4 @@
-"""One thin module or folder a verb: frozen settings, presets, and a `run` of a few stages.
+"""One thin module or folder per command: frozen settings, presets, and a `run` of a few stages.
 
 Each has a `COMMAND`, which is all that `cli` knows of it.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.runs import Run
-from sfumato.setting_groups import Settings, Way
+from sfumato.setting_groups import Settings, Subcommand
 
 Summary = dict[str, Any]
 
@@ -50,26 +50,26 @@ def as_label(*things: str | Path, epsilon: float | None = None) -> str:
     )
 
 
-def command_settings(verb: str) -> tuple[type[Settings], Mapping[str, Callable[[], Any]]]:
+def command_settings(name: str) -> tuple[type[Settings], Mapping[str, Callable[[], Any]]]:
     """What a command can be asked for: its settings, and presets with the score that each reached.
 
     The command itself is not imported: --help answers at once.
     """
-    module = import_module(f"sfumato.settings.{verb}")
+    module = import_module(f"sfumato.settings.{name}")
     return module.SETTINGS, module.PRESETS
 
 
-def ways_of(verb: str) -> Mapping[str, Way]:
-    """The ways of a command that have settings of their own, by their words."""
-    return getattr(import_module(f"sfumato.settings.{verb}"), "WAYS", {})
+def subcommands_of(name: str) -> Mapping[str, Subcommand]:
+    """The subcommands of a command, by their words."""
+    return getattr(import_module(f"sfumato.settings.{name}"), "SUBCOMMANDS", {})
 
 
-def settings_of_run(verb: str, stored: Mapping[str, Any]) -> type[Settings]:
-    """What the settings in the config.json of a run are read as: its command may have ways."""
-    module = import_module(f"sfumato.settings.{verb}")
+def settings_of_run(name: str, stored: Mapping[str, Any]) -> type[Settings]:
+    """What the settings in the config.json of a run, or of a subcommand's, are read as."""
+    module = import_module(f"sfumato.settings.{name}")
     return module.kind_of(stored) if hasattr(module, "kind_of") else module.SETTINGS
 
 
-def recipe_of(verb: str) -> Command:
-    """The command of a verb; the first that asks for it imports it."""
-    return import_module(f"sfumato.commands.{verb}").COMMAND
+def load_command(name: str) -> Command:
+    """The command of this name; the first that asks for it imports it."""
+    return import_module(f"sfumato.commands.{name}").COMMAND

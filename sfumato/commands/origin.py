@@ -83,7 +83,7 @@ def log_origin(config: Training, images: Images, say: Callable[[str], None]) -> 
 
 
 def require_other_data(config: Training, images: Images) -> None:
-    """Refuse weights that were trained on the same data, for a verb that has no ledger to go on
+    """Refuse weights that were trained on the same data, for a command that has no ledger to go on
     with."""
     if book_of_weights(config, images) is not None:
         raise PrivacyError(

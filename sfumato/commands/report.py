@@ -102,7 +102,7 @@ def alarm(summary: Mapping[str, Any]) -> str | None:
     return f"DAMAGED, no proof of anything: {', '.join(damaged)}" if damaged else None
 
 
-# It is about runs and none itself: it writes into the directories of other verbs.
+# It is about runs and none itself: it writes into the directories of other commands.
 COMMAND = Command(
     run=run,
     show=show,

@@ -1,4 +1,4 @@
-"""What verbs with stages share: taking them in turn, and reading a run that another verb left."""
+"""What commands with stages share, and reading a run that another command left."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -25,11 +25,11 @@ def describe_stage(summary: Mapping[str, Any]) -> str:
     return "\n".join([f"stage {summary['stage']} of {summary['run']}", *told])
 
 
-def require_one_process(verb: str, what: str, run: Run | None) -> Run:
+def require_one_process(command: str, what: str, run: Run | None) -> Run:
     """The run, or a word on how several processes help: to train `what`, and hand it on."""
     if run is None or num_processes() > 1:
         raise ConfigError(
-            f"sfumato {verb} is for one process. With torchrun, sfumato train {what}."
+            f"sfumato {command} is for one process. With torchrun, sfumato train {what}."
         )
     return run
 
@@ -65,7 +65,7 @@ def log_ignored_settings(
 ) -> None:
     """Name the settings here that would make another model: the one in the folder is there.
 
-    `used` are those that the verb has another use for.
+    `used` are those that the command has another use for.
     """
     free = {"data", "data_root", "device", "seed", "noise_seed", "epsilon", "mode", "weights"}
     free |= set(used)

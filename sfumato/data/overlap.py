@@ -1,8 +1,8 @@
 """Two sets that are to stand side by side: of one size and colour, and with no image in common.
 
-A verb that starts from public images and moves them towards private ones releases the public ones,
-changed. That is safe only if no private image hides among them, so each image is known by a hash of
-its pixels and looked up in the other set.
+A command that moves public images towards private ones releases the public ones, changed. That is
+safe only if no private image hides among them, so each image is known by a hash of its pixels and
+looked up in the other set.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """How images that were made compare with real ones, in the features of a network with a name.
 
-For verbs that make images. The measures are those of `metrics/quality.py`; here are the networks
+For commands that make images. The measures are those of `metrics/quality.py`; here are the networks
 whose features they are taken in. Every figure is kept beside the name of its network and beside the
 counts, and none is called FID: that is another network, and one way to resize.
 """

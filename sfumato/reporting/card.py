@@ -160,7 +160,7 @@ def _config_of(path: Path) -> Mapping[str, Any]:
         raise RunError(f"{path} holds no run: config.json is missing.{hint}")
     config = read_json(path / "config.json")
     if not isinstance(config, dict) or not {"verb", "config"} <= set(config):
-        raise RunError(f"{path / 'config.json'} is damaged: it names no verb and no settings.")
+        raise RunError(f"{path / 'config.json'} is damaged: it names no command and no settings.")
     return config
 
 

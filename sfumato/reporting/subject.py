@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato.config import REMOVED
+from sfumato.config import HOW_TO_COMPUTE
 from sfumato.errors import RunError
 from sfumato.files import read_json
 from sfumato.integrity import damage
@@ -19,7 +19,7 @@ from sfumato.setting_groups import leaves
 from sfumato.settings.train import Augment, Canaries, Data, Extender, Model, Optim, Privacy
 
 ROLES = {"invert": "target", "release": "teacher"}
-"""Verbs whose model may be given, and the setting that gives it."""
+"""Commands whose model may be given, and the setting that gives it."""
 GROUPS = (Model, Privacy, Optim, Augment, Extender, Canaries, Data)
 TRAINING = {*(name for group in GROUPS for name in leaves(group)), "physical_batch_size", "compile"}
 """Settings that say how a model is trained: a model that is there already has its own."""
@@ -68,8 +68,8 @@ def read_subject(
         here = _trained_here(path, settings, include_private) if verb == "invert" else None
         return here, dict(settings)
     place, name = Path(given), brief(given)
-    taken = {*TRAINING, *REMOVED} - {*OWN[verb]}
-    left_out = {*TRAINING, *REMOVED} - {*OWN[verb], *ELSEWHERE}
+    taken = {*TRAINING, *HOW_TO_COMPUTE} - {*OWN[verb]}
+    left_out = {*TRAINING, *HOW_TO_COMPUTE} - {*OWN[verb], *ELSEWHERE}
     used = {key: value for key, value in settings.items() if key not in left_out}
     if not (place / "config.json").is_file():
         instead = "not known", f"{name} is no run of sfumato here: nobody knows what it guaranteed."

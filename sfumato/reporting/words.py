@@ -261,7 +261,7 @@ def spent_words(spent: SpentEvents) -> str:
 
 
 def differing(cards: Sequence[RunCard]) -> list[tuple[str, ...]]:
-    """Settings that all runs have, and not all alike: other verbs have other settings."""
+    """Settings that all runs have, and not all alike: other commands have other settings."""
     rows = []
     for name in cards[0].settings:
         values = [short(card.settings[name]) for card in cards if name in card.settings]

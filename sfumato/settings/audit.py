@@ -1,6 +1,6 @@
 """What `sfumato audit` can be asked for, and presets with what each found.
 
-It has three ways, each with settings of its own: a finished run, a recipe for heads, or a trainer.
+It has three subcommands, each with settings of its own: run, heads, and trainer.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
-from sfumato.setting_groups import Settings, Way, leaves
+from sfumato.setting_groups import Settings, Subcommand, leaves
 from sfumato.settings.heads import HeadRecipe
 from sfumato.settings.train import Data
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
 class Audit(Settings):
-    """What all ways share."""
+    """What all subcommands share."""
 
     MAY_CHANGE: ClassVar = ("device",)
     """Settings that say how, not what: a run may go on with others."""
@@ -134,29 +134,29 @@ def check_bound_delta(delta: float) -> None:
         raise ConfigError(f"delta={delta:g} must lie in 0 to 1, 1 excluded.")
 
 
-WAYS = {
-    "run": Way(kind=AuditRun, former=("--run",)),
-    "heads": Way(kind=AuditHeads, former=("--heads",)),
-    "trainer": Way(kind=AuditTrainer, former=("--trainer",)),
+SUBCOMMANDS = {
+    "run": Subcommand(kind=AuditRun, former=("--run",)),
+    "heads": Subcommand(kind=AuditHeads, former=("--heads",)),
+    "trainer": Subcommand(kind=AuditTrainer, former=("--trainer",)),
 }
 
 
 def kind_of(stored: Mapping[str, Any]) -> type[Audit]:
-    """The way that stored settings are of; in the last version all ways had all settings."""
+    """The subcommand that stored settings are of; in the last version all had all settings."""
     if stored.get("heads", "shadows" not in stored and "trials" in stored):
         return AuditHeads
     return AuditTrainer if stored.get("trainer") is not None else AuditRun
 
 
-def _of_other_ways(kind: type[Settings]) -> dict[str, Withdrawn]:
-    """The settings of other ways, which every run had in the last version."""
-    former = {name for way in WAYS.values() for name in leaves(way.kind)} | {"heads"}
-    instead = Withdrawn("it is a setting of another way (sfumato audit run, heads or trainer)")
+def _of_others(kind: type[Settings]) -> dict[str, Withdrawn]:
+    """The settings of other subcommands, which every run had in the last version."""
+    former = {name for one in SUBCOMMANDS.values() for name in leaves(one.kind)} | {"heads"}
+    instead = Withdrawn("it belongs to another of sfumato audit run, heads and trainer")
     return dict.fromkeys(sorted(former - leaves(kind).keys()), instead)
 
 
-for _way in WAYS.values():
-    _way.kind.WITHDRAWN = _of_other_ways(_way.kind)
+for _subcommand in SUBCOMMANDS.values():
+    _subcommand.kind.WITHDRAWN = _of_others(_subcommand.kind)
 
 
 def digits_cpu() -> AuditRun:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
-from sfumato.setting_groups import Settings, Way
+from sfumato.setting_groups import Settings, Subcommand
 from sfumato.settings.train import (
     ONLY_TRAIN,
     Training,
@@ -196,7 +196,7 @@ class Verify(Settings):
             raise ConfigError("--verify what? Give sfumato release verify BUNDLE.")
 
 
-WAYS = {"verify": Way(kind=Verify, former=("--verify",))}
+SUBCOMMANDS = {"verify": Subcommand(kind=Verify, former=("--verify",))}
 
 
 def digits_cpu() -> ReleaseSettings:

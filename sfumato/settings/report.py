@@ -31,7 +31,7 @@ class Report(Settings):
 
 
 def digits_cpu() -> Report:
-    """The newest run in runs/: after any other verb with this preset, what that one did."""
+    """The newest run in runs/: after any other command with this preset, what that one did."""
     return Report()
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError, PrivacyError
-from sfumato.setting_groups import Settings, Way, defaults, flatten, leaves
+from sfumato.setting_groups import Settings, Subcommand, defaults, flatten, leaves
 from sfumato.settings.diffusion import Diffusion
 from sfumato.settings.train import (
     ONLY_TRAIN,
@@ -345,7 +345,7 @@ class Draw(Settings):
             raise ConfigError("draw from what? Give sfumato warmup draw RUN --out FILE.npz.")
 
 
-WAYS = {"draw": Way(kind=Draw, former=("--run", "sample"))}
+SUBCOMMANDS = {"draw": Subcommand(kind=Draw, former=("--run", "sample"))}
 
 
 def digits_cpu() -> Warmup:

@@ -12,8 +12,8 @@ from cuts import cut_in
 from planted import replace_everywhere
 
 from sfumato.attacks.heads import HeadRecipe
-from sfumato.cli import main, read_order
-from sfumato.commands import audit, ways_of
+from sfumato.cli import main, parse
+from sfumato.commands import audit, subcommands_of
 from sfumato.config import dumps, to_json
 from sfumato.errors import DataError
 from sfumato.files import read_lines
@@ -165,16 +165,16 @@ def test_calls_of_a_trainer_that_has_changed_do_not_count(digits, tmp_path, monk
     [("run", {"run": "x"}), ("heads", {"heads": True}), ("trainer", {"trainer": "a:b"})],
 )
 def test_an_audit_of_the_last_version_is_read_as_the_way_that_it_was(way, changes, tmp_path):
-    ways = ways_of("audit")
+    ways = subcommands_of("audit")
     whole = {"heads": False}
     for other in ways.values():
         whole |= dict.fromkeys(leaves(other.kind)) | to_json(defaults(other.kind))
     config = {**whole, "run": None, "trainer": None, **changes}
     (tmp_path / "config.json").write_text(json.dumps({"verb": "audit", "config": config}))
-    read = read_order("audit", ["--out", str(tmp_path)]).config
+    read = parse("audit", ["--out", str(tmp_path)]).config
     assert type(read) is ways[way].kind
     (tmp_path / "config.json").write_text(dumps({"verb": "audit", "version": 2, "config": read}))
-    assert read_order("audit", ["--out", str(tmp_path)]).config == read
+    assert parse("audit", ["--out", str(tmp_path)]).config == read
 
 
 @pytest.mark.parametrize(
@@ -187,4 +187,4 @@ def test_an_audit_of_the_last_version_is_read_as_the_way_that_it_was(way, change
     ],
 )
 def test_flags_of_the_last_version_name_the_same_way(new, old):
-    assert read_order("audit", new).config == read_order("audit", old).config
+    assert parse("audit", new).config == parse("audit", old).config

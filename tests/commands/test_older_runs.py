@@ -10,8 +10,8 @@ from finished import runs as runs
 from golden.store import RUNS
 
 from sfumato import config as config_module
-from sfumato.cli import read_order
-from sfumato.commands import command_settings, train, ways_of
+from sfumato.cli import parse
+from sfumato.commands import command_settings, subcommands_of, train
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
 from sfumato.runs import open_run
@@ -88,7 +88,7 @@ def test_an_unfinished_run_goes_on_without_a_setting_that_only_said_how(before, 
     with open_run(config, verb="train", out=tmp_path) as opened:
         assert not opened.finished
     words = ["--noise-multiplier", "1", "--out", str(tmp_path)]
-    assert read_order("train", words).config == config
+    assert parse("train", words).config == config
     record["config"]["lr"] = 3.0
     (tmp_path / "config.json").write_text(json.dumps(record))
     with pytest.raises(RunError, match="lr"), open_run(config, verb="train", out=tmp_path):
@@ -184,7 +184,7 @@ def test_every_withdrawn_setting_is_tried():
 def test_a_finished_run_with_a_withdrawn_setting_is_read_without_it(verb, name, tmp_path):
     out = begun(verb, tmp_path / "run", **{name: WITHDRAWN[verb][name]})
     (out / "done.json").write_text("{}")
-    config = read_order(verb, ["--out", str(out)]).config
+    config = parse(verb, ["--out", str(out)]).config
     assert not hasattr(config, name)
     with open_run(config, verb=verb, out=out) as opened:
         assert opened.finished
@@ -195,24 +195,24 @@ def test_an_unfinished_run_goes_on_without_a_withdrawn_setting_that_changes_noth
     verb, name, tmp_path
 ):
     usual = begun(verb, tmp_path / "usual")
-    config = read_order(verb, ["--out", str(usual)]).config
+    config = parse(verb, ["--out", str(usual)]).config
     open_run(config, verb=verb, out=usual).close()
     other = begun(verb, tmp_path / "other", **{name: WITHDRAWN[verb][name]})
     if command_settings(verb)[0].WITHDRAWN[name].usual is config_module.ANY:
         open_run(config, verb=verb, out=other).close()
-        assert read_order(verb, ["--out", str(other)]).config == config
+        assert parse(verb, ["--out", str(other)]).config == config
         return
     with pytest.raises(RunError, match=name):
         open_run(config, verb=verb, out=other)
     with pytest.raises(ConfigError, match=f'"{name}" is .* was removed'):
-        read_order(verb, ["--out", str(other)])
+        parse(verb, ["--out", str(other)])
 
 
 @pytest.mark.parametrize(("verb", "name"), EACH)
 def test_a_withdrawn_flag_is_refused_with_what_to_do(verb, name):
     flag = f"--{name.replace('_', '-')}"
-    if any(flag in way.former for way in ways_of(verb).values()):
+    if any(flag in way.former for way in subcommands_of(verb).values()):
         return  # it still names the way
     for words in ([flag, "1"], [f"{flag}=1"], [f"--no-{flag[2:]}"]):
         with pytest.raises(ConfigError, match=rf"{words[0][:5]}.* was removed: \w+"):
-            read_order(verb, words)
+            parse(verb, words)

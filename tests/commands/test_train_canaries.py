@@ -14,7 +14,7 @@ from canary_runs import SMALL, digits, ledger_of, run_small, unpriced
 from cuts import cut_in
 from safetensors.torch import load_file
 
-from sfumato.cli import read_order
+from sfumato.cli import parse
 from sfumato.commands import command_settings, train
 from sfumato.commands.audit.canaries import examine_canaries, score_canaries
 from sfumato.commands.train.canaries import read_canaries
@@ -271,7 +271,7 @@ def test_what_does_not_go_with_canaries_is_refused(changes, words):
 def test_other_verbs_have_no_canaries(verb):
     assert "canaries" not in leaves(command_settings(verb)[0])
     with pytest.raises(ConfigError, match="for sfumato train"):
-        read_order(verb, ["--canaries", "50"])
+        parse(verb, ["--canaries", "50"])
 
 
 def test_a_run_without_canaries_or_end_has_nothing_to_say(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from cuts import cut_in
 from safetensors.torch import load_file
 
-from sfumato.cli import read_order
+from sfumato.cli import parse
 from sfumato.commands import train
 from sfumato.errors import ConfigError, SfumatoWarning
 from sfumato.files import read_lines
@@ -146,7 +146,7 @@ def test_an_order_that_was_refused_does_not_block_its_directory(tmp_path):
 def test_a_flag_that_was_removed_is_ignored_with_a_word_on_what_to_do(removed, instead):
     words = ["--epsilon", "3", *removed, "--lr", "0.1"]
     with pytest.warns(SfumatoWarning, match="no effect") as told:
-        config = read_order("train", words).config
+        config = parse("train", words).config
     assert config == train.Config(epsilon=3.0, lr=0.1)
     assert instead in str(told[0].message)
 
@@ -181,14 +181,14 @@ def test_an_explanation_asks_for_no_guarantee_and_leaves_nothing():
     ],
 )
 def test_a_flag_displaces_what_the_preset_says_otherwise(words, expected):
-    config = read_order("train", ["--preset", "digits-cpu", *words]).config
+    config = parse("train", ["--preset", "digits-cpu", *words]).config
     assert {name: getattr(config, name) for name in expected} == expected
 
 
 def test_two_flags_for_one_thing_are_refused_after_a_preset_too():
     words = ["--preset", "digits-cpu", "--epsilon", "1", "--noise-multiplier", "2"]
     with pytest.raises(ConfigError, match="both of --epsilon and --noise-multiplier"):
-        read_order("train", words)
+        parse("train", words)
 
 
 def test_what_is_done_to_a_model_is_said(tmp_path):

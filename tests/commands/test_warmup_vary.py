@@ -7,7 +7,7 @@ import pytest
 import torch
 from warmups import tiny, warm
 
-from sfumato.cli import read_order
+from sfumato.cli import parse
 from sfumato.commands.warmup.draw import in_turn
 from sfumato.data.load import load_images
 from sfumato.errors import ConfigError
@@ -74,4 +74,4 @@ def test_a_run_that_is_drawn_from_keeps_its_public_images_to_itself(folder):
     with pytest.raises(
         ConfigError, match="--vary is for sfumato warmup, not for sfumato warmup draw"
     ):
-        read_order("warmup", ["draw", str(folder / "2.0"), "--vary", "1.0"])
+        parse("warmup", ["draw", str(folder / "2.0"), "--vary", "1.0"])

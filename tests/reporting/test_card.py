@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import MARKER, PNG, header, ledger_of, make_audit, make_run, plant, write
 
-from sfumato.cli import VERBS, read_order
+from sfumato.cli import COMMANDS, parse
 from sfumato.commands import command_settings, report
 from sfumato.config import to_json
 from sfumato.errors import PrivacyError, RunError
@@ -268,7 +268,7 @@ def test_bad_input_is_answered_with_what_to_do(tmp_path):
     with pytest.raises(RunError, match="damaged"):
         read_card(path)
     (path / "config.json").write_text("[]")
-    with pytest.raises(RunError, match="names no verb"):
+    with pytest.raises(RunError, match="names no command"):
         read_card(path)
 
 
@@ -310,13 +310,13 @@ def test_a_ledger_that_lost_its_header_is_not_shown_as_a_cheaper_one(tmp_path):
         read_card(path)
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "report"])
+@pytest.mark.parametrize("verb", [verb for verb in COMMANDS if verb != "report"])
 def test_the_command_makes_the_same_settings_again(tmp_path, verb):
     for preset in command_settings(verb)[1].values():
         write(tmp_path / "config.json", {"verb": verb, "config": to_json(preset())})
         first, second, *flags = shlex.split(report.command_of(tmp_path))
         assert (first, second) == ("sfumato", verb)
-        assert read_order(verb, flags).config == preset()
+        assert parse(verb, flags).config == preset()
 
 
 def test_the_command_has_flags_for_what_is_in_no_preset(tmp_path):
@@ -327,7 +327,7 @@ def test_the_command_has_flags_for_what_is_in_no_preset(tmp_path):
     )
     write(tmp_path / "config.json", {"verb": "train", "config": to_json(config)})
     flags = shlex.split(report.command_of(tmp_path))[2:]
-    assert read_order("train", flags).config == config
+    assert parse("train", flags).config == config
     write(tmp_path / "config.json", {"verb": "train", "config": {"gone": 1}})
     assert report.command_of(tmp_path) is None
 

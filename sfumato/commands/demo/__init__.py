@@ -6,7 +6,7 @@ where it was trained with privacy. Then a private network learns all digits: an 
 canaries says what epsilon can be proved. An attacker asks a model what its classes look like. At
 last the private network makes images to share.
 
-Every chapter is a verb with small settings, and leaves an ordinary run: the private network in
+Every chapter is a command with small settings, and leaves an ordinary run: the private network in
 `stages/train`, what may be shared in `stages/release`, and all that comes from private digits
 without noise in `private/`, the page among it.
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from sfumato.commands import Command, as_label, audit, invert, recipe_of, reconstruct
+from sfumato.commands import Command, as_label, audit, invert, load_command, reconstruct
 from sfumato.commands.demo.page import Parts, write_page
 from sfumato.commands.stages import require_one_process
 from sfumato.data.load import load_images
@@ -90,7 +90,7 @@ def few_digits(file: Path) -> Path:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A verb's whole run, in a place of its own."""
+    """A command's whole run, in a place of its own."""
 
     place: Path
     verb: str
@@ -101,7 +101,7 @@ class Chapter:
         """Make the run, or go on with it; one that is finished is not made again."""
         with open_run(self.config, verb=self.verb, out=self.place, say=say) as part:
             if not part.finished:
-                recipe_of(self.verb).run(self.config, part)
+                load_command(self.verb).run(self.config, part)
 
 
 def attacks(secret: Mapping[str, Path]) -> list[Chapter]:

@@ -1,4 +1,4 @@
-"""The attack of `sfumato reconstruct`: whole, for each value of a setting, or on a head you bring."""
+"""The attack of `sfumato reconstruct`: whole, for each value of a setting, or on your own head."""
 
 from collections.abc import Mapping
 from dataclasses import replace
