@@ -21,6 +21,7 @@ from sfumato.commands import (
     Command,
     command_settings,
     load_command,
+    names_of,
     settings_of_run,
     subcommands_of,
 )
@@ -107,7 +108,7 @@ def parse(name: str, words: Sequence[str]) -> Invocation[Any]:
     import tyro
 
     kind, words = _choose_settings(name, list(words))
-    called = _names([name])[kind]
+    called = names_of([name])[kind]
     words = _check_flags(name, kind, words)
     shorthand = kind.first_words()
     if words and words[0] in shorthand:
@@ -365,22 +366,15 @@ def _check_flags(name: str, kind: type[Settings], words: list[str]) -> list[str]
         if homes := homes or _names_with(setting, COMMANDS):
             raise ConfigError(
                 f"{flag} is for sfumato {' or '.join(homes)}, not for "
-                f"sfumato {_names([name])[kind]}."
+                f"sfumato {names_of([name])[kind]}."
             )
         kept.append(word)
     return kept
 
 
-def _names(commands: Collection[str]) -> dict[type[Settings], str]:
-    """The classes of settings of commands and their subcommands, and how each is called."""
-    found = {command_settings(name)[0]: name for name in commands}
-    inner = [(name, word, one) for name in commands for word, one in subcommands_of(name).items()]
-    return found | {one.kind: f"{name} {word}" for name, word, one in inner}
-
-
 def _names_with(setting: str, commands: Collection[str]) -> list[str]:
     """The commands and subcommands that have a setting."""
-    return [called for kind, called in _names(commands).items() if setting in leaves(kind)]
+    return [called for kind, called in names_of(commands).items() if setting in leaves(kind)]
 
 
 def _show_warning(usual: Callable[..., object]) -> Callable[..., object]:

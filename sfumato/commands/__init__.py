@@ -4,7 +4,7 @@ Each has a `COMMAND`, which is all that `cli` knows of it.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -62,6 +62,13 @@ def command_settings(name: str) -> tuple[type[Settings], Mapping[str, Callable[[
 def subcommands_of(name: str) -> Mapping[str, Subcommand]:
     """The subcommands of a command, by their words."""
     return getattr(import_module(f"sfumato.settings.{name}"), "SUBCOMMANDS", {})
+
+
+def names_of(commands: Collection[str]) -> dict[type[Settings], str]:
+    """The classes of settings of commands and their subcommands, and how each is called."""
+    found = {command_settings(name)[0]: name for name in commands}
+    inner = [(name, word, one) for name in commands for word, one in subcommands_of(name).items()]
+    return found | {one.kind: f"{name} {word}" for name, word, one in inner}
 
 
 def settings_of_run(name: str, stored: Mapping[str, Any]) -> type[Settings]:

@@ -8,12 +8,12 @@ for, and then all three lie in the `private/` of that place.
 """
 
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sfumato.commands import Command, command_settings, settings_of_run
+from sfumato.commands import Command, names_of, settings_of_run
 from sfumato.config import dumps, read_record, to_json
 from sfumato.errors import ConfigError, RunError, SfumatoError
 from sfumato.files import atomic, read_json
@@ -124,39 +124,21 @@ def newest_run(root: Path) -> Path:
 def command_of(folder: Path) -> str | None:
     """What to type for the same run again; None if this version has no such settings.
 
-    A preset that is near, and flags for the rest. Paths are as a page shows them.
+    A flag for each setting that is not the usual one. Paths are as a page shows them.
     """
     record = read_json(folder / "config.json")
     try:
-        _, presets = command_settings(record["verb"])
         kind = settings_of_run(record["verb"], record["config"])
         wanted = to_json(read_record(kind, record, finished=True))
     except (ImportError, SfumatoError, AttributeError):
         return None
-    plain = _flags(to_json(defaults(kind)), wanted, kind.NOT_REMEMBERED)
-    for name, preset in presets.items():
-        if type(preset()) is not kind:
+    words, usual = ["sfumato", *names_of([record["verb"]])[kind].split()], to_json(defaults(kind))
+    for setting, value in wanted.items():
+        if value == usual[setting] or setting in kind.NOT_REMEMBERED:
             continue
-        flags = _flags(to_json(preset()), wanted, kind.NOT_REMEMBERED)
-        # A preset is worth its name if little is left of it to change.
-        if 2 * len(flags) < len(plain):
-            plain = ["--preset", name, *flags]
-    words = [brief(word) for word in plain]
-    return " ".join(map(shlex.quote, ["sfumato", record["verb"], *words]))
-
-
-def _flags(base: Any, wanted: Any, left_out: Collection[str]) -> list[str]:
-    """Flags that turn one set of settings into another."""
-    words: list[str] = []
-    for name, value in wanted.items():
-        if value != base[name] and name not in left_out:
-            words += _flag(name.replace("_", "-"), value)
-    return words
-
-
-def _flag(name: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
-    if isinstance(value, list):
-        return [f"--{name}", *map(str, value)]
-    return [f"--{name}", str(value)]
+        flag = setting.replace("_", "-")
+        if isinstance(value, bool):
+            words += [f"--{flag}" if value else f"--no-{flag}"]
+        else:
+            words += [f"--{flag}", *map(str, value if isinstance(value, list) else [value])]
+    return " ".join(shlex.quote(brief(word)) for word in words)

@@ -18,6 +18,7 @@ from sfumato.reporting import words
 from sfumato.reporting.card import read_card
 from sfumato.reporting.render import caveats, render_page
 from sfumato.runs import open_run
+from sfumato.settings.audit import AuditHeads
 
 
 def outputs(folder):
@@ -330,6 +331,13 @@ def test_the_command_has_flags_for_what_is_in_no_preset(tmp_path):
     assert parse("train", flags).config == config
     write(tmp_path / "config.json", {"verb": "train", "config": {"gone": 1}})
     assert report.command_of(tmp_path) is None
+
+
+def test_the_command_names_the_subcommand(tmp_path):
+    config = AuditHeads(trials=999)
+    write(tmp_path / "config.json", {"verb": "audit", "config": to_json(config)})
+    flags = shlex.split(report.command_of(tmp_path))[2:]
+    assert parse("audit", flags).config == config
 
 
 def test_several_runs_are_reported_beside_the_first(tmp_path):
