@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
 from sfumato.setting_groups import Settings, Subcommand, leaves
+from sfumato.settings.checks import check_share
 from sfumato.settings.heads import HeadRecipe
 from sfumato.settings.train import Data
 
@@ -30,8 +31,7 @@ class Audit(Settings):
     """Where to compute: cpu, cuda, or auto."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.confidence < 1:
-            raise ConfigError(f"confidence={self.confidence:g} must lie between 0 and 1.")
+        check_share(self, "confidence")
 
 
 @dataclass(frozen=True, kw_only=True, init=False)

@@ -4,6 +4,13 @@ import math
 from dataclasses import dataclass
 
 from sfumato.errors import ConfigError
+from sfumato.settings.checks import (
+    check_0_to_1,
+    check_above_0,
+    check_counts_above_0,
+    check_not_negative,
+    check_share,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,27 +52,18 @@ class Diffusion:
 
     def __post_init__(self) -> None:
         counts = ("width", "blocks", "images", "batch", "looks", "half_life")
-        values = [(name, getattr(self, f"gen_{name}")) for name in counts]
-        values += [("multipliers", value) for value in self.gen_multipliers]
-        for name, value in values:
-            if value < 1:
-                raise ConfigError(f"gen_{name}={value} must be at least 1.")
+        check_counts_above_0(self, *(f"gen_{name}" for name in counts))
+        check_above_0(self, "gen_lr")
+        check_not_negative(self, "gen_ramp", "gen_patience")
+        check_0_to_1(self, "gen_dropout", "gen_moves")
+        check_share(self, "gen_held_out")
+        if not self.gen_multipliers or min(self.gen_multipliers) < 1:
+            raise ConfigError("gen_multipliers needs a number above 0 for each size of map.")
         if self.gen_batch > self.gen_images:
             raise ConfigError(
                 f"gen_batch={self.gen_batch} is more than all the images to learn from, "
                 f"gen_images={self.gen_images}: that is less than a step."
             )
-        if not self.gen_multipliers:
-            raise ConfigError("gen_multipliers needs a number for each size of map.")
-        if not 0 < self.gen_lr < math.inf:
-            raise ConfigError(f"gen_lr={self.gen_lr:g} must be above 0 and finite.")
-        for name, most in (("gen_dropout", 1.0), ("gen_moves", 1.0)):
-            if not 0 <= getattr(self, name) <= most:
-                raise ConfigError(f"{name}={getattr(self, name):g} must lie between 0 and 1.")
-        if self.gen_ramp < 0 or self.gen_patience < 0:
-            raise ConfigError("gen_ramp and gen_patience must be 0 or more.")
-        if not 0 < self.gen_held_out < 1:
-            raise ConfigError(f"gen_held_out={self.gen_held_out:g} must lie between 0 and 1.")
 
     @property
     def steps(self) -> int:

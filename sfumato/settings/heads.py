@@ -1,12 +1,12 @@
 """How one head is trained: a recipe that an adversary knows."""
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 from sfumato.errors import ConfigError
 from sfumato.privacy.releases import Mechanism
+from sfumato.settings.checks import check_above_0, check_counts_above_0, check_not_negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,19 +90,13 @@ class HeadRecipe:
 
 
 def _check_counts(recipe: HeadRecipe) -> None:
-    for name in ("classes", "class_size"):
-        if getattr(recipe, name) < 1:
-            raise ConfigError(f"{name}={getattr(recipe, name)} must be at least 1.")
+    check_counts_above_0(recipe, "classes", "class_size")
+    check_above_0(recipe, "lr")
+    check_not_negative(recipe, "weight_decay", "init_std")
     if recipe.passes < 1:
         raise ConfigError(
             f"a head of {recipe.passes} epochs learns nothing: raise epochs, or epochs_base."
         )
-    if not (recipe.lr > 0 and math.isfinite(recipe.lr)):
-        raise ConfigError(f"lr={recipe.lr:g} must be above 0 and finite. 0.01 is usual.")
-    for name in ("weight_decay", "init_std"):
-        value = getattr(recipe, name)
-        if not (value >= 0 and math.isfinite(value)):
-            raise ConfigError(f"{name}={value:g} must be finite and not negative; 0 is none.")
 
 
 def _check_kind(recipe: HeadRecipe) -> None:
@@ -129,15 +123,8 @@ def _check_kind(recipe: HeadRecipe) -> None:
 def _check_privacy(recipe: HeadRecipe) -> None:
     if not 0 < recipe.rate <= 1:
         raise ConfigError(f"rate={recipe.rate:g} must lie in (0, 1]: 1 takes all images.")
-    if recipe.max_norm is not None and not (recipe.max_norm > 0 and math.isfinite(recipe.max_norm)):
-        raise ConfigError(
-            f"max_norm={recipe.max_norm:g} must be positive and finite; leave it out to clip "
-            "nothing."
-        )
-    if not (recipe.noise_multiplier >= 0 and math.isfinite(recipe.noise_multiplier)):
-        raise ConfigError(
-            f"noise_multiplier={recipe.noise_multiplier:g} must be finite and not negative."
-        )
+    check_above_0(recipe, "max_norm")
+    check_not_negative(recipe, "noise_multiplier")
     if recipe.noise_multiplier and recipe.max_norm is None:
         raise ConfigError(
             "noise is measured in norm bounds: give max_norm with noise_multiplier, or neither."

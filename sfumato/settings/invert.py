@@ -8,7 +8,13 @@ from typing import Any, ClassVar, Literal
 
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
-from sfumato.settings.train import ONLY_TRAIN, Training, WithTraining, check_counts_above_0
+from sfumato.settings.checks import (
+    check_above_0,
+    check_counts_above_0,
+    check_not_negative,
+    check_share,
+)
+from sfumato.settings.train import ONLY_TRAIN, Training, WithTraining
 
 Method = Literal["plg", "gmi", "ked", "pixels"]
 
@@ -62,15 +68,10 @@ class GanSettings:
     never."""
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "gan_batch", "d_steps", "gan_width", "latent", "look_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
-        if not 0 < self.gan_lr < math.inf or not 0 <= self.alpha < math.inf:
-            raise ConfigError(
-                f"gan_lr={self.gan_lr:g} must be above 0, alpha={self.alpha:g} 0 or more; finite."
-            )
-        if self.patience < 0:
-            raise ConfigError(f"patience={self.patience} must be 0 (never stop) or more.")
+        counts = ("iterations", "gan_batch", "d_steps", "gan_width", "latent", "look_every")
+        check_counts_above_0(self, *counts)
+        check_above_0(self, "gan_lr")
+        check_not_negative(self, "alpha", "patience")
         if not 0 <= self.gan_ema < 1:
             raise ConfigError(f"gan_ema={self.gan_ema:g} must be 0 (none) or more, and below 1.")
 
@@ -89,13 +90,9 @@ class Search:
     """Latent codes that are searched at once."""
 
     def __post_init__(self) -> None:
-        for name in ("restarts", "z_batch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
-        if not 0 < self.z_lr < math.inf:
-            raise ConfigError(f"z_lr={self.z_lr:g} must be above 0 and finite.")
-        if self.z_steps < 0:
-            raise ConfigError(f"z_steps={self.z_steps} must be 0 (codes stay as drawn) or more.")
+        check_counts_above_0(self, "restarts", "z_batch")
+        check_above_0(self, "z_lr")
+        check_not_negative(self, "z_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +131,10 @@ class Judges:
     """Epochs of the judges' training."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.judge_share < 1:
-            raise ConfigError(f"judge_share={self.judge_share:g} must lie between 0 and 1.")
+        check_share(self, "judge_share")
+        check_above_0(self, "judge_epochs")
         if not self.judges and not self.judge:
             raise ConfigError("who judges? Give --judges NAME, or --judge RUN.")
-        if not self.judge_epochs > 0:
-            raise ConfigError(f"judge_epochs={self.judge_epochs:g} must be above 0.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
 from sfumato.setting_groups import WithStages
+from sfumato.settings.checks import check_counts_above_0, check_share
 from sfumato.settings.heads import HeadRecipe
 from sfumato.settings.train import Data
 
@@ -104,16 +105,13 @@ class Reconstruct(WithStages):
 
     def __post_init__(self) -> None:
         self._check_noise()
-        if not 0 < self.base_share < 1:
-            raise ConfigError(f"base_share={self.base_share:g} must lie between 0 and 1.")
+        check_share(self, "base_share")
         if self.decoder == "rows" and (self.head.hidden or not self.conditional):
             raise ConfigError(
                 "the decoder of rows reads a linear head and is asked for a class. Use --decoder "
                 "published with --hidden or --no-conditional."
             )
-        for name in ("steps", "batch_heads", "stats_heads", "trials", "base_tries"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+        check_counts_above_0(self, "steps", "batch_heads", "stats_heads", "trials", "base_tries")
         if self.base_data is not None and (self.pretrained or self.weights is not None):
             raise ConfigError("the base has weights already: leave --base-data out.")
         if self.vary is not None:

@@ -9,14 +9,8 @@ from typing import Any, ClassVar, Literal
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
 from sfumato.setting_groups import Settings, Subcommand
-from sfumato.settings.train import (
-    ONLY_TRAIN,
-    Training,
-    WithTraining,
-    check_above_0,
-    check_counts_above_0,
-    check_not_negative,
-)
+from sfumato.settings.checks import check_above_0, check_counts_above_0, check_not_negative
+from sfumato.settings.train import ONLY_TRAIN, Training, WithTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +33,9 @@ class Matching:
     """Weight of the pixels' squared size in the matching's loss."""
 
     def __post_init__(self) -> None:
-        if self.k < 0:
-            raise ConfigError(f"k={self.k} must be 0 or more: at 0 no image is moved.")
-        if self.match_batch < 1:
-            raise ConfigError(f"match_batch={self.match_batch} must be at least 1.")
-        if not (self.match_lr > 0 and math.isfinite(self.match_lr)):
-            raise ConfigError(f"match_lr={self.match_lr:g} must be above 0 and finite.")
-        for name in ("statistics_weight", "class_weight", "tv_weight", "l2_weight"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name):g} must be 0 or more, and finite.")
+        check_counts_above_0(self, "match_batch")
+        check_above_0(self, "match_lr")
+        check_not_negative(self, "k", "statistics_weight", "class_weight", "tv_weight", "l2_weight")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,33 +10,10 @@ from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError
 from sfumato.privacy.releases import check_noise
 from sfumato.setting_groups import Settings, WithStages, flatten, leaves
+from sfumato.settings.checks import check_above_0, check_counts_above_0, check_not_negative
 
 Mode = Literal["ghost_mixed", "ghost", "non-ghost", "non-private"]
 FEWEST_CANARIES = 20
-
-
-def check_counts_above_0(group: Any, *names: str) -> None:
-    """Refuse numbers below 1; None and words are for those that are left out."""
-    for name in names:
-        value = getattr(group, name)
-        if isinstance(value, int | float) and value < 1:
-            raise ConfigError(f"{name}={value} must be at least 1.")
-
-
-def check_above_0(group: Any, *names: str) -> None:
-    """Refuse numbers that are not above 0 and finite; None is for those that are left out."""
-    for name in names:
-        value = getattr(group, name)
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"{name}={value:g} must be above 0 and finite.")
-
-
-def check_not_negative(group: Any, *names: str) -> None:
-    """Refuse numbers that are below 0 or infinite; None is for those that are left out."""
-    for name in names:
-        value = getattr(group, name)
-        if value is not None and not 0 <= value < math.inf:
-            raise ConfigError(f"{name}={value:g} must be at least 0, and finite.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,17 +8,15 @@ from typing import ClassVar, Literal
 from sfumato.config import Withdrawn
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.setting_groups import Settings, Subcommand, defaults, flatten, leaves
-from sfumato.settings.diffusion import Diffusion
-from sfumato.settings.train import (
-    ONLY_TRAIN,
-    Data,
-    Train,
-    Training,
-    WithTraining,
+from sfumato.settings.checks import (
+    check_0_to_1,
     check_above_0,
     check_counts_above_0,
     check_not_negative,
+    check_share,
 )
+from sfumato.settings.diffusion import Diffusion
+from sfumato.settings.train import ONLY_TRAIN, Data, Train, Training, WithTraining
 
 PRIVATE_STAGES = ("generator", "sample", "warmup", "evaluate")
 OF_DRAWING = ("generator", "guide", "sample")
@@ -56,8 +54,7 @@ class Split:
                 f"{' and '.join(given)} are two answers to one question, which images are public: "
                 "leave one of them out (after a preset: --public-share None)."
             )
-        if self.public_share is not None and not 0 < self.public_share < 1:
-            raise ConfigError(f"public_share={self.public_share:g} must lie between 0 and 1.")
+        check_share(self, "public_share")
 
     def check_decision(self) -> None:
         """Nobody becomes public by a default."""
@@ -116,8 +113,7 @@ class Sample(Solver):
         super().__post_init__()
         if self.vary and not 0.01 <= self.vary <= 80:
             raise ConfigError(f"vary={self.vary:g} must be 0, or between 0.01 and 80.")
-        if self.number < 0:
-            raise ConfigError(f"number={self.number} must be at least 0.")
+        check_not_negative(self, "number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +143,7 @@ class WarmUp:
         check_counts_above_0(self, "warm_batch", "warm_repeats")
         check_above_0(self, "warm_epochs", "warm_lr")
         check_not_negative(self, "warm_rho")
-        for name in ("warm_colour", "warm_affine"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name):g} must be between 0 and 1.")
+        check_0_to_1(self, "warm_colour", "warm_affine")
 
 
 @dataclass(frozen=True, kw_only=True)
