@@ -107,7 +107,6 @@ COMMAND = Command(
     run=run,
     show=show,
     alarm=alarm,
-    needs_run=lambda _: False,
     writes_file=lambda _: True,
     write_file=write_reports,
 )

@@ -166,12 +166,12 @@ def test_settings_that_contradict_themselves_are_refused(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"k": -1}, "k=-1 must be 0 or more"),
+        ({"k": -1}, "k=-1 must be at least 0"),
         ({"match_batch": 0}, "at least 1"),
         ({"match_lr": 0.0}, "above 0"),
         ({"match_lr": math.inf}, "finite"),
-        ({"statistics_weight": math.nan}, "statistics_weight=nan must be 0 or more"),
-        ({"tv_weight": -1.0}, "tv_weight=-1 must be 0 or more"),
+        ({"statistics_weight": math.nan}, "statistics_weight=nan must be at least 0"),
+        ({"tv_weight": -1.0}, "tv_weight=-1 must be at least 0"),
     ],
 )
 def test_matching_that_means_nothing_is_refused(changes, message):

@@ -81,7 +81,7 @@ def _bounds(
     plan = _plan(path)
     curved = gradient and plan.noise_decay == 1
     each: Any = {
-        "delta": _delta(path),
+        "delta": Ledger.from_records(read_lines(path / "ledger.jsonl")).header.delta,
         "confidence": share_error(confidence, 1 + 2 * gradient + curved),
     }
     found = [one_run_bound(scores, coins, name=f"{canaries.kind} canaries, one run", **each)]
@@ -131,10 +131,6 @@ def read_seen(path: Path, canaries: CanaryInclusion) -> CanaryObservations:
 
 def _plan(path: Path) -> Plan:
     return read_finished(Plan, read_json(path / "plan.json"))
-
-
-def _delta(path: Path) -> float:
-    return Ledger.from_records(read_lines(path / "ledger.jsonl")).header.delta
 
 
 def _buffers(path: Path) -> Check:

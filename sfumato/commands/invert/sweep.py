@@ -54,7 +54,7 @@ def sweep(config: Invert, run: Run) -> dict[str, Any]:
             twin = rows[-1].epsilon
             rows.append(attack_one(f"{name}-control", kind, stopped, base, twin=twin))
     table = sweep_table(rows)
-    keep_scores(run, "invert", {"rows": [row_numbers(row) for row in rows]})
+    keep_scores(run, "invert", {"rows": [asdict(row) for row in rows]})
     (run.private / "sweep.md").write_text(f"{table}\n\n{CAUTION}\n", encoding="utf-8")
     sweep_plots(run.private / "sweep.png", rows)
     text = (
@@ -66,14 +66,12 @@ def sweep(config: Invert, run: Run) -> dict[str, Any]:
 
 def check_sweep(base: Context) -> None:
     """Refuse at once what any of the targets would be refused for."""
-    first = True
-    for _, _, settings in targets(base.config):
+    for number, (_, _, settings) in enumerate(targets(base.config)):
         context = same_images(base, settings, base.run)
-        if first:
+        if number == 0:
             check_context(context)
         elif settings.seed == base.config.seed:
             check_target(context)
-        first = False
 
 
 def targets(config: Invert) -> Iterator[tuple[str, str, Invert]]:
@@ -169,8 +167,3 @@ def train_control(config: Invert, steps: int, base: Context) -> Run:
         context.members.save_npz(place.private / "members.npz", context.held_out)
         train.run(context.target, place)
     return place
-
-
-def row_numbers(row: SweepRow) -> dict[str, Any]:
-    """A row for a file of JSON."""
-    return asdict(row)

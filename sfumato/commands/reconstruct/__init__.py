@@ -30,11 +30,6 @@ WITH_TORCHRUN = "a model, and attack its head in one process: --target RUN"
 """What several processes are good for."""
 
 
-def asks_more(config: Reconstruct) -> bool:
-    """Whether a finished run has something to do: a head that you brought."""
-    return config.target is not None
-
-
 def run(config: Reconstruct, run: Run | None) -> dict[str, Any]:
     """The stages in order, up to the one that was asked for; finished ones are skipped."""
     context = make_context(config, require_one_process("reconstruct", WITH_TORCHRUN, run))
@@ -69,6 +64,6 @@ def check_early(context: Context) -> None:
 COMMAND = Command(
     run=run,
     show=show,
-    asks_more=asks_more,
+    asks_more=lambda config: config.target is not None,
     label=lambda config: as_label(config.data, config.base),
 )

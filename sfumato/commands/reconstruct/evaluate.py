@@ -68,10 +68,15 @@ def evaluate(context: Context, stage: Run) -> None:
     )
     blocks = pick_examples(trials)
     shown = len(blocks[0][1])
-    names = context.own.classes[:shown] if context.config.conditional else [""] * shown
-    save_gallery(folder / "gallery.png", blocks, names)
+    titles = context.own.classes[:shown] if context.config.conditional else [""] * shown
+    save_gallery(folder / "gallery.png", blocks, titles)
     context.run.say(headline(scores))
-    stage.finish({"text": tell(context, scores), **public_numbers(context)})
+    # The summary may be shared: settings, and nothing that was measured on secret images.
+    settings = {
+        name: getattr(recipe, name) for name in ("images", "noise_multiplier", "steps", "rate")
+    }
+    about = {"data": context.targets.name, "base": context.config.base}
+    stage.finish({"text": tell(context, scores), **about, **settings})
 
 
 def attack_heads(context: Context) -> Trials:
@@ -168,19 +173,6 @@ def describe_recipe(recipe: HeadRecipe) -> str:
     if not recipe.noise_multiplier:
         return "no noise" if recipe.max_norm is None else "clipped, no noise"
     return f"noise multiplier {recipe.noise_multiplier:.3g}, rate {recipe.rate:g}"
-
-
-def public_numbers(context: Context) -> dict[str, Any]:
-    """What may stand in the summary: settings, and nothing that was measured on secret images."""
-    recipe = context.recipe
-    return {
-        "data": context.targets.name,
-        "base": context.config.base,
-        "images": recipe.images,
-        "noise_multiplier": recipe.noise_multiplier,
-        "steps": recipe.steps,
-        "rate": recipe.rate,
-    }
 
 
 def headline(scores: dict[str, Any]) -> str:

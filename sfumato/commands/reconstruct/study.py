@@ -131,7 +131,8 @@ def attack_brought_head(context: Context, path: Path) -> dict[str, Any]:
         0
     ].cpu()
     # Heads of one name are different heads, and one head has one picture.
-    picture = context.run.private / f"target-{path.stem}-{head_digest(weights)}.png"
+    digest = sha256(weights.numpy().tobytes()).hexdigest()
+    picture = context.run.private / f"target-{path.stem}-{digest[:8]}.png"
     names = context.own.classes if context.config.conditional else ["any"]
     save_image_rows(picture, [("attacker", guesses / 2 + 0.5)], names)
     lines = [f"What can be seen in {path}: {picture}"]
@@ -148,11 +149,6 @@ def attack_brought_head(context: Context, path: Path) -> dict[str, Any]:
             "was made by another one, or on another base, and little can be expected."
         )
     return {"text": "\n".join(lines), "run": str(context.run.path), "distance": far}
-
-
-def head_digest(weights: Tensor) -> str:
-    """A short name for these very weights."""
-    return sha256(weights.numpy().tobytes()).hexdigest()[:8]
 
 
 def examples_trained_on(path: Path) -> int | None:

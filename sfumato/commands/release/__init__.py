@@ -25,14 +25,6 @@ from sfumato.stages import Stage, check_stages, run_stages
 
 Config = ReleaseSettings
 
-AGAIN = "evaluate"
-"""The stage that a finished run may take again, with other controls."""
-
-
-def asks_more(config: ReleaseSettings) -> bool:
-    """Whether a finished run has something left to do."""
-    return config.stage != "all"
-
 
 def run(config: ReleaseSettings, run: Run | None) -> dict[str, Any]:
     """Teacher, moments, match, student, evaluate."""
@@ -120,7 +112,7 @@ COMMAND = Command(
     # A bundle is checked without a run.
     writes_file=lambda config: isinstance(config, Verify),
     write_file=check,
-    asks_more=asks_more,
-    again=AGAIN,
+    asks_more=lambda config: config.stage != "all",
+    again="evaluate",
     label=lambda config: as_label(config.teacher or config.data, epsilon=config.epsilon),
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sfumato.commands.release.context import Context, teacher_of
 from sfumato.commands.release.stages import pixel_rows, released_images
@@ -33,13 +33,14 @@ def evaluate(context: Context, stage: Run) -> None:
     """Score the student, its teacher and controls; compare images; look for near copies."""
     images, logits, _, _ = read_bundle(context.run.path / "bundle")
     model, inputs = teacher_of(context)
+    dealt = deal_classes(len(logits), len(context.private.classes))
     scores: dict[str, Any] = {
         "test_accuracy": accuracy(*trained_student(context)),
         "teacher_accuracy": accuracy(
             model, replace(inputs, images=context.test.to(context.device))
         ),
         "test_images": len(context.test),
-        "agreement_with_dealt_classes": count_agreements(logits, len(context.private.classes)),
+        "agreement_with_dealt_classes": float((logits.argmax(dim=1) == dealt).float().mean()),
     }
     if context.config.controls:
         scores["controls"] = control_students(context, model)
@@ -55,11 +56,6 @@ def evaluate(context: Context, stage: Run) -> None:
     )
     draw_comparison(context, images)
     stage.finish({"bundle": str(context.run.path / "bundle"), "student": context.student})
-
-
-def count_agreements(logits: Tensor, classes: int) -> float:
-    """How many images the teacher sees as the class they were moved towards."""
-    return float((logits.argmax(dim=1) == deal_classes(len(logits), classes)).float().mean())
 
 
 def control_students(context: Context, teacher: nn.Module) -> dict[str, float]:

@@ -45,7 +45,7 @@ from sfumato.training.evaluate import accuracy
 from sfumato.training.fit import TrainState, fit
 from sfumato.training.hooks import with_hooks
 from sfumato.training.inputs import Inputs
-from sfumato.training.memory import StepWork, fitting_batch, memory_advice
+from sfumato.training.memory import fitting_batch, memory_advice
 from sfumato.training.private_step import PrivacyContext
 from sfumato.training.process_group import ProcessGroup, join_processes, leave_processes
 from sfumato.training.progress import price_list, progress
@@ -171,7 +171,9 @@ def train_model(
         plan, processes=processes.size, device=inputs.device, compiled=config.compile
     )
     asked = config.physical_batch_size
-    size = batch_in_memory(asked, chunk_sizes, inputs, clipper, work, run, processes)
+    size = fitting_batch(clipper, inputs, asked, chunk_sizes, processes, work)
+    if run is not None and size != asked:
+        run.log(f"{size} examples are taken at once")
     batches = private_batches(paid, len(inputs), train_state.step, size, chunk_sizes, canaries)
     tell = progress(
         plan.steps, train_state.step, price_list(plan, ledger, "train"), run.say if run else None
@@ -193,22 +195,6 @@ def train_model(
             diverged=partial(has_diverged, train_state.model, on_noise),
             tell=tell_and_look,
         )
-
-
-def batch_in_memory(
-    asked: int | str,
-    chunk_sizes: ChunkSizes,
-    inputs: Inputs,
-    clipper: GradientClipper,
-    work: StepWork,
-    run: Run | None,
-    processes: ProcessGroup,
-) -> int:
-    """How many examples are in memory at once."""
-    size = fitting_batch(clipper, inputs, asked, chunk_sizes, processes, work)
-    if run is not None and size != asked:
-        run.log(f"{size} examples are taken at once")
-    return size
 
 
 def private_batches(

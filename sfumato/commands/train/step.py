@@ -79,7 +79,8 @@ def make_step(
     if config.mode == "non-private":
         once = replace(paid.plan, steps=1)
         paid.ledger.charge(once.release("train", 0, data=inputs.images.name))
-        step = step_without_privacy(config, train_state, inputs, processes)
+        kind = partial(sharp_step, rho=config.sharpness) if config.sharpness else plain_step
+        step = kind(train_state.model, inputs, processes=processes, compiled=config.compile)
         return StepSetup(step, clipper, inputs, StepWork.plain(train_state.model))
     extender = new_extender(config, train_state, inputs, paid.plan, processes, public)
     with memory_advice(clipper, inputs, 3):
@@ -93,7 +94,10 @@ def make_step(
             clipper = replace(clipper, model=model, layouts={})
             try_on_noise(clipper, inputs)
         if config.canaries and config.canary_kind == "gradient":
-            clipper, inputs = admit_canaries(clipper, inputs, config.canaries)
+            planted = with_coordinates(clipper.model, config.canaries)
+            clipper = replace(clipper, model=planted, layouts={})
+            inputs = inputs_with_canaries(inputs, config.canaries)
+            try_on_noise(clipper, inputs)
     clip = quick_clip(clipper, inputs, compiled=config.compile)
     step = private_step(clipper, inputs, paid, processes=processes, clip=clip)
     if extender is not None:
@@ -101,24 +105,6 @@ def make_step(
     if train_state.last is not None:
         step = with_hooks(step, [SharpnessStep(model, train_state.last, config.sharpness)])
     return StepSetup(step, clipper, inputs, StepWork(clip, clipper.clip, captures(clipper, inputs)))
-
-
-def admit_canaries(
-    clipper: GradientClipper, inputs: Inputs, count: int
-) -> tuple[GradientClipper, Inputs]:
-    """The same with gradient canaries, tested once more."""
-    clipper = replace(clipper, model=with_coordinates(clipper.model, count), layouts={})
-    inputs = inputs_with_canaries(inputs, count)
-    try_on_noise(clipper, inputs)
-    return clipper, inputs
-
-
-def step_without_privacy(
-    config: Training, train_state: TrainState, inputs: Inputs, processes: ProcessGroup
-) -> Step:
-    """A step that guarantees nothing."""
-    kind = partial(sharp_step, rho=config.sharpness) if config.sharpness else plain_step
-    return kind(train_state.model, inputs, processes=processes, compiled=config.compile)
 
 
 def new_extender(

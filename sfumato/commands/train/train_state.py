@@ -50,7 +50,8 @@ def prepare_classifier(
     if config.weights is not None:
         load_weights(model, config.weights)
     choose_parameters(model, config.train_only, config.freeze)
-    if config.train_only == "head" and not has_weights(config) and any_frozen(model):
+    frozen = any(not parameter.requires_grad for parameter in model.parameters())
+    if config.train_only == "head" and frozen and not (config.pretrained or config.weights):
         say("--train-only head without weights: it learns from random features. Give --pretrained")
     inputs = make_inputs(Inputs, config, images, device, statistics)
     return make_train_state(config, model, inputs), inputs
@@ -66,11 +67,6 @@ def norm_policy(config: Training) -> NormPolicy:
     return config.norm or ("frozen" if config.pretrained else "group")
 
 
-def has_weights(config: Training) -> bool:
-    """Whether training begins with weights that were trained before."""
-    return config.pretrained or config.weights is not None
-
-
 def describe_classifier(config: Training, network: nn.Module, inputs: Inputs) -> Description:
     """What is written beside the weights, so that the classifier can be built again."""
     return Description.of(
@@ -80,11 +76,6 @@ def describe_classifier(config: Training, network: nn.Module, inputs: Inputs) ->
         norm=norm_policy(config),
         centre_crop=config.centre_crop,
     )
-
-
-def any_frozen(model: nn.Module) -> bool:
-    """Whether there is a parameter that does not learn."""
-    return not all(parameter.requires_grad for parameter in model.parameters())
 
 
 def make_inputs(

@@ -46,9 +46,6 @@ from sfumato.training.setup import pick_device
 
 Config = Warmup
 
-AGAIN = "evaluate"
-"""The stage that a finished run may take again, with other controls."""
-
 
 def run(config: Warmup, run: Run | None) -> dict[str, Any]:
     """Split, generator, guide, sample, warmup, train, evaluate."""
@@ -151,9 +148,9 @@ def show(summary: Mapping[str, Any]) -> str:
 COMMAND = Command(
     run=run,
     show=show,
-    again=AGAIN,
+    again="evaluate",
     label=lambda config: as_label(config.data, config.model, epsilon=config.epsilon),
-    asks_more=lambda config: config.stage == AGAIN,
+    asks_more=lambda config: config.stage == "evaluate",
     # Images drawn from another run's generator go into a file.
     writes_file=lambda config: isinstance(config, Draw),
     write_file=draw_to_file,
