@@ -250,66 +250,44 @@ class Warmup(WithTraining):
             raise ConfigError(
                 "an extender looks at the drawn images here: leave --extender-images out."
             )
-        if self.split.private:
-            self._check_private()
-        if self.sample.samples is not None or not self.sample.number:
-            self._check_nothing_drawn()
-
-    def _check_private(self) -> None:
-        """Refuse what means nothing beside a private generator, which a preset may have set.
-
-        It is trained on all images, by the settings of training, without public ones. A network
-        that is not told how images were changed would draw them changed.
-        """
-        if self.stage not in ("all", *self.stages):
-            raise ConfigError(
-                f"a private generator has no stage {self.stage}: it is trained on all images, so "
-                f"none is left for it. There are: {', '.join(self.stages)}."
-            )
-        if self.train.privacy.mode == "non-private":
+        if self.split.private and self.train.privacy.mode == "non-private":
             raise ConfigError(
                 "--private keeps a guarantee, and --mode non-private none: leave one."
             )
-        free = {*leaves(Diffusion)} - {*OF_THE_NETWORK}
-        free |= {"train_only", "freeze", "crop", "flip", "extender"}
-        free |= {"guide_weight", "vary", "warm_repeats", "controls"}
-        given, usual = flatten(self), defaults(Warmup)
-        flags = [
-            f"--{name.replace('_', '-')}"
-            for name in given
-            if name in free and given[name] != usual[name]
-        ]
-        if flags:
+        if self.stage not in ("all", *self.stages):
             raise ConfigError(
-                f"{', '.join(flags)}: without meaning beside --private, whose generator is trained "
-                "on all images by the settings of training (--epsilon, --steps, --lr ...). Leave "
-                "it out, and a --preset that sets it (or give --crop 0, --no-flip)."
+                f"there is no stage {self.stage} here. There are: {', '.join(self.stages)}."
             )
+        self._check_meaning()
 
-    def _check_nothing_drawn(self) -> None:
-        """Refuse what is about drawing images, where none are drawn."""
-        brought = self.sample.samples is not None
-        asked = {
-            "--private": self.split.private,
-            "--guide-weight": self.guide.guide_weight,
-            "--denoiser": self.denoiser,
-            "--vary": self.sample.vary,
-            f"the stage {self.stage}": self.stage not in ("all", *self.stages),
-            "--number 0": brought and not self.sample.number,
-            "--extender": not brought and self.train.extension.extender != "none",
-            "--warm-repeats": not brought and self.warm.warm_repeats > 1,
-        }
-        found = [name for name, given in asked.items() if given]
-        if found and brought:
-            raise ConfigError(
-                f"--samples are there already, and {found[0]} is about drawing some: leave one of "
-                "them out."
-            )
-        if found:
-            raise ConfigError(
-                f"--number 0 draws no image, and {found[0]} needs some: leave one of them out "
-                "(after a preset: --warm-repeats 1)."
-            )
+    def _check_meaning(self) -> None:
+        """Refuse settings that have no meaning beside others; a preset may have set them."""
+        trained = {*leaves(Diffusion)} - {*OF_THE_NETWORK}
+        # A network that is not told how images were changed would draw them changed.
+        trained |= {"train_only", "freeze", "crop", "flip", "extender"}
+        trained |= {"guide_weight", "vary", "warm_repeats", "controls"}
+        drawing = {"private", "guide_weight", "denoiser", "vary"}
+        rules = (
+            (self.split.private, trained, "beside --private: training settings make its generator"),
+            (self.sample.samples is not None, drawing, "beside --samples, which are there already"),
+            (
+                not self.sample.number,
+                {*drawing, "samples", "extender", "warm_repeats"},
+                "with --number 0, which draws no image",
+            ),
+        )
+        given, usual = flatten(self), defaults(Warmup)
+        for applies, names, why in rules:
+            flags = [
+                f"--{name.replace('_', '-')}"
+                for name in given
+                if name in names and given[name] != usual[name]
+            ]
+            if applies and flags:
+                raise ConfigError(
+                    f"{', '.join(flags)}: without meaning {why}. Leave it out, and a --preset that "
+                    "sets it (or give --crop 0, --no-flip, --warm-repeats 1)."
+                )
 
 
 @dataclass(frozen=True, kw_only=True, init=False)

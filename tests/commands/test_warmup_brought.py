@@ -150,13 +150,13 @@ def test_samples_that_do_not_fit_are_refused(settings, folder, tmp_path, arrays,
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"stage": "generator"}, "the stage generator"), ({"stage": "guide"}, "the stage guide"),
-        ({"number": 0}, "--number 0"), ({"guide_weight": 1.0}, "--guide-weight"),
+        ({"stage": "generator"}, "no stage generator"), ({"stage": "guide"}, "no stage guide"),
+        ({"number": 0}, "--samples: .*--number 0"), ({"guide_weight": 1.0}, "--guide-weight"),
         ({"denoiser": "nets:small"}, "--denoiser"),
     ],
 )  # fmt: skip
 def test_what_is_about_drawing_is_refused_beside_samples(settings, changes, words):
-    with pytest.raises(ConfigError, match=f"--samples are there already, and {words}"):
+    with pytest.raises(ConfigError, match=words):
         replace(settings, samples=Path("made.npz"), **changes)
 
 

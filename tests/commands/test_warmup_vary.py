@@ -57,8 +57,8 @@ def test_with_much_noise_they_are_others_and_two_of_one_image_differ(folder):
         ({"vary": 0.001}, "vary=0.001 must be 0, or between 0.01 and 80"),
         ({"vary": -1.0}, "vary=-1 must be 0, or"),
         ({"vary": float("nan")}, "vary=nan must be 0, or"),
-        ({"vary": 1.0, "number": 0}, "--number 0 draws no image, and --vary needs some"),
-        ({"vary": 1.0, "samples": Path("x.npz")}, "--samples are there already, and --vary"),
+        ({"vary": 1.0, "number": 0}, "--vary: .*--number 0"),
+        ({"vary": 1.0, "samples": Path("x.npz")}, "--vary: .*--samples"),
         (
             {"vary": 1.0, "private": True, "public_share": None},
             "--vary: without meaning beside --private",
