@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from sfumato.attacks.weight_decoder_training import ReconstructionTask, decoder_step
 from sfumato.attacks.head_statistics import weight_statistics
 from sfumato.attacks.heads import accuracy_of_heads
 from sfumato.attacks.shadow_heads import Heads, ShadowHeads
+from sfumato.attacks.weight_decoder_training import ReconstructionTask, decoder_step
 from sfumato.commands.reconstruct.context import (
     Context,
     own_features,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sfumato.attacks.heads import HeadRecipe, accuracy_of_heads
+from sfumato.attacks.weight_decoder_training import nearest_images, reconstruct
 from sfumato.commands.reconstruct.context import (
     LEARNT,
     Context,

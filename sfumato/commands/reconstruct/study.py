@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sfumato.attacks.heads import HeadRecipe
 from sfumato.attacks.shadow_heads import Heads
+from sfumato.attacks.weight_decoder_training import reconstruct
 from sfumato.commands.reconstruct.base import base_network, features
 from sfumato.commands.reconstruct.context import LEARNT, Context, shadow_heads_of, statistics_of
 from sfumato.commands.reconstruct.decoder import shadow, stats, task_of, train, trained_decoder
