@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.data.images import Images
 from sfumato.data.load import load_splits
 from sfumato.runs import open_run

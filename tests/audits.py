@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from sfumato.commands import audit, train
+from sfumato.commands.audit import command as audit
+from sfumato.commands.train import command as train
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.files import read_json

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import nn
 
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.data.load import load_splits
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger
@@ -59,7 +59,7 @@ def hidden_statistics(classes):
 def unpriced(monkeypatch):
     """Do without epsilon, on the way and at the end: it takes longer than these runs do."""
     monkeypatch.setattr("sfumato.training.progress.price_list", lambda *_: None)
-    monkeypatch.setattr("sfumato.commands.train.guarantee_summary", lambda *_: {})
+    monkeypatch.setattr("sfumato.commands.train.command.guarantee_summary", lambda *_: {})
 
 
 def ledger_of(out):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import sfumato
 from sfumato.cli import main
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.errors import SfumatoError
 from sfumato.runs import open_run
 

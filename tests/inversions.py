@@ -11,8 +11,9 @@ from torch import nn
 from sfumato.attacks.gan_state import GanSettings
 from sfumato.attacks.latent_search import Search
 from sfumato.attacks.random_views import Views
-from sfumato.commands import invert, train
-from sfumato.commands.invert import Config
+from sfumato.commands.invert import command as invert
+from sfumato.commands.invert.command import Config
+from sfumato.commands.train import command as train
 from sfumato.data.load import load_images
 from sfumato.runs import open_run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.config import dumps, to_json
 from sfumato.privacy.budget import make_plan
 from sfumato.privacy.ledger import Ledger, LedgerHeader

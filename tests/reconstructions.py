@@ -1,8 +1,8 @@
 """A tiny reconstruction, for tests."""
 
 from sfumato.attacks.heads import HeadRecipe
-from sfumato.commands import reconstruct
-from sfumato.commands.reconstruct import Config
+from sfumato.commands.reconstruct import command as reconstruct
+from sfumato.commands.reconstruct.command import Config
 from sfumato.runs import open_run
 
 TINY = Config(

@@ -7,8 +7,8 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from sfumato.commands import release
-from sfumato.commands.release import Config
+from sfumato.commands.release import command as release
+from sfumato.commands.release.command import Config
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.files import read_lines

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from sfumato import cli
-from sfumato.commands import command_settings, subcommands_of, train
+from sfumato.commands import command_settings, subcommands_of
+from sfumato.commands.train import command as train
 from sfumato.data.load import load_images
 from sfumato.errors import PrivacyError, UnsupportedLayer
 from sfumato.runs import open_run

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import sfumato
 from sfumato.cli import main
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.config import to_json
 from sfumato.errors import RunError
 from sfumato.runs import open_run

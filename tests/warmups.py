@@ -7,8 +7,8 @@ import pytest
 from contents import content
 from inversions import save
 
-from sfumato.commands import warmup
-from sfumato.commands.warmup import Config
+from sfumato.commands.warmup import command as warmup
+from sfumato.commands.warmup.command import Config
 from sfumato.runs import open_run
 from sfumato.settings.diffusion import Diffusion
 

@@ -13,8 +13,8 @@ from contents import summaries
 from cuts import cut_in
 
 from sfumato.cli import main
-from sfumato.commands import audit
-from sfumato.commands.audit import Config
+from sfumato.commands.audit import command as audit
+from sfumato.commands.audit.command import Config
 from sfumato.commands.audit.finished import open_target
 from sfumato.commands.audit.record import AuditRecord, describe_attack
 from sfumato.errors import ConfigError, DataError, RunError
@@ -270,7 +270,8 @@ def test_a_rate_of_none_or_all_has_an_interval_with_a_width(caught):
 def test_the_picture_has_the_interval_of_every_curve(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(
-        "sfumato.commands.audit.save_roc", lambda path, curves, **others: drawn.update(others)
+        "sfumato.commands.audit.command.save_roc",
+        lambda path, curves, **others: drawn.update(others),
     )
     scores = np.random.default_rng(0).normal(size=100)
     record = AuditRecord(

@@ -13,7 +13,8 @@ from planted import replace_everywhere
 
 from sfumato.attacks.heads import HeadRecipe
 from sfumato.cli import main, parse
-from sfumato.commands import audit, subcommands_of
+from sfumato.commands import subcommands_of
+from sfumato.commands.audit import command as audit
 from sfumato.config import dumps, to_json
 from sfumato.errors import DataError
 from sfumato.files import read_lines

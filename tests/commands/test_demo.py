@@ -11,8 +11,11 @@ from cuts import cut_in
 from PIL import Image
 
 from sfumato.cli import main
-from sfumato.commands import demo, invert, reconstruct, release
+from sfumato.commands.demo import command as demo
 from sfumato.commands.demo.page import is_guessing
+from sfumato.commands.invert import command as invert
+from sfumato.commands.reconstruct import command as reconstruct
+from sfumato.commands.release import command as release
 from sfumato.errors import ConfigError
 from sfumato.files import read_json, read_lines
 from sfumato.privacy.ledger import Ledger

@@ -16,9 +16,9 @@ from whole_runs import fixtures
 
 from sfumato.attacks import gan_training
 from sfumato.cli import main
-from sfumato.commands import invert
-from sfumato.commands.invert import PRESETS
+from sfumato.commands.invert import command as invert
 from sfumato.commands.invert import stages as invert_stages
+from sfumato.commands.invert.command import PRESETS
 from sfumato.commands.invert.context import make_context, open_access
 from sfumato.commands.invert.score import four_sets
 from sfumato.runs import Run, open_run

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from sfumato.attacks.gan_state import GanSettings
 from sfumato.attacks.latent_search import Search
 from sfumato.cli import main
-from sfumato.commands.invert import Config
+from sfumato.commands.invert.command import Config
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError, DataError, RunError, SfumatoError
 from sfumato.setting_groups import defaults

@@ -24,9 +24,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from whole_runs import fixtures
 
-from sfumato.commands import invert
-from sfumato.commands.invert import PRESETS, Config
+from sfumato.commands.invert import command as invert
 from sfumato.commands.invert import stages as invert_stages
+from sfumato.commands.invert.command import PRESETS, Config
 from sfumato.commands.invert.context import make_context, open_access, read_given_target
 from sfumato.commands.invert.score import as_judge
 from sfumato.errors import DataError

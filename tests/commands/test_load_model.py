@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from unchecked import unchecked
 
 import sfumato
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.errors import ConfigError, DataError, RunError
 from sfumato.models.zoo import build_model
 from sfumato.runs import Run, open_run

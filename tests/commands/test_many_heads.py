@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import sfumato
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.data.images import Images
 from sfumato.errors import ConfigError
 from sfumato.runs import open_run

@@ -12,7 +12,7 @@ from finished import forge
 from safetensors.torch import load_file, save_file
 
 import sfumato
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.errors import ConfigError
 from sfumato.models.zoo import build_model
 from sfumato.runs import open_run

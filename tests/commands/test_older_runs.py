@@ -11,7 +11,8 @@ from golden.store import RUNS
 
 from sfumato import config as config_module
 from sfumato.cli import parse
-from sfumato.commands import command_settings, subcommands_of, train
+from sfumato.commands import command_settings, subcommands_of
+from sfumato.commands.train import command as train
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json
 from sfumato.runs import open_run

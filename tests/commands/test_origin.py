@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from warmups import tiny as tiny_warmup
 from warmups import warm
 
-from sfumato.commands import train
 from sfumato.commands.origin import require_no_ledger
+from sfumato.commands.train import command as train
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.files import read_json, read_lines
 from sfumato.lineage import read_tensor_note
@@ -402,7 +402,9 @@ def test_a_note_that_is_damaged_is_said_in_words(first, tmp_path):
 def test_weights_that_are_not_there_are_refused_before_anything_is_said_of_them(
     settings, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("sfumato.commands.train.load_splits", None)  # and before images are read
+    monkeypatch.setattr(
+        "sfumato.commands.train.command.load_splits", None
+    )  # and before images are read
     for mode in (settings.mode, "non-private"):
         plain = {"epsilon": None} if mode == "non-private" else {}
         config = replace(settings, weights=tmp_path / "nofile.pt", mode=mode, **plain)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from sfumato.attacks.heads import HeadRecipe
 from sfumato.cli import main
-from sfumato.commands import reconstruct
+from sfumato.commands.reconstruct import command as reconstruct
 from sfumato.commands.reconstruct.evaluate import epsilon_bounds
 from sfumato.errors import ConfigError, RunError
 from sfumato.metrics.reconstruction_trials import Trials

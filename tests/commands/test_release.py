@@ -12,9 +12,9 @@ from releases import guaranteeing, ledger_of, make, moved, scores_of, stages_of,
 from safetensors.torch import load_file
 
 from sfumato.cli import main
-from sfumato.commands import release
 from sfumato.commands.load_model import load_model
-from sfumato.commands.release import PRESETS, Config
+from sfumato.commands.release import command as release
+from sfumato.commands.release.command import PRESETS, Config
 from sfumato.data.load import load_images
 from sfumato.errors import RunError
 from sfumato.models.zoo import build_model, pixel_statistics

@@ -12,7 +12,6 @@ from people import portraits
 from planted import replace_everywhere
 from releases import clouds, guaranteeing, ledger_of, make, moved, stages_of, tiny
 
-from sfumato.commands.release import Config
 from sfumato.commands.release.budget import (
     USUAL_CARD_NOISE,
     USUAL_MOMENTS_NOISE,
@@ -20,6 +19,7 @@ from sfumato.commands.release.budget import (
     moments_noise,
     share_budget,
 )
+from sfumato.commands.release.command import Config
 from sfumato.errors import ConfigError, PrivacyError
 from sfumato.files import append_line, read_json, read_lines
 from sfumato.metrics import quality

@@ -9,8 +9,8 @@ import pytest
 from releases import clouds, digits, guaranteeing, ledger_of, make, moved, tiny
 
 from sfumato.cli import main
-from sfumato.commands import release
-from sfumato.commands.release import Config
+from sfumato.commands.release import command as release
+from sfumato.commands.release.command import Config
 from sfumato.errors import ConfigError, DataError, PrivacyError, SfumatoError
 from sfumato.sharing.bundle import verify_bundle
 from sfumato.sharing.feature_matching import Matching

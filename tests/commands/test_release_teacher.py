@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from releases import clouds, digits, ledger_of, make, moved, stages_of, tiny
 
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.errors import ConfigError, PrivacyError, RunError
 from sfumato.files import read_json
 from sfumato.runs import open_run

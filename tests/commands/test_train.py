@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from synced import Synced
 from torch import nn
 
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.errors import ConfigError
 from sfumato.files import read_lines
 from sfumato.models.diverged import has_diverged

@@ -15,8 +15,9 @@ from cuts import cut_in
 from safetensors.torch import load_file
 
 from sfumato.cli import parse
-from sfumato.commands import command_settings, train
+from sfumato.commands import command_settings
 from sfumato.commands.audit.canaries import examine_canaries, score_canaries
+from sfumato.commands.train import command as train
 from sfumato.commands.train.canaries import read_canaries
 from sfumato.errors import ConfigError, RunError
 from sfumato.files import read_json

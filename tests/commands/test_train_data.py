@@ -7,7 +7,8 @@ import pytest
 from folders import save_folder
 from PIL import Image
 
-from sfumato.commands import audit, train
+from sfumato.commands.audit import command as audit
+from sfumato.commands.train import command as train
 from sfumato.data.load import load_images
 from sfumato.errors import DataError
 from sfumato.files import read_json, read_lines

@@ -10,7 +10,9 @@ from safetensors.torch import load_file
 from samples import few
 
 from sfumato.cli import main
-from sfumato.commands import invert, release, train
+from sfumato.commands.invert import command as invert
+from sfumato.commands.release import command as release
+from sfumato.commands.train import command as train
 from sfumato.config import to_json
 from sfumato.data.embedded import load_digits
 from sfumato.errors import ConfigError, DataError, PrivacyError

@@ -12,7 +12,7 @@ from cuts import cut_in
 from safetensors.torch import load_file
 
 from sfumato.cli import parse
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.errors import ConfigError, SfumatoWarning
 from sfumato.files import read_lines
 from sfumato.privacy.ledger import Ledger

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.errors import RunError
 from sfumato.files import read_json, read_lines
 from sfumato.runs import Run, open_run

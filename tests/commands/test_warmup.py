@@ -17,9 +17,10 @@ from warmups import MADE, same, scores_of, tiny, warm
 from whole_runs import fixtures
 
 from sfumato.cli import main
-from sfumato.commands import train, warmup
 from sfumato.commands.load_model import load_model
+from sfumato.commands.train import command as train
 from sfumato.commands.warmup import classifier as warmup_classifier
+from sfumato.commands.warmup import command as warmup
 from sfumato.commands.warmup import generator as warmup_generator
 from sfumato.commands.warmup.context import make_context
 from sfumato.commands.warmup.watch import check_for_copies

@@ -11,7 +11,7 @@ from inversions import save
 from warmups import same, scores_of, tiny, warm
 
 from sfumato.cli import main
-from sfumato.commands import warmup
+from sfumato.commands.warmup import command as warmup
 from sfumato.errors import ConfigError, DataError, PrivacyError
 from sfumato.files import read_lines
 

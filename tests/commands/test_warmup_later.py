@@ -12,8 +12,8 @@ from warmups import MADE, same, tiny, warm
 from whole_runs import fixtures
 
 from sfumato.cli import main
-from sfumato.commands import warmup
-from sfumato.commands.warmup import Config
+from sfumato.commands.warmup import command as warmup
+from sfumato.commands.warmup.command import Config
 from sfumato.errors import PrivacyError, RunError
 from sfumato.runs import open_run
 from sfumato.setting_groups import leaves

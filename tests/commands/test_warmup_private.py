@@ -13,7 +13,7 @@ from warmups import scores_of, tiny, warm
 from whole_runs import fixtures
 
 from sfumato.cli import main
-from sfumato.commands import warmup
+from sfumato.commands.warmup import command as warmup
 from sfumato.commands.warmup import generator as warmup_generator
 from sfumato.commands.warmup.context import make_context
 from sfumato.data.arrays import read_npz_note

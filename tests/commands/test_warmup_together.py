@@ -12,7 +12,7 @@ from several import command
 from warmups import MADE, same, tiny, warm
 
 from sfumato.cli import main
-from sfumato.commands import warmup
+from sfumato.commands.warmup import command as warmup
 from sfumato.commands.warmup import generator as warmup_generator
 from sfumato.commands.warmup.context import make_context
 from sfumato.config import to_json

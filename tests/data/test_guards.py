@@ -12,7 +12,7 @@ from folders import save_folder
 from PIL import Image, ImageOps
 from unchecked import unchecked
 
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.data.arrays import load_samples
 from sfumato.data.images import Images
 from sfumato.data.load import load_images, load_splits

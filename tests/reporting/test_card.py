@@ -235,7 +235,7 @@ def test_names_from_outside_are_shown_as_they_are(tmp_path):
 
 
 def test_a_run_with_a_report_goes_on_and_one_that_has_not_begun_takes_new_settings(tmp_path):
-    from sfumato.commands.train import Config
+    from sfumato.commands.train.command import Config
 
     begun = open_run(Config(epsilon=3.0), verb="train", out=tmp_path / "run")
     begun.measure(0, lr=1.0)
@@ -321,7 +321,7 @@ def test_the_command_makes_the_same_settings_again(tmp_path, verb):
 
 
 def test_the_command_has_flags_for_what_is_in_no_preset(tmp_path):
-    from sfumato.commands import train
+    from sfumato.commands.train import command as train
 
     config = train.Config(
         mode="non-private", freeze=("a.*", "b c"), flip=True, lr=0.25, data="my images"

@@ -6,7 +6,7 @@ import math
 import pytest
 from pages import make_run, write
 
-from sfumato.commands import audit
+from sfumato.commands.audit import command as audit
 from sfumato.errors import SfumatoError
 from sfumato.reporting.scores import findings_of, keep_audit, keep_scores
 from sfumato.results import FINDINGS, Audited, Finding, Findings, read_findings

@@ -5,7 +5,8 @@ import shutil
 import pytest
 from pages import make_run, plant, write
 
-from sfumato.commands import invert, release
+from sfumato.commands.invert import command as invert
+from sfumato.commands.release import command as release
 from sfumato.config import to_json
 from sfumato.reporting import words
 from sfumato.reporting.card import read_card

@@ -8,7 +8,7 @@ from torch import nn
 
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
-from sfumato.commands.train import Config
+from sfumato.commands.train.command import Config
 from sfumato.errors import PrivacyError
 from sfumato.privacy.budget import Plan
 from sfumato.privacy.ledger import Ledger, LedgerHeader

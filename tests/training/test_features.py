@@ -9,7 +9,7 @@ from people import portraits
 from safetensors.torch import load_file
 from torch import nn
 
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.data.augment import Augmentation
 from sfumato.errors import UnsupportedLayer
 from sfumato.models.scatter import scatter_linear

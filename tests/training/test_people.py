@@ -16,7 +16,7 @@ from torch import nn
 from sfumato.clipping.admit import one_at_a_time
 from sfumato.clipping.clip import GradientClipper
 from sfumato.clipping.factors import Clipping
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.data.example_rng import ExampleRng
 from sfumato.data.load import load_images
 from sfumato.data.people import People

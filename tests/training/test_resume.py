@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.commands.train import Config
+from sfumato.commands.train.command import Config
 from sfumato.runs import open_run
 from sfumato.training.fit import TrainState, load_optimizer
 from sfumato.training.setup import make_optimizer, make_schedule

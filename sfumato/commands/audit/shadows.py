@@ -19,8 +19,8 @@ from sfumato.attacks.shadow_models import (
     shadow_batches,
     train_copies,
 )
-from sfumato.commands import train
 from sfumato.commands.audit.target import Target
+from sfumato.commands.train import command as train
 from sfumato.commands.train.train_state import number_of_steps
 from sfumato.data.images import Images
 from sfumato.runs import Run

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from sfumato.commands import train
 from sfumato.commands.stages import read_given_run
+from sfumato.commands.train import command as train
 from sfumato.commands.train.canaries import read_canaries
 from sfumato.data.fingerprint import known_data
 from sfumato.data.images import Images

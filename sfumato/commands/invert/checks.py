@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from sfumato.commands import train
 from sfumato.commands.invert.context import Context, open_access
 from sfumato.commands.invert.score import accuracy_of, as_judge, read_given_judge
 from sfumato.commands.invert.stages import new_judge
+from sfumato.commands.train import command as train
 from sfumato.commands.train.privacy_setup import plan_for
 from sfumato.commands.train.train_state import count_units
 from sfumato.data.images import Images

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from sfumato.attacks.access import TargetAccess, access_to
-from sfumato.commands import train
 from sfumato.commands.stages import log_ignored_settings, read_given_run, refuse_ignored_settings
+from sfumato.commands.train import command as train
 from sfumato.data.images import Images
 from sfumato.data.load import load_images, load_splits
 from sfumato.errors import ConfigError

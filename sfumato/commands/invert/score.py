@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato.attacks.access import TargetAccess
-from sfumato.commands import train
 from sfumato.commands.invert.context import Context, open_access
 from sfumato.commands.invert.stages import (
     guesses_of,
@@ -22,6 +21,7 @@ from sfumato.commands.invert.stages import (
     selection_of,
 )
 from sfumato.commands.stages import read_given_run
+from sfumato.commands.train import command as train
 from sfumato.data.images import Images
 from sfumato.data.load import load_images
 from sfumato.data.overlap import overlap

@@ -14,8 +14,8 @@ from sfumato.attacks.inversion_loss import InversionLoss
 from sfumato.attacks.latent_search import Draw, Extra, InvertedImages, search_codes
 from sfumato.attacks.top_n_selection import Selection
 from sfumato.attacks.top_n_selection import select_top_n as choose
-from sfumato.commands import train
 from sfumato.commands.invert.context import Context, open_access
+from sfumato.commands.train import command as train
 from sfumato.data.images import Images
 from sfumato.files import read_json
 from sfumato.models.zoo import build_model, load_weights

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from sfumato.commands import train
 from sfumato.commands.invert.checks import check_context, check_target
 from sfumato.commands.invert.context import Context, make_context, same_images
 from sfumato.commands.invert.score import score
 from sfumato.commands.invert.stages import judge, latent, prior, select, target
+from sfumato.commands.train import command as train
 from sfumato.files import read_json
 from sfumato.reporting.inversion_figures import SweepRow, sweep_plots, sweep_table
 from sfumato.reporting.scores import keep_scores

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.commands import train
 from sfumato.commands.origin import (
     note_start,
     require_covered,
@@ -16,6 +15,7 @@ from sfumato.commands.origin import (
 )
 from sfumato.commands.release.budget import NoiseShares, share_budget
 from sfumato.commands.stages import log_ignored_settings, read_given_run, refuse_ignored_settings
+from sfumato.commands.train import command as train
 from sfumato.commands.train.privacy_setup import draw_secret, header_of
 from sfumato.commands.train.train_state import group_by_person
 from sfumato.data.fingerprint import require_same_data

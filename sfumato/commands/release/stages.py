@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sfumato.commands import train
 from sfumato.commands.release.budget import one_release, require_within, teacher_settings
 from sfumato.commands.release.context import Context, finished_book, open_book, teacher_of
+from sfumato.commands.train import command as train
 from sfumato.commands.train.train_state import group_by_person
 from sfumato.data.arrays import load_npz
 from sfumato.data.images import Images

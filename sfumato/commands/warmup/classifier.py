@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.commands.train.privacy_setup import plan_for
 from sfumato.commands.train.train_state import describe_classifier
 from sfumato.commands.warmup.context import Context

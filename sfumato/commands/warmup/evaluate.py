@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.commands.warmup.classifier import drawn_images, from_weights, one_by_one, warm_model
 from sfumato.commands.warmup.context import Context
 from sfumato.data.images import Images

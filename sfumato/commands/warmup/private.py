@@ -10,7 +10,7 @@ import math
 import torch
 from torch import nn
 
-from sfumato.commands import train
+from sfumato.commands.train import command as train
 from sfumato.commands.train.privacy_setup import guarantee_summary, open_ledger, plan_for
 from sfumato.commands.train.train_state import make_inputs, make_train_state
 from sfumato.commands.warmup.context import Context
