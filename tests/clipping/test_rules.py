@@ -54,16 +54,20 @@ class Twice(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, *, batch_first=True, cross=False, **options):
+    def __init__(self, *, batch_first=True, cross=False, masked=False, **options):
         super().__init__()
         self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first, **options)
-        self.cross, self.batch_first = cross, batch_first
+        self.cross, self.batch_first, self.masked = cross, batch_first, masked
 
     def forward(self, x):
         if not self.batch_first:
             x = x.transpose(0, 1)
         other = torch.sin(x) if self.cross else x
-        out, weights = self.attention(x, other, other)
+        mask = None
+        if self.masked:  # one for each example and head
+            length, count = (x.shape[1], len(x)) if self.batch_first else (len(x), x.shape[1])
+            mask = torch.linspace(-1, 1, 2 * length**2).view(2, length, length).repeat(count, 1, 1)
+        out, weights = self.attention(x, other, other, attn_mask=mask)
         out = out if self.batch_first else out.transpose(0, 1)
         return out + weights.mean(dim=(1, 2))[:, None, None]
 
@@ -239,6 +243,7 @@ CASES = {
     "attention, batch second": (lambda: Attention(batch_first=False), SEQUENCE),
     "attention across": (lambda: Attention(cross=True), SEQUENCE),
     "attention, own widths": (lambda: Attention(cross=True, kdim=8, vdim=8), SEQUENCE),
+    "attention, masks": (lambda: Attention(masked=True), SEQUENCE),
     "attention without bias": (lambda: Attention(bias=False), SEQUENCE),
     "attention, input bias alone": (
         lambda: frozen(

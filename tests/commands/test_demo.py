@@ -12,7 +12,7 @@ from PIL import Image
 
 from sfumato.cli import main
 from sfumato.commands.demo import command as demo
-from sfumato.commands.demo.page import is_guessing
+from sfumato.commands.demo.page import attack_verdict
 from sfumato.commands.invert import command as invert
 from sfumato.commands.reconstruct import command as reconstruct
 from sfumato.commands.release import command as release
@@ -190,7 +190,7 @@ def test_nothing_open_lies_about_what_is_private(short):
     ],
 )
 def test_how_much_better_than_guessing_an_attack_is(auc, words):
-    assert is_guessing(Finding(kind="attack", name="loss", value=auc)) == words
+    assert attack_verdict(Finding(kind="attack", name="loss", value=auc)) == words
 
 
 @pytest.mark.parametrize(("screen", "opened"), [("", 0), (":0", 1)])

@@ -25,6 +25,10 @@ def test_epsilon_is_derived_from_the_events():
     assert filled(4).epsilon() == plan.epsilon(1e-5)
     assert Ledger(header()).epsilon() == 0
     assert filled(4, relation="replace").epsilon() > filled(4).epsilon()
+    for delta in (None, 1e-7):
+        told = filled(4).guarantee(delta)
+        assert told["delta"] == (delta or 1e-5)
+        assert told["epsilon"] == plan.epsilon(told["delta"])
 
 
 def test_records_bring_the_same_ledger_back():

@@ -64,7 +64,7 @@ def render_story(parts: Parts, home: Path) -> str:
     return template("demo.html.jinja").render(
         **losses,
         cards=cards,
-        is_guessing=is_guessing,
+        guessing=attack_verdict,
         guarantee=words.guarantee_words(cards["shared"]),
         proof=words.proof_words(cards["audited"]),
         best=words.best_of(bounds),
@@ -80,7 +80,7 @@ def render_story(parts: Parts, home: Path) -> str:
     )
 
 
-def is_guessing(attack: Finding) -> str:
+def attack_verdict(attack: Finding) -> str:
     """Whether an attack is better than none, by the interval of its AUC."""
     found, low, _ = attack.value or (0.5, 0.5, 0.5)
     if low is None or low <= 0.5:
