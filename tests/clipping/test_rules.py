@@ -66,7 +66,8 @@ class Attention(nn.Module):
         mask = None
         if self.masked:  # one for each example and head
             length, count = (x.shape[1], len(x)) if self.batch_first else (len(x), x.shape[1])
-            mask = torch.linspace(-1, 1, 2 * length**2).view(2, length, length).repeat(count, 1, 1)
+            mask = torch.linspace(-1, 1, 2 * length**2, dtype=x.dtype)
+            mask = mask.view(2, length, length).repeat(count, 1, 1)
         out, weights = self.attention(x, other, other, attn_mask=mask)
         out = out if self.batch_first else out.transpose(0, 1)
         return out + weights.mean(dim=(1, 2))[:, None, None]
