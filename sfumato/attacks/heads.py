@@ -56,7 +56,7 @@ def split_layers(
 def parameter_name(index: int, recipe: HeadRecipe, d: int) -> str:
     """The name of one number of the flat vector.
 
-    >>> coordinate(2565, HeadRecipe(), 256)
+    >>> parameter_name(2565, HeadRecipe(), 256)
     'bias[5]'
     """
     layers = recipe.layers(d)
