@@ -208,7 +208,7 @@ def confidence(bound: Finding) -> str:
 
 def facts(card: RunCard, cards: Sequence[RunCard] = ()) -> list[tuple[str, str]]:
     """What was trained on what, how, and what a step costs beside that of other cards."""
-    plan, rows = card.plan or {}, [("verb", f"sfumato {card.verb}")]
+    plan, rows = card.plan or {}, [("command", f"sfumato {card.verb}")]
     rows += [("data", data_of(card)), ("model", model_of(card)), ("state", progress_words(card))]
     if plan:
         size, batch = plan.get("size"), plan["expected_batch"]
