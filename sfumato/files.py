@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sfumato.config import dumps
-from sfumato.errors import RunError
+from sfumato.errors import DamagedRun, RunError
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def read_lines(path: Path, *, repair: bool = False) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in whole.splitlines()]
     except ValueError as problem:
-        raise RunError(f"{path} is damaged: {problem}. It must not be edited by hand.") from problem
+        raise DamagedRun(f"{path} is damaged: {problem}. Never edit it by hand.") from problem
 
 
 def sha256(path: Path) -> str:
@@ -87,11 +87,11 @@ def sync_file(path: Path) -> int:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds, or a `RunError` that names it."""
+    """What a JSON file holds, or a `DamagedRun` that names it."""
     try:
         return json.loads(path.read_bytes())
     except ValueError as problem:
-        raise RunError(f"{path} is damaged: {problem}.") from problem
+        raise DamagedRun(f"{path} is damaged: {problem}.") from problem
 
 
 def lock(path: Path) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from sfumato.config import read_finished
-from sfumato.errors import RunError
+from sfumato.errors import DamagedRun
 from sfumato.files import read_json
 
 FINDINGS = "private/findings.json"
@@ -128,6 +128,6 @@ def read_findings(file: Path) -> Findings:
     """What `Run.write_json` wrote, by this version or an earlier one."""
     record = read_json(file)
     if not isinstance(record, dict):
-        raise RunError(f"{file} is damaged: it holds no findings.")
+        raise DamagedRun(f"{file} is damaged: it holds no findings.")
     found: Sequence[Finding] = [read_finished(Finding, one) for one in record.pop("found", [])]
     return replace(read_finished(Findings, record), found=tuple(found))

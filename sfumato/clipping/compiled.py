@@ -210,7 +210,7 @@ def _make(
     recipes: dict[LeafPlaceholder, Recipe],
     device: torch.device,
 ) -> Any:
-    """What an `LeafPlaceholder` stands for; anything else is itself."""
+    """What a `LeafPlaceholder` stands for; anything else is itself."""
     if isinstance(item, list | tuple):
         return type(item)(_make(one, made, recipes, device) for one in item)
     if not isinstance(item, LeafPlaceholder):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.config import to_json
-from sfumato.errors import PrivacyError, RunError
+from sfumato.errors import DamagedRun, PrivacyError, RunError
 from sfumato.files import read_json
 from sfumato.integrity import damage, plan_of, steps_of
 from sfumato.privacy.accounting import epsilon
@@ -160,7 +160,7 @@ def _config_of(path: Path) -> Mapping[str, Any]:
         raise RunError(f"{path} holds no run: config.json is missing.{hint}")
     config = read_json(path / "config.json")
     if not isinstance(config, dict) or not {"verb", "config"} <= set(config):
-        raise RunError(f"{path / 'config.json'} is damaged: it names no command and no settings.")
+        raise DamagedRun(f"{path / 'config.json'} is damaged: it names no command and no settings.")
     return config
 
 

@@ -261,6 +261,14 @@ def test_a_run_of_today_is_not_taken_for_an_old_one(name, left, runs, tmp_path):
     assert code == 3, words
 
 
+@pytest.mark.parametrize("name", ["config.json", "done.json", "ledger.jsonl"])
+def test_a_file_that_is_cut_short_is_damage_too(name, runs, tmp_path):
+    run = runs.copy("train", tmp_path / "run")
+    (run / name).write_text('{"cut":\n')
+    code, words = COMMANDS["report"](run, runs.public, tmp_path / "out")
+    assert code == 3, words
+
+
 @pytest.mark.parametrize("place", ["ledger", "copy", "summary"])
 def test_every_sign_of_today_must_be_gone_before_a_digest_may_be_missing(place, runs, tmp_path):
     run, old = (runs.copy("train", tmp_path / name) for name in ("run", "old"))
